@@ -1,0 +1,61 @@
+"""What a user can be told: problems with a place, what was found, what was expected, what to do.
+
+Plain Python, imported before anything heavy. A ``UserError`` ends the script with status 2 and one ``error:``
+block; every other exception is a failure and keeps its traceback.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing the user can mend. ``where`` is a field, a flag or ``file:line``."""
+
+    where: str
+    found: str
+    expected: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.found}"
+        if self.expected:
+            text += f"; expected {self.expected}"
+        if self.fix:
+            text += f"\n    -> {self.fix}"
+        return text
+
+
+class UserError(Exception):
+    """One or more problems, told all at once. Exit status 2."""
+
+    exit_status = 2
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"error: {self.problems[0]}"
+        return "\n".join([f"error: {len(self.problems)} problems", *(f"  - {p}" for p in self.problems)])
+
+
+class TrainingError(Exception):
+    """The run cannot go on, and no setting is plainly at fault (a non-finite loss, a lost rank). Exit status 1."""
+
+    exit_status = 1
+
+
+def raise_if(problems: Iterable[Problem]) -> None:
+    """Raise one ``UserError`` holding all ``problems``, if there are any."""
+    problems = list(problems)
+    if problems:
+        raise UserError(*problems)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A hint such as ``did you mean 'learning_rate'?``, or an empty string."""
+    close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""
