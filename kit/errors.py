@@ -4,7 +4,8 @@ Plain Python, imported before anything heavy. A ``UserError`` ends the script wi
 block; every other exception is a failure and keeps its traceback.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -59,3 +60,18 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint such as ``did you mean 'learning_rate'?``, or an empty string."""
     close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+class Problems(list[Problem]):
+    """Collects what several checks find, to tell it all at once."""
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Keep the problems of a ``UserError`` raised inside, and go on after the block."""
+        try:
+            yield
+        except UserError as error:
+            self += error.problems
+
+    def raise_if_any(self) -> None:
+        raise_if(self)

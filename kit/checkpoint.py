@@ -1,0 +1,194 @@
+"""Checkpoints: one path for every strategy, complete or absent.
+
+A checkpoint holds what training changes (trainable weights, optimiser, step) and nothing a pickle could hide in:
+tensors are safetensors written by every rank through torch's distributed checkpoint, the rest is JSON. Ranks write
+into a staging folder; the manifest with every file's size and hash comes last, then one rename.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+import xxhash
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from kit.errors import Problem, UserError
+from kit.strategy import trainable_only
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+
+
+def save_checkpoint(
+    accelerator: "Accelerator",
+    model: torch.nn.Module,
+    optimizer: Any,
+    folder: Path,
+    state: dict[str, Any],
+    save_total_limit: int,
+) -> Path:
+    """Write ``folder/step-NNNNNNNN`` and prune older ones after it is complete. Called by all ranks.
+
+    Args:
+        state: JSON values to come back on load; ``state["step"]`` is the number of steps done.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    target = folder / f"step-{state['step']:08d}"
+    staging = folder / f".{target.name}.partial"
+    if accelerator.is_main_process:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    tensors, scalars = _collect(model, optimizer)
+    dcp.save(
+        tensors,
+        storage_writer=HuggingFaceStorageWriter(str(staging), save_distributed=True),
+        no_dist=_alone(),
+    )
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        _write_json(staging / STATE, {**state, "optimizer_scalars": scalars})
+        files = {path.name: describe_file(path) for path in sorted(staging.iterdir())}
+        _write_json(staging / MANIFEST, {"format": 1, "files": files})
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(staging, target)
+        complete = [path for path in list_checkpoints(folder) if path != target]
+        for old in complete[: max(0, len(complete) + 1 - save_total_limit)] if save_total_limit else []:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+    return target
+
+
+def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> dict[str, Any]:
+    """Load into a prepared model and optimiser, whatever strategy wrote it. Called by all ranks.
+
+    Returns:
+        The ``state`` given to ``save_checkpoint``.
+
+    Raises:
+        UserError: tensors are missing or of another shape.
+    """
+    state = json.loads((path / STATE).read_text())
+    scalars = state.pop("optimizer_scalars")
+    tensors, _ = _collect(model, optimizer)
+    reader = HuggingFaceStorageReader(str(path))
+    stored = reader.read_metadata().state_dict_metadata
+    problems = [Problem(str(path), f"no tensor {name}") for name in tensors if name not in stored]
+    problems += [
+        Problem(str(path), f"tensor {name} has no place in this model") for name in stored if name not in tensors
+    ]
+    problems += [
+        Problem(str(path), f"{name} has shape {list(stored[name].size)}", f"{list(tensor.shape)}")
+        for name, tensor in tensors.items()
+        if name in stored and stored[name].size != tensor.shape
+    ]
+    if problems:
+        raise UserError(*problems[:5], Problem("resume_from_checkpoint", "of another model, method or optimiser"))
+    dcp.load(tensors, storage_reader=reader, no_dist=_alone())
+    model_state, optimizer_state = _state(model, optimizer)
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            model_state[rest] = tensor
+        else:
+            parameter, _, key = rest.rpartition(".")
+            optimizer_state["state"][parameter][key] = tensor
+    for name, value in scalars.items():
+        parameter, _, key = name.rpartition(".")
+        optimizer_state["state"][parameter][key] = value
+    options = StateDictOptions(strict=False, ignore_frozen_params=True)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
+    return state
+
+
+def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
+    """The checkpoint to resume from: the newest that verifies (``auto``), the one named, or None.
+
+    Raises:
+        UserError: the one named is absent or broken.
+    """
+    if wanted == "none":
+        return None
+    if wanted != "auto":
+        faults = verify(Path(wanted))
+        if faults:
+            raise UserError(*(Problem("resume_from_checkpoint", f"{wanted}: {fault}") for fault in faults))
+        return Path(wanted)
+    for path in reversed(list_checkpoints(folder)):
+        faults = verify(path)
+        if not faults:
+            return path
+        say(f"skipping {path}: {faults[0]}")
+    return None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"step-*/{MANIFEST}"))
+
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with a checkpoint, read from its bytes; an empty list when it is whole."""
+    if not (path / MANIFEST).is_file():
+        return [f"not a complete checkpoint (no {MANIFEST})"]
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST} is damaged ({error})"]
+    faults = []
+    for name, (size, digest) in expected.items():
+        file = path / name
+        if not file.is_file():
+            faults.append(f"{name} is missing")
+        elif file.stat().st_size != size:
+            faults.append(f"{name} has {file.stat().st_size} bytes, expected {size}")
+        elif describe_file(file)["xxh3_128"] != digest:
+            faults.append(f"{name} was altered: its hash differs from {MANIFEST}")
+    return faults
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
+
+
+def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State of what trains, by plain parameter names under every strategy; sharded where the model is."""
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
+    return trainable_only(model, model_state), optimizer_state
+
+
+def _collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Flat tensors for the checkpoint, and the optimiser's values that are none."""
+    model_state, optimizer_state = _state(model, optimizer)
+    tensors = {f"model.{name}": tensor for name, tensor in model_state.items()}
+    scalars = {}
+    for parameter, values in optimizer_state["state"].items():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer.{parameter}.{key}"] = value
+            else:
+                scalars[f"{parameter}.{key}"] = value
+    return tensors, scalars
+
+
+def _alone() -> bool:
+    return not torch.distributed.is_initialized()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,132 @@
+"""Token-weighted loss and exact match over an evaluation set, each sample counted once on any number of ranks."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+
+from kit.data import Samples, evaluation_batches, pad_id, prompt_and_reference
+from kit.strategy import generating
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from kit.config import Recipe
+
+NUM_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said to one evaluation prompt, and what it should have said."""
+
+    prompt: str
+    reference: str
+    text: str
+
+    @property
+    def exact(self) -> bool:
+        return self.text.strip() == self.reference.strip()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """``metrics``: ``eval_loss`` in nats per supervised token, ``eval_perplexity``, ``eval_tokens`` (supervised), and
+    with generation ``eval_exact_match`` (a share). The same on every rank."""
+
+    metrics: dict[str, float]
+    answers: list[Answer] = field(default_factory=list)
+
+
+def evaluate(
+    accelerator: "Accelerator",
+    model: torch.nn.Module,
+    samples: Samples,
+    recipe: "Recipe",
+    tokenizer: Any,
+    track: Callable[[Iterable[Any], str], Iterable[Any]],
+) -> Evaluation:
+    """Evaluate with dropout off; sums run on and no logits are kept.
+
+    Args:
+        track: wraps an iterable in a progress bar.
+    """
+    was_training = model.training
+    model.eval()
+    metrics = _loss(accelerator, model, samples, recipe, tokenizer, track)
+    answers: list[Answer] = []
+    if recipe.predict_with_generate:
+        answers, metrics["eval_exact_match"] = _answers(accelerator, model, samples, recipe, tokenizer, track)
+    model.train(was_training)
+    return Evaluation(metrics, answers)
+
+
+def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, track: Any) -> dict[str, float]:
+    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    rank, world, size = (
+        accelerator.process_index,
+        accelerator.num_processes,
+        recipe.per_device_train_batch_size,
+    )
+    batches = evaluation_batches(samples, rank, world, size, pad_id(tokenizer))
+    with torch.no_grad():
+        for batch in track(batches, "evaluation loss"):
+            tensors = {name: tensor.to(accelerator.device) for name, tensor in batch.tensors.items()}
+            sums[0] += model(**tensors)
+            sums[1] += tensors["targets"].numel()
+    loss_sum, num_tokens = accelerator.reduce(sums, reduction="sum").tolist()
+    loss = loss_sum / num_tokens
+    # exp overflows a float beyond this; a loss so high needs no exact perplexity.
+    return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
+
+
+def _answers(
+    accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, track: Any
+) -> tuple[list[Answer], float]:
+    """Greedy answers to every prompt: the first few, and the share that is exactly right."""
+    rank, world, size = (
+        accelerator.process_index,
+        accelerator.num_processes,
+        recipe.per_device_train_batch_size,
+    )
+    mine = list(range(rank, len(samples), world))
+    # Similar lengths together; every rank makes equally many calls, because sharded weights are gathered in each.
+    mine.sort(key=lambda i: samples.lengths[i])
+    per_rank = math.ceil(len(samples) / world)
+    num_calls = math.ceil(per_rank / size)
+    exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    shown: list[tuple[int, Answer]] = []
+    with torch.no_grad(), generating(accelerator, model) as generate:
+        for call in track(range(num_calls), "evaluation answers"):
+            ids = mine[call * size : (call + 1) * size]
+            pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
+            texts = _generate(generate, [prompt for prompt, _ in pairs], recipe, tokenizer, accelerator.device)
+            for i, (prompt, reference), text in zip(ids, pairs, texts, strict=False):
+                answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
+                exact += answer.exact
+                if i < NUM_SHOWN:
+                    shown.append((i, answer))
+    share = accelerator.reduce(exact, reduction="sum").item() / len(samples)
+    return [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])], share
+
+
+def _generate(generate: Any, prompts: list[Any], recipe: Any, tokenizer: Any, device: Any) -> list[str]:
+    length = max(len(prompt) for prompt in prompts)
+    input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
+    mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, length - len(prompt) :] = torch.as_tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    output = generate(
+        input_ids=input_ids.to(device),
+        attention_mask=mask.to(device),
+        max_new_tokens=recipe.max_new_tokens,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=pad_id(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)

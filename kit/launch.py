@@ -1,0 +1,248 @@
+"""How a command becomes processes: topology from the Accelerate config or the launcher, and the relaunch.
+
+Promises: all four launch forms give the same topology; where processes are missing this one becomes torchrun, and
+where the form contradicts the config it stops with the command that works. Imports torch only to count devices.
+"""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn, cast
+
+from kit.command_line import find_file
+from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology, suggest_batch
+from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.topology import TITLES, Settings, make_settings, read_config
+
+# What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
+_INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def resolve(request: Request) -> tuple[Recipe, Topology]:
+    """The topology this command asks for; relaunches and does not return where processes are missing.
+
+    Raises:
+        UserError: everything that recipe, flags, config and launcher tell, at once.
+    """
+    problems = list(request.problems)
+    settings: Settings | None = None
+    config_name = None
+    try:
+        if request.launch.config:
+            path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config")
+            settings, config_name = read_config(path), path.stem
+        else:
+            settings = _settings_from_environment()
+    except UserError as error:
+        problems += error.problems
+    wanted = request.launch.num_processes or (settings.num_processes if settings else None)
+    if request.recipe and settings:
+        problems += _method_problems(request.recipe, settings.strategy)
+        if wanted:
+            problems += _batch_problems(request.recipe, wanted)
+    raise_if(problems)
+    recipe, settings = cast(Recipe, request.recipe), cast(Settings, settings)
+
+    num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
+    launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+    num_processes = wanted or launched or (num_devices or 2 if settings.strategy != "single" else 1)
+    raise_if(_launch_problems(request, settings, num_processes, launched, num_devices))
+    raise_if(_batch_problems(recipe, num_processes))
+
+    topology = Topology(
+        strategy=settings.strategy,
+        config_name=config_name or settings.strategy,
+        num_processes=num_processes,
+        mixed_precision=settings.mixed_precision,
+        device_type=device_type,
+        rehearsal=not num_devices and not settings.use_cpu and bool(config_name or launched),
+        layer_classes=settings.layer_classes,
+        reshard_after_forward=settings.reshard_after_forward,
+        offload=settings.offload and num_devices > 0,
+        # FSDP1's broadcast from rank 0 needs a GPU; 4-bit weights cannot be sent, so every rank quantises its own.
+        load_on_rank0=settings.load_on_rank0
+        and recipe.method != "qlora"
+        and (settings.strategy == "fsdp2" or num_devices > 0),
+        backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
+    )
+    recipe = recipe.model_copy(
+        update={"output_dir": recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"}
+    )
+    if request.launch.dry_run:
+        return recipe, topology
+    if topology.strategy != "single" and launched is None:
+        _relaunch(num_processes)
+    for name in [name for name in os.environ if name.startswith(_INHERITED)]:
+        del os.environ[name]
+    if topology.strategy == "single":
+        for name in _RANK_VARIABLES:  # one process under torchrun is still one process
+            os.environ.pop(name, None)
+    return recipe, topology
+
+
+def is_main() -> bool:
+    """Whether this process is the one that talks; usable before the process group exists."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(*lines: str) -> None:
+    """Print lines from the main process only, before there is a ``Log``."""
+    if is_main():
+        print(*lines, sep="\n", flush=True)
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """Turn what goes wrong into one block on standard error and the exit status of the contract."""
+    try:
+        yield
+    except (UserError, TrainingError) as error:
+        if is_main():
+            print(f"\n{error}", file=sys.stderr, flush=True)
+        else:
+            # Launchers kill every rank when one exits: the others wait, so that rank 0's message comes out.
+            time.sleep(10)
+        _leave(error.exit_status)
+    except KeyboardInterrupt:
+        _leave(130)
+    except Exception:
+        print(f"\nrank {os.environ.get('RANK', '0')} failed:", file=sys.stderr, flush=True)
+        raise
+
+
+def _leave(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Other ranks may wait in a collective: interpreter shutdown would wait for them.
+    os._exit(status)
+
+
+def _settings_from_environment() -> Settings:
+    """What the launcher set up, in the words of a config file."""
+    env = os.environ
+    kind = "MULTI_GPU" if "RANK" in env else "NO"
+    if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        kind = "DEEPSPEED"
+    fsdp = {}
+    if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        kind = "FSDP"
+        names = {"TRANSFORMER_CLS_TO_WRAP": "fsdp_transformer_layer_cls_to_wrap"}
+        fsdp = {
+            names.get(key[5:], key.lower()): value
+            for key, value in env.items()
+            if key.startswith("FSDP_") and value.lower() not in ("", "none")
+        }
+    values = {
+        "distributed_type": kind,
+        "mixed_precision": env.get("ACCELERATE_MIXED_PRECISION", "no"),
+        "fsdp_config": fsdp,
+    }
+    values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
+    return make_settings(values, fsdp, lambda key: f"the launcher's {key}", [])
+
+
+def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
+    problems = []
+    if strategy in ("fsdp1", "fsdp2") and "8bit" in recipe.optim:
+        problems.append(
+            Problem("optim", f"{recipe.optim} under {TITLES[strategy]}", "adamw_torch or adamw_torch_fused",
+                    "bitsandbytes optimisers cannot read sharded parameters")
+        )  # fmt: skip
+    if strategy == "fsdp1" and recipe.use_dora:
+        problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
+    return problems
+
+
+def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:
+    unit = num_processes * recipe.per_device_train_batch_size
+    if recipe.global_batch_size % unit == 0 or recipe.global_batch_size % recipe.per_device_train_batch_size:
+        return []
+    return [
+        Problem(
+            "global_batch_size",
+            f"{recipe.global_batch_size} is not divisible by {num_processes} processes x "
+            f"per_device_train_batch_size {recipe.per_device_train_batch_size} = {unit}",
+            fix=f"try --global_batch_size {suggest_batch(recipe.global_batch_size, unit)}",
+        )
+    ]
+
+
+def _launch_problems(
+    request: Request, settings: Settings, num_processes: int, launched: int | None, num_devices: int
+) -> list[Problem]:
+    """Where the command's form contradicts the topology: the problem, and the command that works."""
+    strategy = settings.strategy
+    arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
+    script = f"{os.path.relpath(sys.argv[0])} {arguments}".strip()
+    if strategy == "single" and num_processes > 1:
+        if launched and launched > 1:
+            fix = f"type: accelerate launch --num_processes 1 {script}"
+            return [Problem("--config", f"a single-process config under a launcher that started {launched}", fix=fix)]
+        return [
+            Problem(
+                "--num_processes",
+                f"{num_processes} with a single-process config",
+                "1",
+                "use --config ddp or fsdp",
+            )
+        ]
+    if launched and launched != num_processes:
+        fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
+        return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
+    if launched is None and settings.num_machines > 1:
+        fix = f"on every machine, type: accelerate launch --config_file {request.launch.config} {script}"
+        return [
+            Problem(
+                "num_machines",
+                f"{settings['num_machines']} machines, but no launcher started this process",
+                fix=fix,
+            )
+        ]
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes
+    if num_devices and local > num_devices:
+        return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
+    return []
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    kept = []
+    skip = False
+    for word in words:
+        name = word.replace("-", "_").replace("__", "--", 1)
+        if not skip and name != flag and not name.startswith(f"{flag}="):
+            kept.append(word)
+        skip = name == flag
+    return kept
+
+
+def _devices() -> tuple[int, str]:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type not in ("cuda", "xpu"):
+        return 0, "cpu"
+    return torch.accelerator.device_count(), accelerator.type
+
+
+def _relaunch(num_processes: int) -> NoReturn:
+    """Become torchrun, which starts this very command ``num_processes`` times."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+    # torchrun would set 1 and say so; `start` sets the number of threads itself.
+    env.setdefault("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]
+    # A free port, so that two runs on one machine do not meet.
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", *sys.argv]
+    sys.stdout.flush()
+    os.execve(sys.executable, command, env)

@@ -1,0 +1,156 @@
+"""What a person sees and what a tool reads: progress bar, ``metrics.jsonl``, trackers. The main process only, inside.
+
+Every rank calls the same methods; the gating is here, so that no caller has to ask which process it is.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from kit.config import Recipe
+    from kit.evaluate import Evaluation
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Log:
+    """Progress and metrics of one run, from ``first_step`` to ``total_steps``."""
+
+    def __init__(
+        self,
+        accelerator: "Accelerator",
+        recipe: "Recipe",
+        output_dir: Path,
+        first_step: int,
+        total_steps: int,
+    ) -> None:
+        self.accelerator, self.recipe = accelerator, recipe
+        self.is_main = accelerator.is_main_process
+        self.total_steps = total_steps
+        self.started = self.last_time = time.perf_counter()
+        self.last_line = 0.0
+        self.tokens = 0
+        self.metrics: dict[str, float] = {}
+        self.first_metrics: dict[str, float] = {}
+        self.path = output_dir / "metrics.jsonl"
+        self.bar: Any = None
+        if self.is_main:
+            _drop_lines_after(self.path, first_step)
+            if sys.stderr.isatty():
+                self.bar = tqdm(initial=first_step, total=total_steps, unit="step", dynamic_ncols=True)
+        if recipe.report_to:
+            accelerator.init_trackers("kit", config=_flat(recipe.model_dump()))
+
+    def say(self, *lines: str) -> None:
+        """Lines for the user, without breaking the bar."""
+        if self.is_main:
+            for line in lines:
+                tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+    def track(self, items: Iterable[Any], name: str) -> Iterator[Any]:
+        """A second bar for evaluation; nothing where standard error is no terminal."""
+        return iter(tqdm(items, desc=name, leave=False, dynamic_ncols=True, disable=self.bar is None))
+
+    def step(self, step: int, **metrics: float) -> None:
+        """After 1-based ``step``: ``metrics`` as in ``metrics.jsonl``, ``tokens`` counted over all ranks."""
+        self.tokens += int(metrics["tokens"])
+        if not self.is_main:
+            return
+        if self.bar is not None:
+            self.bar.update(1)
+        if step % self.recipe.logging_steps and step != self.total_steps:
+            return
+        now = time.perf_counter()
+        rate = self.tokens / max(now - self.last_time, 1e-9)
+        self.tokens, self.last_time = 0, now
+        row = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
+        self._write(row)
+        text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {rate:,.0f} tok/s  {_memory()}"
+        if self.bar is not None:
+            self.bar.set_postfix_str(text)
+        elif now - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
+            self.last_line = now
+            left = (now - self.started) / max(1, step) * (self.total_steps - step)
+            self.say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
+
+    def evaluation(self, step: int, evaluation: "Evaluation") -> None:
+        """Metrics after ``step`` steps, and a few answers if there are any."""
+        self.metrics = evaluation.metrics
+        if step == 0:
+            self.first_metrics = evaluation.metrics
+        row = {"step": step, **evaluation.metrics}
+        if self.is_main:
+            self._write(row)
+        exact = evaluation.metrics.get("eval_exact_match")
+        share = "" if exact is None else f", exact match {exact:.1%}"
+        loss, perplexity = evaluation.metrics["eval_loss"], evaluation.metrics["eval_perplexity"]
+        self.say(f"evaluation after {step} steps: loss {loss:.4f}, perplexity {perplexity:.3f}{share}")
+        for answer in evaluation.answers:
+            self.say(f"    asked    {_one_line(answer.prompt)}")
+            self.say(f"    expected {_one_line(answer.reference)}")
+            self.say(f"    answered {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
+        # Time spent evaluating is no training time.
+        self.last_time = time.perf_counter()
+
+    def summary(self) -> list[str]:
+        """Evaluation before and after, a line for each measure that has both."""
+        first, last = self.first_metrics, self.metrics
+        return [
+            f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in last if name in first and name != "eval_tokens"
+        ]
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        if self.recipe.report_to:
+            self.accelerator.end_training()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.recipe.report_to:
+            self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=int(row["step"]))
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    """A resumed run repeats the steps after its checkpoint: their old lines go, so that each step stands once."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step and step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off by a kill
+    temporary = path.with_suffix(".partial")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _memory() -> str:
+    if torch.accelerator.is_available():
+        return f"{torch.accelerator.max_memory_allocated() / 2**30:.1f} GiB"
+    import psutil
+
+    return f"{psutil.Process().memory_info().rss / 2**30:.1f} GiB RAM"
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 160 else f"{text[:78]} ... {text[-78:]}"
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Trackers take plain values only."""
+    return {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}

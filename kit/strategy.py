@@ -1,0 +1,315 @@
+"""The one ``Accelerator``: the only file that knows what DDP and FSDP need.
+
+Promises: the strategy asked for is the one that runs, or the run stops before loading; a machine without a GPU
+rehearses the very same sharding and collectives; nothing outside this file asks which strategy it is.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kit.config import LoadPlan, Recipe, Strategy, Topology
+from kit.errors import Problem, TrainingError, UserError
+from kit.topology import TITLES
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+
+
+def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
+    """Join the process group, build the one ``Accelerator``, and check that it is what was asked for.
+
+    Returns:
+        The accelerator, and how this process must load weights.
+
+    Raises:
+        UserError: the device cannot do what the config asks.
+        TrainingError: the strategy that really came up is another one.
+    """
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    on_cpu = topology.device_type == "cpu"
+    if (
+        topology.mixed_precision == "bf16"
+        and topology.device_type == "cuda"
+        and not torch.cuda.is_bf16_supported(False)
+    ):
+        name = torch.cuda.get_device_name()
+        raise UserError(Problem("mixed_precision", f"bf16, but {name} has none", "no", "copy the config, set it to no"))
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    # The number of threads changes the order of sums, so it is set here and recorded in run.json.
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(
+        max(1, len(os.sched_getaffinity(0)) // local_processes) if on_cpu else torch.get_num_threads()
+    )
+    if topology.strategy != "single":
+        if not on_cpu:
+            torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group(topology.backend, timeout=timedelta(seconds=recipe.ddp_timeout))
+    plugin = _fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
+    if on_cpu:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # FSDP1 takes "cpu" but not "cpu:0"
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision=topology.mixed_precision,
+        fsdp_plugin=None if on_cpu else plugin,
+        log_with=list(recipe.report_to) or None,
+        project_dir=recipe.output_dir,
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)],
+    )
+    if on_cpu and plugin is not None:
+        _force_fsdp(accelerator, plugin)
+    if topology.load_on_rank0:
+        # transformers reads these two: ranks other than the first of a machine then keep their weights on meta.
+        os.environ["ACCELERATE_USE_FSDP"] = os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "true"
+    actual = _actual_strategy(accelerator)
+    if (actual, accelerator.num_processes) != (topology.strategy, topology.num_processes):
+        raise TrainingError(
+            f"asked for {TITLES[topology.strategy]} on {topology.num_processes} processes, "
+            f"got {TITLES[actual]} on {accelerator.num_processes}"
+        )
+    # Sharding moves the weights to the device itself, unless they are 4-bit and quantised there.
+    stays_on_cpu = plugin is not None and recipe.method != "qlora"
+    return accelerator, LoadPlan(
+        compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
+        device="cpu" if stays_on_cpu else str(accelerator.device),
+    )
+
+
+def check_model(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
+    """Problems of sharding this model, told from its shapes alone."""
+    if not topology.strategy.startswith("fsdp"):
+        return []
+    present = {type(module).__name__ for module in meta_model.modules()}
+    missing = [name for name in topology.layer_classes if name not in present]
+    layers = sorted(name for name in present if "Layer" in name or "Block" in name)
+    return [
+        Problem("fsdp_transformer_layer_cls_to_wrap", f"no {name} in this model", f"one of {', '.join(layers)}",
+                "or leave the line out: the model's own decoder layer is taken")
+        for name in missing
+    ]  # fmt: skip
+
+
+def layer_classes(topology: Topology, model: "torch.nn.Module") -> tuple[str, ...]:
+    """Names of the classes of which each module is sharded on its own."""
+    if topology.layer_classes:
+        return topology.layer_classes
+    present = {type(module).__name__ for module in model.modules()}
+    return tuple(sorted(set(getattr(model, "_no_split_modules", None) or ()) & present))
+
+
+def prepare(
+    accelerator: "Accelerator",
+    topology: Topology,
+    model: "torch.nn.Module",
+    optimizer: "torch.optim.Optimizer",
+) -> "tuple[torch.nn.Module, torch.optim.Optimizer, dict[str, Any]]":
+    """Place, wrap and shard. Returns model, optimiser, and the strategy as it really is, for ``run.json``.
+
+    Raises:
+        TrainingError: the layers that should be sharded are not, or a weight tie was lost.
+    """
+    import torch
+
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    classes = layer_classes(topology, accelerator.unwrap_model(model))
+    if plugin is not None:
+        plugin.transformer_cls_names_to_wrap = list(classes)
+        if topology.strategy == "fsdp1" and any(not p.requires_grad for p in model.parameters()):
+            plugin.auto_wrap_policy = _fsdp1_adapter_policy(model, classes)
+    tied = _is_tied(model)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    # Under FSDP1 a unit hides the module it wraps; the wrapper is what counts.
+    num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
+    num_sharded = sum(_is_sharded_layer(module, classes) for module in model.modules())
+    if plugin is not None and (num_sharded != num_layers or not num_sharded):
+        raise TrainingError(f"{num_sharded} of {num_layers} layers {', '.join(classes)} came out sharded")
+    if tied and not _is_tied(model) and topology.strategy != "fsdp1":
+        raise TrainingError("input and output embeddings are tied in the model and came out as two")
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    actual = {
+        "type": _actual_strategy(accelerator),
+        "config": topology.config_name,
+        "num_processes": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
+        "device": torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type,
+        "rehearsal": topology.rehearsal,
+        "sharded_layers": {"classes": list(classes), "count": num_sharded} if plugin is not None else None,
+        "offload": topology.offload,
+        "num_threads": torch.get_num_threads(),
+    }
+    if topology.strategy == "fsdp1":  # local pieces of the flat parameters; the others count whole tensors
+        trainable = int(accelerator.reduce(torch.tensor(trainable, device=accelerator.device)).item())
+    return model, optimizer, {**actual, "trainable_parameters": trainable}
+
+
+def planned(topology: Topology, meta_model: "torch.nn.Module") -> dict[str, Any]:
+    """The same as ``prepare`` reports, foretold from the model's shapes for a dry run."""
+    classes = layer_classes(topology, meta_model)
+    count = sum(type(module).__name__ in classes for module in meta_model.modules())
+    return {
+        "type": topology.strategy,
+        "config": topology.config_name,
+        "num_processes": topology.num_processes,
+        "mixed_precision": topology.mixed_precision,
+        "rehearsal": topology.rehearsal,
+        "sharded_layers": {"classes": list(classes), "count": count} if topology.strategy.startswith("fsdp") else None,
+        "trainable_parameters": sum(p.numel() for p in meta_model.parameters() if p.requires_grad),
+    }
+
+
+def describe(actual: dict[str, Any], recipe: Recipe) -> str:
+    """One line: what really runs."""
+    micro_batch, processes = recipe.per_device_train_batch_size, actual["num_processes"]
+    accumulation = recipe.global_batch_size // (micro_batch * processes)
+    parts = [
+        f"{TITLES[actual['type']]}{' rehearsed on CPU' if actual['rehearsal'] else ''}",
+        f"{processes} process{'es' if processes > 1 else ''}",
+        "bf16" if actual["mixed_precision"] == "bf16" else "fp32",
+    ]
+    if actual["sharded_layers"]:
+        parts.append(f"{actual['sharded_layers']['count']} x {'/'.join(actual['sharded_layers']['classes'])} sharded")
+    parts.append(f"{actual['trainable_parameters']:,} trainable parameters ({recipe.method})")
+    parts.append(f"global batch {recipe.global_batch_size} = {processes} x {micro_batch} x {accumulation}")
+    return ", ".join(parts)
+
+
+def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_norm: float) -> "torch.Tensor":
+    """Clip in place to ``max_norm`` (0: measure only). Returns the global norm before clipping, shape []."""
+    # FSDP1 recognises its own parameters only when given exactly these.
+    norm = accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf"))
+    assert norm is not None
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+@contextmanager
+def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
+    """Yield ``generate`` of the model, usable under every strategy; all ranks must call it equally often."""
+    from functools import partial
+
+    inner = accelerator.unwrap_model(model)
+    strategy = _actual_strategy(accelerator)
+    if strategy == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
+            yield partial(inner.generate, synced_gpus=True)
+    elif strategy == "fsdp2":
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        if "generate" not in vars(inner):
+            register_fsdp_forward_method(inner, "generate")
+        yield partial(inner.generate, synced_gpus=True)
+    else:
+        yield inner.generate
+
+
+def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
+    """Whole trainable tensors by their plain names, in CPU memory of the main process; empty on the others."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    # Full state through CPU memory breaks under FSDP1 with offload, where it is in CPU memory already.
+    to_cpu = not (_actual_strategy(accelerator) == "fsdp1" and accelerator.state.fsdp_plugin.cpu_offload.offload_params)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
+    state = get_model_state_dict(model, options=options)
+    return trainable_only(model, state) if accelerator.is_main_process else {}
+
+
+def trainable_only(model: "torch.nn.Module", state: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """``state`` without what does not train: quantisation tables, and frozen tied weights."""
+    trainable = {plain_name(name) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    return {name: tensor for name, tensor in state.items() if name in trainable}
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers put in front or between."""
+    for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):
+        name = name.replace(part, "")
+    return name.removeprefix("module.")
+
+
+def _fsdp_plugin(topology: Topology) -> Any:
+    import torch
+    from accelerate import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    shared: dict[str, Any] = {
+        "cpu_offload": topology.offload,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "cpu_ram_efficient_loading": topology.load_on_rank0,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "activation_checkpointing": False,
+    }
+    bf16 = topology.mixed_precision == "bf16"
+    if topology.strategy == "fsdp2":
+        # Gradients are reduced in fp32; outputs keep their type, so that the loss stays fp32.
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
+        return FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=topology.reshard_after_forward,
+            mixed_precision_policy=policy,
+            **shared,
+        )
+    # Buffers stay fp32: rotary frequencies lose long positions in bf16.
+    policy1 = (
+        MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
+        if bf16
+        else None
+    )
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=1,
+        sharding_strategy="FULL_SHARD" if topology.reshard_after_forward else "SHARD_GRAD_OP",
+        use_orig_params=True,
+        sync_module_states=topology.load_on_rank0,
+        mixed_precision_policy=policy1,
+        **shared,
+    )
+
+
+def _force_fsdp(accelerator: "Accelerator", plugin: Any) -> None:
+    """Accelerate offers no FSDP on a CPU and would quietly run DDP; torch itself shards there very well."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
+    AcceleratorState._shared_state["fsdp_plugin"] = plugin
+
+
+def _fsdp1_adapter_policy(model: "torch.nn.Module", classes: tuple[str, ...]) -> Any:
+    """FSDP1 flattens a unit into one tensor, so trainable leaves need units of their own."""
+    from peft.utils.other import fsdp_auto_wrap_policy
+
+    os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(classes)
+    return fsdp_auto_wrap_policy(model)
+
+
+def _actual_strategy(accelerator: "Accelerator") -> Strategy:
+    from accelerate.utils import DistributedType
+
+    if accelerator.distributed_type == DistributedType.NO:
+        return "single"
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return "fsdp2" if accelerator.is_fsdp2 else "fsdp1"
+    return "ddp"
+
+
+def _is_sharded_layer(module: "torch.nn.Module", classes: tuple[str, ...]) -> bool:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if isinstance(module, FullyShardedDataParallel):
+        return type(module.module).__name__ in classes
+    return isinstance(module, FSDPModule) and type(module).__name__.removeprefix("FSDP") in classes
+
+
+def _is_tied(model: "torch.nn.Module") -> bool:
+    inputs = getattr(model, "get_input_embeddings", lambda: None)()
+    outputs = getattr(model, "get_output_embeddings", lambda: None)()
+    return inputs is not None and outputs is not None and inputs.weight is outputs.weight

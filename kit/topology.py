@@ -1,0 +1,145 @@
+"""Accelerate config files, read strictly: what the kit takes from one, and what it refuses.
+
+A config says topology and precision, nothing else. A key that would be ignored is an error, and so is a setting the
+kit cannot honour. Plain Python; the launcher's environment is translated into the same words by ``kit.strategy``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from kit.command_line import read_yaml
+from kit.config import Precision, Strategy
+from kit.errors import Problem, UserError, did_you_mean, raise_if
+
+TITLES: dict[Strategy, str] = {"single": "single process", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}
+
+_CONFIG_KEYS = """
+compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity fsdp_config gpu_ids machine_rank
+main_process_ip main_process_port main_training_function mixed_precision num_machines num_processes
+rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu dynamo_config parallelism_config
+""".split()
+_FSDP_KEYS = """
+fsdp_version fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap fsdp_reshard_after_forward
+fsdp_sharding_strategy fsdp_offload_params fsdp_cpu_ram_efficient_loading fsdp_state_dict_type
+fsdp_use_orig_params fsdp_sync_module_states fsdp_backward_prefetch fsdp_forward_prefetch
+fsdp_activation_checkpointing
+""".split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an Accelerate config asks for, before a machine is looked at."""
+
+    strategy: Strategy
+    mixed_precision: Precision
+    num_processes: int | None  # over all machines; None: one per GPU
+    num_machines: int
+    use_cpu: bool
+    layer_classes: tuple[str, ...]  # empty: the model's own decoder layer
+    reshard_after_forward: bool
+    offload: bool
+    load_on_rank0: bool
+
+
+def read_config(path: Path) -> Settings:
+    """An Accelerate config file as settings. Raises ``UserError`` with every problem of the file."""
+    values, lines = read_yaml(path)
+    fsdp = values.get("fsdp_config") or {}
+    problems = []
+
+    def place(key: str) -> str:
+        return f"{path}:{lines[key]} {key}" if key in lines else f"{path} {key}"
+
+    for key in values:
+        if key not in _CONFIG_KEYS:
+            problems.append(
+                Problem(place(key), "not a key of an Accelerate config", fix=did_you_mean(key, _CONFIG_KEYS))
+            )
+    if not isinstance(fsdp, dict):
+        raise UserError(*problems, Problem(place("fsdp_config"), f"found {fsdp!r}", "a mapping of fsdp_ keys"))
+    for key in fsdp:
+        if key not in _FSDP_KEYS:
+            hint = did_you_mean(str(key), _FSDP_KEYS) or "remove it"
+            problems.append(Problem(f"{path} fsdp_config.{key}", "not a key this kit reads", fix=hint))
+    return make_settings(values, fsdp, place, problems)
+
+
+def make_settings(
+    values: dict[str, Any], fsdp: dict[str, Any], place: Callable[[str], str], problems: list[Problem]
+) -> Settings:
+    """Validate a config's values. ``place`` names where a key stands; ``problems`` are those found so far.
+
+    Raises:
+        UserError: all problems at once.
+    """
+
+    def refuse(key: str, found: Any, expected: str, fix: str = "") -> None:
+        problems.append(Problem(place(key), f"found {found!r}", expected, fix))
+
+    def switch(key: str, default: bool) -> bool:
+        value = str(fsdp.get(key, default)).lower()
+        if value not in ("true", "false"):
+            refuse(f"fsdp_config.{key}", fsdp[key], "true or false")
+        return value == "true"
+
+    kind = str(values.get("distributed_type", "NO"))
+    version = str(fsdp.get("fsdp_version", 1))
+    kinds: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
+    if kind not in kinds:
+        refuse("distributed_type", kind, "NO, MULTI_GPU or FSDP", "for sharding use --config fsdp")
+    strategy = kinds.get(kind, "single")
+    if kind == "FSDP" and version not in ("1", "2"):
+        refuse("fsdp_config.fsdp_version", version, "1 or 2")
+    if kind == "FSDP" and version == "1":
+        strategy = "fsdp1"
+    # YAML reads an unquoted `no` as false.
+    precision = (
+        "no" if values.get("mixed_precision", "no") in (False, None) else str(values.get("mixed_precision", "no"))
+    )
+    if precision not in ("no", "bf16"):
+        refuse("mixed_precision", precision, "no or bf16", "fp16 and fp8 are not offered")
+    if kind == "FSDP":
+        policy = str(fsdp.get("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"))
+        if policy != "TRANSFORMER_BASED_WRAP":
+            refuse(
+                "fsdp_config.fsdp_auto_wrap_policy",
+                policy,
+                "TRANSFORMER_BASED_WRAP",
+                "each decoder layer is one unit",
+            )
+        if switch("fsdp_activation_checkpointing", False):
+            refuse(
+                "fsdp_config.fsdp_activation_checkpointing",
+                True,
+                "false",
+                "use --gradient_checkpointing: this one gives wrong gradients with dropout",
+            )
+    for key in ("dynamo_config", "parallelism_config"):
+        if values.get(key):
+            refuse(key, values[key], "nothing", "remove it: not offered")
+    count = values.get("num_processes")
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count == 0 or count < -1):
+        refuse("num_processes", count, "a whole number from 1, or no such line: one per GPU")
+    sharding = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"))
+    if strategy == "fsdp1" and sharding not in ("FULL_SHARD", "SHARD_GRAD_OP", "1", "2"):
+        refuse("fsdp_config.fsdp_sharding_strategy", sharding, "FULL_SHARD or SHARD_GRAD_OP")
+    fsdp1_reshard = sharding in ("FULL_SHARD", "1")
+    reshard = switch("fsdp_reshard_after_forward", True) if strategy == "fsdp2" else fsdp1_reshard
+    offload = switch("fsdp_offload_params", False)
+    load_on_rank0 = switch("fsdp_cpu_ram_efficient_loading", True) and kind == "FSDP"
+    raise_if(problems)
+    classes = fsdp.get("fsdp_transformer_layer_cls_to_wrap") or ""
+    names = classes if isinstance(classes, list) else str(classes).split(",")
+    return Settings(
+        strategy=strategy,
+        mixed_precision=cast(Precision, precision),
+        num_processes=count if count and count > 0 else None,
+        num_machines=int(values.get("num_machines") or 1),
+        use_cpu=str(values.get("use_cpu", False)).lower() == "true",
+        layer_classes=tuple(str(name).strip() for name in names if str(name).strip()),
+        reshard_after_forward=reshard,
+        offload=offload,
+        load_on_rank0=load_on_rank0,
+    )

@@ -1,0 +1,124 @@
+"""Fine-tune a causal language model: full, LoRA or QLoRA, on one process, DDP or FSDP.
+
+accelerate launch recipes/finetune.py                                    # the embedded tiny default, on anything
+accelerate launch recipes/finetune.py --config fsdp                      # the same on FSDP
+accelerate launch recipes/finetune.py --config single --recipe llama-8b-qlora --dataset my.jsonl
+accelerate launch recipes/finetune.py --help                             # every flag, its unit and default
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
+
+from kit import launch
+from kit.command_line import read_command_line
+from kit.errors import Problems, TrainingError
+
+
+def main() -> None:
+    """One run, top to bottom. Does not return from ``resolve`` where it has to start more processes."""
+    request = read_command_line(sys.argv[1:])
+    recipe, topology = launch.resolve(request)
+
+    # Only now the heavy imports: a mistyped flag is answered before them.
+    from kit import checkpoint, data, export, model, run, strategy
+    from kit.evaluate import evaluate
+    from kit.log import Log
+    from kit.optim import build_optimizer
+    from kit.schedule import learning_rate
+    from kit.step import seed_everything, train_step
+
+    # Config, tokenizer and data: every problem at once, before any weight is read.
+    problems = Problems()
+    with problems.caught():
+        config = model.open_config(recipe)
+        meta_model = model.build_meta_model(recipe, config)
+        problems += model.check_model(recipe, config, meta_model)
+        problems += strategy.check_model(topology, meta_model)
+    with problems.caught():
+        tokenizer = model.open_tokenizer(recipe)
+        datasets = data.open_data(recipe, tokenizer, config.get_text_config().vocab_size, launch.is_main())
+        run.check_output_dir(recipe, datasets.fingerprint)
+    problems.raise_if_any()
+    train, pad_id = datasets.train, data.pad_id(tokenizer)
+    total_steps = data.total_steps(len(train), recipe)
+    if request.launch.dry_run:
+        planned = strategy.planned(topology, model.attach_adapter(meta_model, recipe))
+        launch.say(
+            strategy.describe(planned, recipe),
+            *datasets.notes,
+            f"{total_steps} steps. Dry run: nothing written.",
+        )
+        return
+
+    accelerator, plan = strategy.start(recipe, topology)
+    with accelerator.main_process_first():
+        output_dir = run.open_output_dir(recipe, accelerator.is_main_process)
+    resume_path = checkpoint.find_checkpoint(
+        output_dir / "checkpoints", recipe.resume_from_checkpoint, accelerator.print
+    )
+    llm = model.build_model(recipe, config, plan)
+    optimizer = build_optimizer(llm, recipe)
+    llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
+    state = checkpoint.load_checkpoint(llm, optimizer, resume_path) if resume_path else {"step": 0, "metrics": {}}
+    log = Log(accelerator, recipe, output_dir, first_step=state["step"], total_steps=total_steps)
+    log.say(strategy.describe(actual, recipe), *datasets.notes)
+    if accelerator.is_main_process:
+        run.write_run_file(output_dir, recipe, request.recipe_name, actual, datasets.describe())
+
+    if recipe.eval_on_start and state["step"] == 0:
+        log.evaluation(0, evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, log.track))
+    for step in range(state["step"], total_steps):
+        ids = data.sample_ids(step, len(train), recipe, total_steps)
+        micro_batches = data.micro_batches(
+            train,
+            ids,
+            accelerator.process_index,
+            accelerator.num_processes,
+            recipe.per_device_train_batch_size,
+            pad_id,
+        )
+        num_targets = int(train.num_supervised[ids].sum())
+        rate = learning_rate(
+            step, total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type
+        )
+        seed_everything(recipe.seed, step, accelerator.process_index)
+        try:
+            loss, grad_norm = train_step(
+                accelerator, llm, optimizer, micro_batches, num_targets, rate, recipe.max_grad_norm
+            )
+        except TrainingError as error:
+            places = ", ".join(train.place(i) for i in ids)
+            raise TrainingError(
+                f"error: step {step + 1}: {error}; weights are as before it. Samples: {places}"
+            ) from None
+
+        done = step + 1
+        last = done == total_steps
+        log.step(
+            done,
+            epoch=done * recipe.global_batch_size / len(train),
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=grad_norm,
+            supervised_tokens=num_targets,
+            tokens=int(train.lengths[ids].sum()),
+        )
+        if datasets.evaluation and (last or (recipe.eval_steps and done % recipe.eval_steps == 0)):
+            log.evaluation(done, evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, log.track))
+        if last or (recipe.save_steps and done % recipe.save_steps == 0):
+            state = {"step": done, "metrics": log.metrics}
+            checkpoint.save_checkpoint(
+                accelerator, llm, optimizer, output_dir / "checkpoints", state, recipe.save_total_limit
+            )
+
+    card = export.model_card(recipe, actual, state["metrics"], total_steps)
+    export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
+    log.close()
+    log.say(*log.summary(), f"model: {output_dir / 'final'}", f"metrics: {output_dir / 'metrics.jsonl'}")
+
+
+if __name__ == "__main__":
+    with launch.reporting_errors():
+        main()
