@@ -74,7 +74,7 @@ def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: An
     batches = evaluation_batches(samples, rank, world, size, pad_id(tokenizer))
     with torch.no_grad():
         for batch in track(batches, "evaluation loss"):
-            tensors = {name: tensor.to(accelerator.device) for name, tensor in batch.tensors.items()}
+            tensors = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             sums[0] += model(**tensors)
             sums[1] += tensors["targets"].numel()
     loss_sum, num_tokens = accelerator.reduce(sums, reduction="sum").tolist()

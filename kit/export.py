@@ -1,4 +1,7 @@
-"""``final/``: what plain ``from_pretrained`` opens. A full model, or a PEFT adapter; tokenizer and template included."""
+"""``final/``: what plain ``from_pretrained`` opens, and merging an adapter into its base.
+
+A full model or a PEFT adapter, with tokenizer, chat template and card; written beside its place, then renamed.
+"""
 
 import os
 import shutil
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kit.errors import TrainingError
+from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import gather_trainable
 
 if TYPE_CHECKING:
@@ -39,8 +42,7 @@ def save_final(
         staging = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(staging, ignore_errors=True)
         if hasattr(inner, "peft_config"):
-            if not any(bool(tensor.any()) for name, tensor in state.items() if "lora_B" in name):
-                raise TrainingError("every lora_B is zero: the adapter has learned nothing")
+            _refuse_untrained(state)
             inner.save_pretrained(staging, state_dict=state, safe_serialization=True)
         else:
             _save_full(inner, state, staging, dtype or torch.float32)
@@ -57,6 +59,40 @@ def _save_full(model: Any, state: dict[str, torch.Tensor], folder: Path, dtype: 
     config.use_cache, config.dtype = True, dtype
     model.save_pretrained(folder, state_dict={name: tensor.to(dtype) for name, tensor in state.items()})
     config.use_cache, config.dtype = before
+
+
+def merge_adapter(adapter: Path, output_dir: Path, base: str | None, dtype: str) -> None:
+    """Add an adapter to its unquantised base and save a plain model. 4-bit weights are never merged into.
+
+    Raises:
+        UserError: adapter or base cannot be opened.
+        TrainingError: the adapter has learned nothing.
+    """
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        base = base or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype), use_safetensors=True)
+        merged = PeftModel.from_pretrained(model, str(adapter))
+        tokenizer = AutoTokenizer.from_pretrained(str(adapter))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            Problem(str(adapter), str(error).splitlines()[0], fix="name the base: --model_name_or_path")
+        ) from None
+    _refuse_untrained(dict(merged.named_parameters()))
+    plain: Any = merged.merge_and_unload(safe_merge=True)
+    staging = output_dir.with_name(f".{output_dir.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    plain.save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    os.replace(staging, output_dir)
+
+
+def _refuse_untrained(state: dict[str, torch.Tensor]) -> None:
+    """A LoRA starts with B = 0: all zero still means nothing was trained, or nothing was gathered."""
+    if not any(bool(tensor.any()) for name, tensor in state.items() if "lora_B" in name):
+        raise TrainingError("every lora_B is zero: the adapter has learned nothing")
 
 
 def model_card(recipe: "Recipe", actual: dict[str, Any], metrics: dict[str, float], steps: int) -> str:

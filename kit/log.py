@@ -4,13 +4,16 @@ Every rank calls the same methods; the gating is here, so that no caller has to 
 """
 
 import json
+import logging
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from tqdm import tqdm
 
 if TYPE_CHECKING:
@@ -20,6 +23,26 @@ if TYPE_CHECKING:
     from kit.evaluate import Evaluation
 
 SECONDS_BETWEEN_LINES = 5.0
+
+# Third-party messages no user can act on: deprecations between libraries, and remarks on what the kit does on purpose.
+_SILENCED_MESSAGES = (
+    ".*is_gradient_checkpointing.*deprecated.*",
+    ".*torch.distributed is disabled, unavailable or uninitialized.*",
+    ".*Please use DTensor instead.*",
+    ".*FSDP.state_dict_type.*",
+    ".*TypedStorage is deprecated.*",
+)
+_SILENCED_LOGGERS = ("bitsandbytes", "torch.distributed.fsdp._state_dict_utils", "torch.distributed.elastic")
+
+
+def silence_libraries() -> None:
+    """Keep warnings a user can act on; call before models are touched."""
+    for message in _SILENCED_MESSAGES:
+        warnings.filterwarnings("ignore", message=message)
+    for name in _SILENCED_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
 
 
 class Log:

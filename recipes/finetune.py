@@ -24,11 +24,12 @@ def main() -> None:
     # Only now the heavy imports: a mistyped flag is answered before them.
     from kit import checkpoint, data, export, model, run, strategy
     from kit.evaluate import evaluate
-    from kit.log import Log
+    from kit.log import Log, silence_libraries
     from kit.optim import build_optimizer
     from kit.schedule import learning_rate
     from kit.step import seed_everything, train_step
 
+    silence_libraries()
     # Config, tokenizer and data: every problem at once, before any weight is read.
     problems = Problems()
     with problems.caught():
@@ -70,7 +71,7 @@ def main() -> None:
     if recipe.eval_on_start and state["step"] == 0:
         log.evaluation(0, evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, log.track))
     for step in range(state["step"], total_steps):
-        ids = data.sample_ids(step, len(train), recipe, total_steps)
+        ids = data.sample_ids(step, len(train), recipe)
         micro_batches = data.micro_batches(
             train,
             ids,
