@@ -192,6 +192,13 @@ def test_an_end_marker_of_the_whole_conversation_is_not_part_of_a_turn(tokenizer
     assert "[[Hello<|im_end|>]]\n<|im_start|>user" in marked(encoded, tokenizer)
 
 
+def test_an_answer_that_the_template_rewrites_is_not_looked_for_in_later_messages(tokenizer):
+    body = "{{ 'an answer' if m['role'] == 'assistant' else m['content'] }}<|im_end|>\n{% endfor %}"
+    encoded = encode(chat("Hi", "Bye", "Bye", "42"), tokenizer, HEADER + body + PROMPT)
+    text = marked(encoded, tokenizer)
+    assert text.count("assistant\n[[an answer<|im_end|>]]\n") == 2 and text.count("[[") == 2
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
