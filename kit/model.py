@@ -129,6 +129,10 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     model.config.use_cache = False
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        # On a CPU, bitsandbytes repacks weights at the first evaluation: other bits, and not for every shape.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     base = model
     model = attach_adapter(model, recipe)
     install_loss_head(base)

@@ -62,7 +62,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         fsdp_plugin=None if on_cpu else plugin,
         log_with=list(recipe.report_to) or None,
         project_dir=recipe.output_dir,
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)],
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     if on_cpu and plugin is not None:
         _force_fsdp(accelerator, plugin)
@@ -131,7 +131,7 @@ def prepare(
     num_sharded = sum(_is_sharded_layer(module, classes) for module in model.modules())
     if plugin is not None and (num_sharded != num_layers or not num_sharded):
         raise TrainingError(f"{num_sharded} of {num_layers} layers {', '.join(classes)} came out sharded")
-    if tied and not _is_tied(model) and topology.strategy != "fsdp1":
+    if tied and not _is_tied(accelerator.unwrap_model(model)):
         raise TrainingError("input and output embeddings are tied in the model and came out as two")
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     actual = {
@@ -215,8 +215,9 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
     """Whole trainable tensors by their plain names, in CPU memory of the main process; empty on the others."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    # Full state through CPU memory breaks under FSDP1 with offload, where it is in CPU memory already.
-    to_cpu = not (_actual_strategy(accelerator) == "fsdp1" and accelerator.state.fsdp_plugin.cpu_offload.offload_params)
+    # FSDP1 crashes when told to move to CPU memory what is there already.
+    on_cpu = any(p.device.type == "cpu" for p in model.parameters())
+    to_cpu = not (on_cpu and _actual_strategy(accelerator) == "fsdp1")
     options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
     state = get_model_state_dict(model, options=options)
     return trainable_only(model, state) if accelerator.is_main_process else {}
@@ -224,7 +225,7 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
 
 def trainable_only(model: "torch.nn.Module", state: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
     """``state`` without what does not train: quantisation tables, and frozen tied weights."""
-    trainable = {plain_name(name) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    trainable = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
     return {name: tensor for name, tensor in state.items() if name in trainable}
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import launch  # noqa: E402
-from kit.errors import Problem, UserError  # noqa: E402
+from kit import launch
+from kit.errors import Problem, UserError
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import launch  # noqa: E402
-from kit.command_line import read_command_line  # noqa: E402
-from kit.errors import Problem, Problems, UserError  # noqa: E402
+from kit import launch
+from kit.command_line import read_command_line
+from kit.errors import Problem, Problems, UserError
 
 
 def main() -> None:

@@ -1,0 +1,209 @@
+"""Fixtures: a tiny random Llama with its tokenizer, a chat data set, and the real script run as real processes."""
+
+import json
+import multiprocessing
+import os
+import random
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = "red green blue small large round cat dog bird fish house river stone paper cloud seven eight nine".split()
+
+# Children fork from a server that has done the slow imports: a run then starts in under a second.
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(
+    ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "kit.evaluate", "kit.checkpoint"]
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests neither read nor fill the user's cache of tokenised data."""
+    os.environ["KIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama: 3 layers, hidden 32, 4 heads / 2 KV heads, own byte-level tokenizer with a chatml template."""
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def make_model(folder: Path, **changes: Any) -> Path:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        [" ".join(WORDS)] * 4, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = (ROOT / "kit/templates/chatml.jinja").read_text()
+    tokenizer.save_pretrained(folder)
+    shape = {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**(shape | changes))).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """61 chats of one or two turns, of very different lengths."""
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    rng = random.Random(0)
+
+    def words(low: int, high: int) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
+
+    with path.open("w") as file:
+        for i in range(61):
+            messages = [{"role": "user", "content": words(1, 30)}, {"role": "assistant", "content": words(1, 60)}]
+            if i % 3 == 0:
+                messages += [{"role": "user", "content": words(1, 8)}, {"role": "assistant", "content": words(1, 20)}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+@dataclass
+class Run:
+    """What a run of the script left behind."""
+
+    status: int  # of rank 0
+    output: str
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[str]:
+        """As float hex: equal only when every bit is."""
+        return [float(row["loss"]).hex() for row in self.rows if "loss" in row]
+
+    @property
+    def grad_norms(self) -> list[float]:
+        return [row["grad_norm"] for row in self.rows if "loss" in row]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return json.loads((self.folder / "run.json").read_text())
+
+
+class Finetune:
+    """Runs ``recipes/finetune.py``, each rank a real process, with flags as keywords."""
+
+    def __init__(self, model_folder: Path, chat_file: Path, folder: Path) -> None:
+        self.folder = folder
+        self.defaults: dict[str, Any] = {
+            "model_name_or_path": model_folder,
+            "dataset": chat_file,
+            "max_length": 256,
+            "global_batch_size": 8,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "max_steps": 6,
+        }
+
+    def __call__(self, output: str, processes: int = 1, script: str = "finetune", **flags: Any) -> Run:
+        folder = self.folder / output
+        words = [f"--{name}={value}" for name, value in {"output_dir": folder, **self.defaults, **flags}.items()]
+        run_ranks(script, words, processes, log := self.folder / f"{output}.log")
+        status, text = int(log.with_suffix(".status").read_text()), log.read_text()
+        metrics = folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        return Run(status, text, folder, rows)
+
+    def ok(self, output: str, processes: int = 1, **flags: Any) -> Run:
+        run = self(output, processes, **flags)
+        assert run.status == 0, run.output
+        return run
+
+
+def run_ranks(script: str, words: list[str], processes: int, log: Path, deadline_seconds: float = 240) -> None:
+    """Run a recipe script on ``processes`` ranks; output of all goes to ``log``, rank 0's status beside it."""
+    port = free_port()
+    log.write_text("")
+    children = [
+        _forkserver.Process(target=_rank, args=(script, words, rank, processes, port, str(log)), daemon=True)
+        for rank in range(processes)
+    ]
+    for child in children:
+        child.start()
+    try:
+        for child in children:
+            child.join(deadline_seconds)
+            assert child.exitcode is not None, f"no end within {deadline_seconds} s:\n{log.read_text()}"
+            if child.exitcode:
+                break  # the others may wait for it in a collective
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    log.with_suffix(".status").write_text(str(children[0].exitcode))
+
+
+def _rank(script: str, words: list[str], rank: int, processes: int, port: int, log: str) -> None:
+    """In the child: become one rank of the script, as torchrun would start it."""
+    import runpy
+
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    if processes > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+        }
+    path = str(ROOT / "recipes" / f"{script}.py")
+    sys.argv = [path, *words]
+    runpy.run_path(path, run_name="__main__")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def finetune(model_folder: Path, chat_file: Path, tmp_path: Path) -> Finetune:
+    return Finetune(model_folder, chat_file, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def fp32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The shipped Accelerate configs with precision "no": what parity is measured in."""
+    folder = tmp_path_factory.mktemp("configs")
+    paths = {}
+    for path in (ROOT / "accelerate_configs").glob("*.yaml"):
+        text = path.read_text().replace("mixed_precision: bf16", 'mixed_precision: "no"')
+        (folder / path.name).write_text(text)
+        paths[path.stem] = str(folder / path.name)
+    return paths
