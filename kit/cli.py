@@ -110,10 +110,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _table(titles: list[str], rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in [titles, *rows]
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [titles, *rows]]
     return "\n".join(line.rstrip() for line in lines)
 
 

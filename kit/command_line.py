@@ -106,7 +106,7 @@ def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[P
     not a 1, and a revision 0123 keeps its zero. Paths are taken from the recipe's own folder first.
     """
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
-    values = {key: "null" if value == "" else value for key, value in values.items()}
+    values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     for key in PATHS:
         value = values.get(key)
         if isinstance(value, str) and value and os.path.exists(path.parent / value):
@@ -188,9 +188,7 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
         elif not has_value and name in FLAGS and FLAGS[name].annotation is bool:
             value = "true"
         if name in flags:
-            problems.append(
-                Problem(f"--{name}", f"given twice: {flags[name]!r} and {value!r}", fix="keep one")
-            )
+            problems.append(Problem(f"--{name}", f"given twice: {flags[name]!r} and {value!r}", fix="keep one"))
         else:
             flags[name] = value
     return flags, problems
@@ -229,7 +227,7 @@ def _check(
                 problems.append(Problem(name, "missing", info.description or "", f"add --{name}"))
             continue
         hint = did_you_mean(item["input"], choices(info.annotation)) if isinstance(item["input"], str) else ""
-        found = f"found {_short.repr(values[name])}" if values[name] != "" else "no value"
+        found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
         problems.append(Problem(places.get(name, name), found, expected(info), hint))
     right = {name: value for name, value in values.items() if name not in first}
     stand_in = {name: "?" for name, info in model.model_fields.items() if info.is_required()}
@@ -237,8 +235,9 @@ def _check(
 
 
 def _meant(model: type[BaseModel], name: str, value: Any) -> Any:
-    """``none`` as nothing, where nothing is possible."""
-    if not isinstance(value, str) or value.strip().lower() not in ("~", "null", "none"):
+    """``none`` and null as nothing, where nothing is possible."""
+    is_null = value.strip().lower() in ("~", "null", "none") if isinstance(value, str) else value is None
+    if not is_null:
         return value
     info = model.model_fields[name]
     return info.default if info.default in ([], {}) else None if is_optional(info) else value
@@ -251,9 +250,7 @@ def _unknown(name: str, where: str) -> Problem:
     if name in Launch.model_fields:
         return Problem(where, "not a key of a recipe", fix=f"give it on the command line: --{name}")
     hint = did_you_mean(name, FLAGS if is_flag else Recipe.model_fields)
-    return Problem(
-        where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists what there is"
-    )
+    return Problem(where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists what there is")
 
 
 def print_help() -> NoReturn:

@@ -73,9 +73,7 @@ def _share_or_count(value: float) -> float:
     return value
 
 
-def _option(
-    group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", **limits: Any
-) -> Any:
+def _option(group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", **limits: Any) -> Any:
     extra: Any = {"group": group, "unit": unit, "expected": expected}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
@@ -93,9 +91,7 @@ _process = partial(_option, "Process")
 _SHARE_OR_COUNT = "whole number, or share below 1,"
 
 # Text is stripped, and never empty: `--dataset "$UNSET"` is a mistake.
-_STRICT = ConfigDict(
-    extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1
-)
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
 
 class Recipe(BaseModel):
@@ -107,17 +103,13 @@ class Recipe(BaseModel):
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _model(False, "run Python code that comes with the model; read it first")
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = _model("sdpa", "attention kernel")
-    gradient_checkpointing: bool = _model(
-        False, "recompute each layer in the backward pass: less memory, more time"
-    )
+    gradient_checkpointing: bool = _model(False, "recompute each layer in the backward pass: less memory, more time")
 
     method: Literal["full", "lora", "qlora"] = _method(
         "lora", "full: all weights; lora: adapters; qlora: adapters on a 4-bit base"
     )
     lora_r: int = _method(16, "rank of the adapters", ge=1)
-    lora_alpha: float = _method(
-        32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0
-    )
+    lora_alpha: float = _method(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
     lora_dropout: float = _method(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(_module_names)
@@ -137,17 +129,13 @@ class Recipe(BaseModel):
     max_length: int = _data(2048, "longer samples are cut at the end", "tokens", ge=8)
 
     global_batch_size: int = _optim(32, "samples per optimiser step over all processes", "samples", ge=1)
-    per_device_train_batch_size: int = _optim(
-        1, "samples per micro-batch; accumulation follows", "samples", ge=1
-    )
+    per_device_train_batch_size: int = _optim(1, "samples per micro-batch; accumulation follows", "samples", ge=1)
     num_train_epochs: float = _optim(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
     max_steps: int | None = _optim(None, "optimiser steps; beats num_train_epochs", "steps", ge=1)
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = _optim(
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
-    learning_rate: float | None = _optim(
-        None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0
-    )
+    learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = _optim("cosine", "shape after the warm-up")
     warmup_steps: Annotated[float, AfterValidator(_share_or_count)] = _optim(
         0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=_SHARE_OR_COUNT
@@ -166,9 +154,7 @@ class Recipe(BaseModel):
     max_eval_samples: int | None = _eval(None, "evaluate on the first so many only", "samples", ge=1)
     eval_steps: int = _eval(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _eval(False, "evaluate before the first step too")
-    predict_with_generate: bool = _eval(
-        False, "also answer each evaluation prompt greedily and report exact match"
-    )
+    predict_with_generate: bool = _eval(False, "also answer each evaluation prompt greedily and report exact match")
     max_new_tokens: int = _eval(128, "longest generated answer", "tokens", ge=1)
 
     output_dir: str | None = _output(None, "folder of the run; default: runs/<recipe>-<config>")
@@ -177,9 +163,9 @@ class Recipe(BaseModel):
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     resume_from_checkpoint: str = _output("auto", "auto, none, or the path of a checkpoint")
     logging_steps: int = _output(1, "write metrics every so many steps", "steps", ge=1)
-    report_to: Annotated[
-        list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_comma_separated)
-    ] = _output([], "trackers, separated by commas: tensorboard, wandb, trackio")
+    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_comma_separated)] = _output(
+        [], "trackers, separated by commas: tensorboard, wandb, trackio"
+    )
 
     seed: int = _process(42, "of data order, adapters and dropout", ge=0, lt=2**31)
     deterministic: bool = _process(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
@@ -204,15 +190,11 @@ class Launch(BaseModel):
         None,
         "Accelerate config: a path, or a name in accelerate_configs/: single, ddp, fsdp, fsdp_offload, fsdp1",
     )
-    recipe: str | None = _launch(
-        None, "a path, or a name in recipes/ (`kit recipes` lists them); without it: tiny"
-    )
+    recipe: str | None = _launch(None, "a path, or a name in recipes/ (`kit recipes` lists them); without it: tiny")
     num_processes: int | None = _launch(
         None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
     )
-    dry_run: bool = _launch(
-        False, "validate everything, count samples, tokens and steps, show the strategy, and stop"
-    )
+    dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")
 
 
 # What users of other kits type, and what they mean here.
@@ -309,9 +291,7 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
                 ("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two"
             )
         )
-    wants = [
-        name for name in ("eval_steps", "eval_on_start", "predict_with_generate") if getattr(recipe, name)
-    ]
+    wants = [name for name in ("eval_steps", "eval_on_start", "predict_with_generate") if getattr(recipe, name)]
     if wants and not recipe.has_evaluation:
         wrong.append(
             Contradiction(
@@ -330,9 +310,7 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
         )
     if recipe.use_dora and recipe.method == "qlora":
         wrong.append(
-            Contradiction(
-                ("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora"
-            )
+            Contradiction(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")
         )
     return wrong
 

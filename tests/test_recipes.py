@@ -1,0 +1,151 @@
+"""Every file the kit ships for users to run: recipes, shapes and Accelerate configs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from accelerate.commands.config import load_config_from_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kit.cli import read_header
+from kit.command_line import load_recipe, read_command_line, read_yaml
+from kit.config import ACCELERATE_CONFIGS, RECIPES, ROOT
+
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+LLAMAS = [name for name in NAMES if name.startswith("llama-")]
+SHAPES = sorted(path.parent for path in RECIPES.glob("shapes/*/config.json"))
+CONFIGS = sorted(ACCELERATE_CONFIGS.glob("*.yaml"))
+
+
+def header_of(name):
+    return read_header(RECIPES / f"{name}.yaml")
+
+
+def test_there_is_a_recipe_for_every_size_and_method():
+    assert set(NAMES) == {"tiny"} | {
+        f"llama-{s}-{m}" for s in ("1b", "3b", "8b", "70b") for m in ("full", "lora", "qlora")
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_valid_and_its_header_names_the_command_that_runs_it(name):
+    request = read_command_line(header_of(name).launch)
+    assert request.problems == []
+    assert request.recipe == load_recipe(name) and request.recipe_name == name
+    assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file()
+    assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_recipe_is_named_after_its_model_and_method(name):
+    recipe, header = load_recipe(name), header_of(name)
+    size = header.model.removeprefix("llama-")
+    assert name == f"{header.model}-{recipe.method}"
+    assert f"-{size.upper()}-" in recipe.model_name_or_path
+    assert f"{size.upper()}," in header.title
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_the_command_uses_the_gpus_it_asks_for(name):
+    recipe, header = load_recipe(name), header_of(name)
+    assert (header.num_gpus == 1) == (header.config == "single")
+    assert recipe.global_batch_size % (header.num_gpus * recipe.per_device_train_batch_size) == 0
+    if header.config.startswith("fsdp"):
+        assert "8bit" not in recipe.optim  # they cannot read sharded parameters
+
+
+def peak_bytes(config, recipe, num_gpus, offload):
+    """Peak memory of one GPU by the formulas for state, activations and logits, taken from the high side."""
+    h, f, num_layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    q, k = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    layer = 2 * h * q + 2 * h * k + 3 * h * f
+    tables = config.vocab_size * h * (1 if config.tie_word_embeddings else 2)
+    adapters = num_layers * recipe.lora_r * (2 * (h + q) + 2 * (h + k) + 3 * (h + f))
+    trained = num_layers * layer + tables if recipe.method == "full" else adapters
+    base = {
+        "full": 0,
+        "lora": 2 * (num_layers * layer + tables),
+        "qlora": 0.516 * num_layers * layer + 2 * tables,
+    }
+    state, gradients = (base[recipe.method] + 16 * trained) / num_gpus, 4 * trained / num_gpus
+    if offload:
+        state = gradients = 0
+    # Sharded: one layer, its reduce buffer, embedding and head. On one GPU: autocast's bf16 copies of fp32 weights.
+    gathered = 8 * layer + 2 * tables if num_gpus > 1 else 2 * trained if recipe.method == "full" else 0
+    # Single GPU: fp32 weights under autocast for full; adapters that upcast their inputs for the others.
+    per_token = (
+        30 * h + 4 * k + 8 * f if recipe.method == "full" else 20 * h + 4 * q + 4 * k + 8 * f + 14 * recipe.lora_r
+    )
+    num_tokens = recipe.per_device_train_batch_size * recipe.max_length
+    kept = 2 * h * num_layers + per_token if recipe.gradient_checkpointing else num_layers * per_token
+    logits = 10 * config.vocab_size * min(num_tokens, 2048) + 2 * h * num_tokens
+    context = 2 * 2**30
+    return context + max(state, state - gradients + gathered + num_tokens * kept + logits)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_the_hardware_in_the_header_has_a_fifth_to_spare_by_the_formulas(name):
+    recipe, header = load_recipe(name), header_of(name)
+    config = AutoConfig.from_pretrained(RECIPES / "shapes" / header.model)
+    needed = peak_bytes(config, recipe, header.num_gpus, offload=header.config == "fsdp_offload")
+    assert needed < 0.8 * header.gpu_gigabytes * 2**30, f"{needed / 2**30:.1f} GiB"
+    if recipe.gradient_checkpointing:  # it costs time: only where the memory is needed
+        without = recipe.model_copy(update={"gradient_checkpointing": False})
+        more = peak_bytes(config, without, header.num_gpus, offload=header.config == "fsdp_offload")
+        assert more > 0.7 * header.gpu_gigabytes * 2**30, f"{more / 2**30:.1f} GiB without checkpointing"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_a_shape_builds_and_has_the_parameters_its_recipes_state(shape):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(shape))
+    headers = [header for header in map(header_of, LLAMAS) if header.model == shape.name]
+    assert headers
+    for header in headers:
+        assert abs(model.num_parameters() / header.num_parameters - 1) < 0.005
+    # What from_pretrained reads must be what was written: no key ignored or renamed on the way.
+    written = json.loads((shape / "config.json").read_text(encoding="utf-8"))
+    read = model.config.to_dict()
+    assert {key: read[key] for key in written} == written
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_an_accelerate_config_is_one_for_accelerate_too(path):
+    config = load_config_from_file(str(path))
+    values, _ = read_yaml(path)
+    assert config.mixed_precision == "bf16"
+    assert config.distributed_type.value == values["distributed_type"]
+    # One file for every machine: the number of processes is the launcher's or the script's business.
+    assert "num_processes" not in values
+    assert set(config.fsdp_config) == set(values.get("fsdp_config", {}))
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 30
+    assert f"accelerate launch recipes/finetune.py --config {path.stem} " in text
+
+
+def test_the_accelerate_configs_differ_in_what_their_names_say():
+    configs = {path.stem: load_config_from_file(str(path)) for path in CONFIGS}
+    assert set(configs) == {"single", "ddp", "fsdp", "fsdp_offload", "fsdp1"}
+    fsdp, offload = configs["fsdp"].fsdp_config, configs["fsdp_offload"].fsdp_config
+    assert {key for key in fsdp if fsdp[key] != offload[key]} == {"fsdp_offload_params"}
+    assert (fsdp["fsdp_version"], configs["fsdp1"].fsdp_config["fsdp_version"]) == (2, 1)
+
+
+def test_accelerate_launch_starts_two_processes_with_the_fsdp_settings(tmp_path):
+    script = tmp_path / "show.py"
+    names = ["RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_MIXED_PRECISION"]
+    script.write_text(f"import os\nprint(*[os.environ.get(name) for name in {names}], flush=True)\n", encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        "accelerate_configs/fsdp.yaml",
+    ]
+    command += ["--num_processes", "2", "--main_process_port", "0", str(script)]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "FSDP_"))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
+    assert sorted(done.stdout.split("\n")) == ["", "0 2 true 2 bf16", "1 2 true 2 bf16"], done.stderr
