@@ -17,6 +17,12 @@ from kit.config import ACCELERATE_CONFIGS, RECIPES, ROOT
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 LLAMAS = [name for name in NAMES if name.startswith("llama-")]
 SHAPES = sorted(path.parent for path in RECIPES.glob("shapes/*/config.json"))
+PUBLISHED = {  # the sizes of the public weights
+    "llama-1b": 1_235_814_400,
+    "llama-3b": 3_212_749_824,
+    "llama-8b": 8_030_261_248,
+    "llama-70b": 70_553_706_496,
+}
 CONFIGS = sorted(ACCELERATE_CONFIGS.glob("*.yaml"))
 
 
@@ -37,6 +43,15 @@ def test_a_recipe_is_valid_and_its_header_names_the_command_that_runs_it(name):
     assert request.recipe == load_recipe(name) and request.recipe_name == name
     assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file()
     assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_the_default_recipe_brings_all_it_needs():
+    recipe = load_recipe("tiny")
+    for path in (recipe.model_name_or_path, recipe.dataset, recipe.eval_dataset):
+        assert os.path.exists(path), path
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model_name_or_path))
+    assert abs(model.num_parameters() / header_of("tiny").num_parameters - 1) < 0.05
 
 
 @pytest.mark.parametrize("name", LLAMAS)
@@ -106,6 +121,7 @@ def test_a_shape_builds_and_has_the_parameters_its_recipes_state(shape):
     assert headers
     for header in headers:
         assert abs(model.num_parameters() / header.num_parameters - 1) < 0.005
+    assert model.num_parameters() == PUBLISHED[shape.name]
     # What from_pretrained reads must be what was written: no key ignored or renamed on the way.
     written = json.loads((shape / "config.json").read_text(encoding="utf-8"))
     read = model.config.to_dict()
