@@ -69,20 +69,21 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> dict[str, Any]:
-    """Load into a prepared model and optimiser, whatever strategy wrote it. Called by all ranks.
+def read_state(path: Path) -> dict[str, Any]:
+    """The ``state`` given to ``save_checkpoint``."""
+    return json.loads((path / STATE).read_text())
 
-    Returns:
-        The ``state`` given to ``save_checkpoint``.
+
+def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
+    """Load into a prepared model and optimiser, whatever strategy wrote it. Called by all ranks.
 
     Raises:
         UserError: tensors are missing or of another shape.
     """
-    state = json.loads((path / STATE).read_text())
-    scalars = state.pop("optimizer_scalars")
+    scalars = read_state(path)["optimizer_scalars"]
     tensors, _ = _collect(model, optimizer)
     reader = HuggingFaceStorageReader(str(path))
-    stored = reader.read_metadata().state_dict_metadata
+    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     problems = [Problem(str(path), f"no tensor {name}") for name in tensors if name not in stored]
     problems += [
         Problem(str(path), f"tensor {name} has no place in this model") for name in stored if name not in tensors
@@ -108,7 +109,6 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> dict[
         optimizer_state["state"][parameter][key] = value
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
-    return state
 
 
 def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:

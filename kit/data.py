@@ -66,6 +66,7 @@ def open_data(recipe: Recipe, tokenizer: Any, vocab_size: int, show_progress: bo
     problems, sources, opened, notes = Problems(), [], [], []
     with problems.caught():
         template = resolve_template(tokenizer, recipe.chat_template)
+        tokenizer.chat_template = template  # so that what is trained with is what is saved
     for flag, name, split in wanted:
         with problems.caught():
             source = open_source(name, split, flag)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from kit.command_line import find_file
 from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology, suggest_batch
@@ -53,7 +53,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         if wanted:
             problems += _batch_problems(request.recipe, wanted)
     raise_if(problems)
-    recipe, settings = cast(Recipe, request.recipe), cast(Settings, settings)
+    assert request.recipe is not None and settings is not None
+    recipe = request.recipe
 
     num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
@@ -108,6 +109,8 @@ def reporting_errors() -> Iterator[None]:
     """Turn what goes wrong into one block on standard error and the exit status of the contract."""
     try:
         yield
+        if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
+            sys.modules["torch"].distributed.destroy_process_group()
     except (UserError, TrainingError) as error:
         if is_main():
             print(f"\n{error}", file=sys.stderr, flush=True)
@@ -206,7 +209,7 @@ def _launch_problems(
         return [
             Problem(
                 "num_machines",
-                f"{settings['num_machines']} machines, but no launcher started this process",
+                f"{settings.num_machines} machines, but no launcher started this process",
                 fix=fix,
             )
         ]

@@ -46,14 +46,14 @@ def silence_libraries() -> None:
 
 
 class Log:
-    """Progress and metrics of one run, from ``first_step`` to ``total_steps``."""
+    """Progress and metrics of one run, from ``state["step"]`` to ``total_steps``."""
 
     def __init__(
         self,
         accelerator: "Accelerator",
         recipe: "Recipe",
         output_dir: Path,
-        first_step: int,
+        state: dict[str, Any],
         total_steps: int,
     ) -> None:
         self.accelerator, self.recipe = accelerator, recipe
@@ -61,15 +61,16 @@ class Log:
         self.total_steps = total_steps
         self.started = self.last_time = time.perf_counter()
         self.last_line = 0.0
-        self.tokens = 0
-        self.metrics: dict[str, float] = {}
-        self.first_metrics: dict[str, float] = {}
+        self.tokens = self.steps = 0
+        self.training_seconds = 0.0
+        self.first_evaluation: dict[str, float] = state["first_evaluation"]
+        self.last_evaluation: dict[str, float] = state["last_evaluation"]
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
         if self.is_main:
-            _drop_lines_after(self.path, first_step)
+            _drop_lines_after(self.path, state["step"])
             if sys.stderr.isatty():
-                self.bar = tqdm(initial=first_step, total=total_steps, unit="step", dynamic_ncols=True)
+                self.bar = tqdm(initial=state["step"], total=total_steps, unit="step", dynamic_ncols=True)
         if recipe.report_to:
             accelerator.init_trackers("kit", config=_flat(recipe.model_dump()))
 
@@ -87,6 +88,7 @@ class Log:
     def step(self, step: int, **metrics: float) -> None:
         """After 1-based ``step``: ``metrics`` as in ``metrics.jsonl``, ``tokens`` counted over all ranks."""
         self.tokens += int(metrics["tokens"])
+        self.steps += 1
         if not self.is_main:
             return
         if self.bar is not None:
@@ -95,6 +97,7 @@ class Log:
             return
         now = time.perf_counter()
         rate = self.tokens / max(now - self.last_time, 1e-9)
+        self.training_seconds += now - self.last_time
         self.tokens, self.last_time = 0, now
         row = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
         self._write(row)
@@ -103,14 +106,13 @@ class Log:
             self.bar.set_postfix_str(text)
         elif now - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
             self.last_line = now
-            left = (now - self.started) / max(1, step) * (self.total_steps - step)
+            left = self.training_seconds / self.steps * (self.total_steps - step)
             self.say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Metrics after ``step`` steps, and a few answers if there are any."""
-        self.metrics = evaluation.metrics
-        if step == 0:
-            self.first_metrics = evaluation.metrics
+        self.last_evaluation = evaluation.metrics
+        self.first_evaluation = self.first_evaluation or evaluation.metrics
         row = {"step": step, **evaluation.metrics}
         if self.is_main:
             self._write(row)
@@ -125,18 +127,23 @@ class Log:
         # Time spent evaluating is no training time.
         self.last_time = time.perf_counter()
 
+    def state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint after ``step`` steps keeps of the log."""
+        return {"step": step, "first_evaluation": self.first_evaluation, "last_evaluation": self.last_evaluation}
+
     def summary(self) -> list[str]:
-        """Evaluation before and after, a line for each measure that has both."""
-        first, last = self.first_metrics, self.metrics
-        return [
-            f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in last if name in first and name != "eval_tokens"
-        ]
+        """First and last evaluation, a line for each measure."""
+        first, last = self.first_evaluation, self.last_evaluation
+        if first == last:
+            return []
+        return [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in last if name != "eval_tokens"]
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
         if self.recipe.report_to:
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
 
     def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

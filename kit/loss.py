@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 CHUNK_TOKENS = 2048
 
 
-def install_loss_head(model: torch.nn.Module, chunk_tokens: int = CHUNK_TOKENS) -> None:
+def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     """Teach a causal LM to return its summed loss. Call before wrapping; plain calls go on as before.
 
     Afterwards ``model(input_ids, attention_mask, target_positions=P, targets=Y)`` returns the cross-entropy in nats

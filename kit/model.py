@@ -48,7 +48,7 @@ def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def build_meta_model(recipe: Recipe, config: Any) -> torch.nn.Module:
+def build_meta_model(recipe: Recipe, config: Any) -> Any:
     """The model's modules and shapes without memory, to check against. Raises ``UserError``."""
     try:
         with torch.device("meta"):
@@ -58,7 +58,7 @@ def build_meta_model(recipe: Recipe, config: Any) -> torch.nn.Module:
         raise UserError(Problem("model_name_or_path", found)) from None
 
 
-def check_model(recipe: Recipe, config: Any, meta_model: torch.nn.Module) -> list[Problem]:
+def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
     """What config and shapes tell about the recipe before any weight is read."""
     problems = []
     folder = Path(recipe.model_name_or_path)
@@ -116,7 +116,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             bnb_4bit_quant_storage=compute,
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             recipe.model_name_or_path,
             config=config,
             attn_implementation=recipe.attn_implementation,

@@ -223,7 +223,7 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
     return trainable_only(model, state) if accelerator.is_main_process else {}
 
 
-def trainable_only(model: "torch.nn.Module", state: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
     """``state`` without what does not train: quantisation tables, and frozen tied weights."""
     trainable = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
     return {name: tensor for name, tensor in state.items() if name in trainable}

@@ -4,6 +4,7 @@ A config says topology and precision, nothing else. A key that would be ignored 
 kit cannot honour. Plain Python; the launcher's environment is translated into the same words by ``kit.strategy``.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from kit.command_line import read_yaml
 from kit.config import Precision, Strategy
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
-TITLES: dict[Strategy, str] = {"single": "single process", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}
+TITLES: dict[Strategy, str] = {"single": "Single", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}
 
 _CONFIG_KEYS = """
 compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity fsdp_config gpu_ids machine_rank
@@ -48,9 +49,12 @@ def read_config(path: Path) -> Settings:
     values, lines = read_yaml(path)
     fsdp = values.get("fsdp_config") or {}
     problems = []
+    text = path.read_text(encoding="utf-8").splitlines()
 
     def place(key: str) -> str:
-        return f"{path}:{lines[key]} {key}" if key in lines else f"{path} {key}"
+        inner = re.compile(rf"[\s{{'\"]*{re.escape(key.removeprefix('fsdp_config.'))}['\"]?\s*:")
+        line = lines.get(key) or next((number for number, line in enumerate(text, 1) if inner.match(line)), None)
+        return f"{path}:{line} {key}" if line else f"{path} {key}"
 
     for key in values:
         if key not in _CONFIG_KEYS:
@@ -62,7 +66,11 @@ def read_config(path: Path) -> Settings:
     for key in fsdp:
         if key not in _FSDP_KEYS:
             hint = did_you_mean(str(key), _FSDP_KEYS) or "remove it"
-            problems.append(Problem(f"{path} fsdp_config.{key}", "not a key this kit reads", fix=hint))
+            problems.append(Problem(place(f"fsdp_config.{key}"), "not a key this kit reads", fix=hint))
+    gpu_ids = str(values.get("gpu_ids") or "all")
+    if gpu_ids != "all":  # only the launcher can set what the process sees
+        fix = f"put CUDA_VISIBLE_DEVICES={gpu_ids} in front of the command"
+        problems.append(Problem(place("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
     return make_settings(values, fsdp, place, problems)
 
 
@@ -84,7 +92,8 @@ def make_settings(
             refuse(f"fsdp_config.{key}", fsdp[key], "true or false")
         return value == "true"
 
-    kind = str(values.get("distributed_type", "NO"))
+    # YAML reads an unquoted `NO` as false.
+    kind = str(values.get("distributed_type") or "NO")
     version = str(fsdp.get("fsdp_version", 1))
     kinds: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
     if kind not in kinds:
@@ -94,10 +103,7 @@ def make_settings(
         refuse("fsdp_config.fsdp_version", version, "1 or 2")
     if kind == "FSDP" and version == "1":
         strategy = "fsdp1"
-    # YAML reads an unquoted `no` as false.
-    precision = (
-        "no" if values.get("mixed_precision", "no") in (False, None) else str(values.get("mixed_precision", "no"))
-    )
+    precision = str(values.get("mixed_precision") or "no")
     if precision not in ("no", "bf16"):
         refuse("mixed_precision", precision, "no or bf16", "fp16 and fp8 are not offered")
     if kind == "FSDP":
@@ -120,8 +126,14 @@ def make_settings(
         if values.get(key):
             refuse(key, values[key], "nothing", "remove it: not offered")
     count = values.get("num_processes")
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count == 0 or count < -1):
+    if count is not None and (type(count) is not int or count == 0 or count < -1):
         refuse("num_processes", count, "a whole number from 1, or no such line: one per GPU")
+    num_machines = values.get("num_machines", 1)
+    if type(num_machines) is not int or num_machines < 1:
+        refuse("num_machines", num_machines, "a whole number from 1")
+    use_cpu = str(values.get("use_cpu") or False).lower()
+    if use_cpu not in ("true", "false", "none"):
+        refuse("use_cpu", values["use_cpu"], "true or false")
     sharding = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"))
     if strategy == "fsdp1" and sharding not in ("FULL_SHARD", "SHARD_GRAD_OP", "1", "2"):
         refuse("fsdp_config.fsdp_sharding_strategy", sharding, "FULL_SHARD or SHARD_GRAD_OP")
@@ -136,8 +148,8 @@ def make_settings(
         strategy=strategy,
         mixed_precision=cast(Precision, precision),
         num_processes=count if count and count > 0 else None,
-        num_machines=int(values.get("num_machines") or 1),
-        use_cpu=str(values.get("use_cpu", False)).lower() == "true",
+        num_machines=num_machines,
+        use_cpu=use_cpu == "true",
         layer_classes=tuple(str(name).strip() for name in names if str(name).strip()),
         reshard_after_forward=reshard,
         offload=offload,

@@ -8,12 +8,16 @@ accelerate launch recipes/finetune.py --help                             # every
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
 from kit import launch
 from kit.command_line import read_command_line
+from kit.config import DEFAULT_RECIPE
 from kit.errors import Problems, TrainingError
+
+NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
 
 
 def main() -> None:
@@ -42,7 +46,7 @@ def main() -> None:
         datasets = data.open_data(recipe, tokenizer, config.get_text_config().vocab_size, launch.is_main())
         run.check_output_dir(recipe, datasets.fingerprint)
     problems.raise_if_any()
-    train, pad_id = datasets.train, data.pad_id(tokenizer)
+    train, evaluation, pad_id = datasets.train, datasets.evaluation, data.pad_id(tokenizer)
     total_steps = data.total_steps(len(train), recipe)
     if request.launch.dry_run:
         planned = strategy.planned(topology, model.attach_adapter(meta_model, recipe))
@@ -59,31 +63,35 @@ def main() -> None:
     resume_path = checkpoint.find_checkpoint(
         output_dir / "checkpoints", recipe.resume_from_checkpoint, accelerator.print
     )
+    state: dict[str, Any] = {"step": 0, "first_evaluation": {}, "last_evaluation": {}}
+    if resume_path:
+        state = checkpoint.read_state(resume_path)
+        launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
+    if state["step"] >= total_steps and (output_dir / "final").is_dir():
+        launch.say(
+            f"this run is finished: {output_dir / 'final'}",
+            "more steps, another --output_dir or --overwrite_output_dir",
+        )
+        return
     llm = model.build_model(recipe, config, plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
-    state = checkpoint.load_checkpoint(llm, optimizer, resume_path) if resume_path else {"step": 0, "metrics": {}}
-    log = Log(accelerator, recipe, output_dir, first_step=state["step"], total_steps=total_steps)
+    if resume_path:
+        checkpoint.load_checkpoint(llm, optimizer, resume_path)
+    log = Log(accelerator, recipe, output_dir, state, total_steps)
     log.say(strategy.describe(actual, recipe), *datasets.notes)
     if accelerator.is_main_process:
         run.write_run_file(output_dir, recipe, request.recipe_name, actual, datasets.describe())
 
-    if recipe.eval_on_start and state["step"] == 0:
-        log.evaluation(0, evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, log.track))
+    share = (accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size, pad_id)
+    schedule = (total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
+    if evaluation and recipe.eval_on_start and state["step"] == 0:
+        log.evaluation(0, evaluate(accelerator, llm, evaluation, recipe, tokenizer, log.track))
     for step in range(state["step"], total_steps):
         ids = data.sample_ids(step, len(train), recipe)
-        micro_batches = data.micro_batches(
-            train,
-            ids,
-            accelerator.process_index,
-            accelerator.num_processes,
-            recipe.per_device_train_batch_size,
-            pad_id,
-        )
+        micro_batches = data.micro_batches(train, ids, *share)
         num_targets = int(train.num_supervised[ids].sum())
-        rate = learning_rate(
-            step, total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type
-        )
+        rate = learning_rate(step, *schedule)
         seed_everything(recipe.seed, step, accelerator.process_index)
         try:
             loss, grad_norm = train_step(
@@ -106,18 +114,19 @@ def main() -> None:
             supervised_tokens=num_targets,
             tokens=int(train.lengths[ids].sum()),
         )
-        if datasets.evaluation and (last or (recipe.eval_steps and done % recipe.eval_steps == 0)):
-            log.evaluation(done, evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, log.track))
+        if evaluation and (last or (recipe.eval_steps and done % recipe.eval_steps == 0)):
+            log.evaluation(done, evaluate(accelerator, llm, evaluation, recipe, tokenizer, log.track))
         if last or (recipe.save_steps and done % recipe.save_steps == 0):
-            state = {"step": done, "metrics": log.metrics}
             checkpoint.save_checkpoint(
-                accelerator, llm, optimizer, output_dir / "checkpoints", state, recipe.save_total_limit
+                accelerator, llm, optimizer, output_dir / "checkpoints", log.state(done), recipe.save_total_limit
             )
 
-    card = export.model_card(recipe, actual, state["metrics"], total_steps)
+    card = export.model_card(recipe, actual, log.last_evaluation, total_steps)
     export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
     log.close()
     log.say(*log.summary(), f"model: {output_dir / 'final'}", f"metrics: {output_dir / 'metrics.jsonl'}")
+    if request.recipe_name == DEFAULT_RECIPE:
+        log.say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 
 
 if __name__ == "__main__":

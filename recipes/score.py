@@ -22,7 +22,7 @@ def main() -> None:
     if "--eval_dataset" in words and "--dataset" not in words:  # nothing is trained on
         words += ["--dataset", words[words.index("--eval_dataset") + 1]]
     recipe, topology = launch.resolve(read_command_line(words))
-    if not recipe.eval_dataset:
+    if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 
     from kit import checkpoint, data, model, strategy
@@ -34,7 +34,7 @@ def main() -> None:
     target = Path(recipe.model_name_or_path)
     is_checkpoint = (target / checkpoint.MANIFEST).is_file()
     if is_checkpoint:
-        checkpoint.find_checkpoint(target.parent, str(target), print)
+        checkpoint.find_checkpoint(target.parent, str(target), launch.say)
         trained = json.loads((target.parents[1] / "run.json").read_text())["recipe"]
         keys = ("model_name_or_path", "model_revision", "method", "adapter_name_or_path", "chat_template")
         keys += tuple(key for key in trained if key.startswith(("lora_", "use_")))
@@ -60,6 +60,7 @@ def main() -> None:
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, build_optimizer(llm, recipe))
     if is_checkpoint:
         checkpoint.load_checkpoint(llm, optimizer, target)
+    assert datasets.evaluation is not None
     result = evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, lambda items, name: items)
     for answer in result.answers:
         launch.say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
