@@ -67,7 +67,7 @@ def read_config(path: Path) -> Settings:
         if key not in _FSDP_KEYS:
             hint = did_you_mean(str(key), _FSDP_KEYS) or "remove it"
             problems.append(Problem(place(f"fsdp_config.{key}"), "not a key this kit reads", fix=hint))
-    gpu_ids = str(values.get("gpu_ids") or "all")
+    gpu_ids = str(values.get("gpu_ids", "all"))
     if gpu_ids != "all":  # only the launcher can set what the process sees
         fix = f"put CUDA_VISIBLE_DEVICES={gpu_ids} in front of the command"
         problems.append(Problem(place("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
@@ -128,7 +128,7 @@ def make_settings(
     count = values.get("num_processes")
     if count is not None and (type(count) is not int or count == 0 or count < -1):
         refuse("num_processes", count, "a whole number from 1, or no such line: one per GPU")
-    num_machines = values.get("num_machines", 1)
+    num_machines = values.get("num_machines") or 1
     if type(num_machines) is not int or num_machines < 1:
         refuse("num_machines", num_machines, "a whole number from 1")
     use_cpu = str(values.get("use_cpu") or False).lower()
