@@ -1,0 +1,159 @@
+"""An Accelerate config is taken as written or refused with what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from kit.errors import UserError
+from kit.topology import read_config
+
+CONFIGS = Path(__file__).resolve().parents[1] / "accelerate_configs"
+SHIPPED = {"single": "single", "ddp": "ddp", "fsdp": "fsdp2", "fsdp_offload": "fsdp2", "fsdp1": "fsdp1"}
+
+DDP = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
+FSDP = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return read_config(path)
+
+    return read
+
+
+@pytest.fixture
+def refusal(read):
+    def refusal(text):
+        with pytest.raises(UserError) as caught:
+            read(text)
+        return caught.value
+
+    return refusal
+
+
+def test_no_shipped_config_is_left_out():
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_config_is_the_strategy_its_name_says(name):
+    settings = read_config(CONFIGS / f"{name}.yaml")
+    assert settings.strategy == SHIPPED[name]
+    assert settings.offload == ("offload" in name)
+    assert settings.mixed_precision == "bf16"
+    assert settings.reshard_after_forward
+    assert settings.load_on_rank0 == name.startswith("fsdp")
+    # Fits any machine: one process per GPU, the model's own layer class.
+    assert (settings.num_processes, settings.num_machines, settings.layer_classes) == (None, 1, ())
+    assert not settings.use_cpu
+
+
+def test_what_accelerate_config_writes_is_read(read):
+    """The answers to `accelerate config` for one machine with four GPUs, as it writes them."""
+    settings = read("""
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config:
+  fsdp_activation_checkpointing: false
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: false
+  fsdp_offload_params: true
+  fsdp_reshard_after_forward: false
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer,MistralDecoderLayer
+  fsdp_version: 2
+gpu_ids: all
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+""")
+    assert (settings.strategy, settings.num_processes) == ("fsdp2", 4)
+    assert settings.layer_classes == ("LlamaDecoderLayer", "MistralDecoderLayer")
+    assert settings.offload and not settings.reshard_after_forward and not settings.load_on_rank0
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy", "precision"),
+    [
+        ("", "single", "no"),
+        ("distributed_type: NO\nmixed_precision: no\n", "single", "no"),  # YAML makes both false
+        ('distributed_type: "NO"\nmixed_precision: "no"\n', "single", "no"),
+        ("distributed_type: MULTI_CPU\n", "ddp", "no"),
+        ("distributed_type: FSDP\n", "fsdp1", "no"),  # accelerate's default version
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: '2'\n", "fsdp2", "no"),
+    ],
+)
+def test_values_mean_what_they_mean_to_accelerate(read, text, strategy, precision):
+    settings = read(text)
+    assert (settings.strategy, settings.mixed_precision) == (strategy, precision)
+
+
+@pytest.mark.parametrize(("sharding", "reshard"), [("FULL_SHARD", True), ("SHARD_GRAD_OP", False), ("2", False)])
+def test_fsdp1_says_resharding_in_its_own_word(read, sharding, reshard):
+    text = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_sharding_strategy: {sharding}\n"
+    assert read(text).reshard_after_forward is reshard
+
+
+@pytest.mark.parametrize("count", [-1, "null"])
+def test_minus_one_process_is_one_per_gpu(read, count):
+    assert read(f"{DDP}num_processes: {count}\n").num_processes is None
+
+
+# The text of a config, the line to name, and words the message must hold.
+REFUSED = [
+    ("mixed_precison: bf16\n" + DDP, 1, ["mixed_precison", "did you mean 'mixed_precision'?"]),
+    (FSDP + "  fsdp_reshard_after_foward: false\n", 5, ["did you mean 'fsdp_reshard_after_forward'?"]),
+    (FSDP + "  fsdp_min_num_params: 100\n", 5, ["fsdp_min_num_params"]),
+    ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16"]),
+    ("mixed_precision: fp8\n", 1, ["'fp8'", "no or bf16"]),
+    ("\ndistributed_type: DEEPSPEED\n", 2, ["DEEPSPEED", "--config fsdp"]),
+    ("distributed_type: MEGATRON_LM\n", 1, ["MEGATRON_LM", "--config fsdp"]),
+    (FSDP + "  fsdp_auto_wrap_policy: NO_WRAP\n", 5, ["NO_WRAP", "TRANSFORMER_BASED_WRAP"]),
+    (FSDP + "  fsdp_activation_checkpointing: true\n", 5, ["--gradient_checkpointing", "wrong gradients"]),
+    (FSDP + "  fsdp_offload_params: maybe\n", 5, ["'maybe'", "true or false"]),
+    (FSDP.replace("2", "3"), 4, ["fsdp_version", "1 or 2"]),
+    (FSDP.replace("2", "1") + "  fsdp_sharding_strategy: HYBRID_SHARD\n", 5, ["HYBRID_SHARD", "FULL_SHARD"]),
+    (DDP + "dynamo_config:\n  dynamo_backend: INDUCTOR\n", 3, ["dynamo_config", "remove it"]),
+    (DDP + "parallelism_config:\n  parallelism_config_tp_size: 2\n", 3, ["parallelism_config", "remove it"]),
+    (DDP + "num_processes: 0\n", 3, ["num_processes", "from 1"]),
+    (DDP + "num_processes: four\n", 3, ["'four'", "from 1"]),
+    (DDP + "num_machines: two\n", 3, ["'two'", "from 1"]),
+    (DDP + "use_cpu: maybe\n", 3, ["'maybe'", "true or false"]),
+    (DDP + "gpu_ids: 2,3\n", 3, ["gpu_ids", "CUDA_VISIBLE_DEVICES=2,3"]),
+    (DDP + "gpu_ids: 0\n", 3, ["gpu_ids", "CUDA_VISIBLE_DEVICES=0"]),
+    (DDP + "fsdp_config: 2\n", 3, ["fsdp_config", "mapping"]),
+    (DDP + "num_processes: 2\nnum_processes: 4\n", 4, ["second time"]),
+    ("distributed_type: [\n", 2, ["not valid YAML"]),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), REFUSED, ids=lambda value: str(value)[-40:])
+def test_what_the_kit_cannot_honour_is_refused_at_its_line_with_the_remedy(refusal, text, line, words):
+    error = refusal(text)
+    assert len(error.problems) == 1
+    assert f"mine.yaml:{line}" in str(error)
+    for word in words:
+        assert word in str(error)
+
+
+def test_everything_wrong_with_a_config_is_told_at_once(refusal):
+    error = refusal(
+        "mixed_precision: fp16\ndistributed_type: FSDP\nnum_proceses: 4\nnum_processes: -2\n"
+        "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: NO_WRAP\n  fsdp_activation_checkpointing: true\n"
+    )
+    places = [problem.where.rpartition("mine.yaml:")[2].split()[0] for problem in error.problems]
+    assert sorted(places) == ["1", "3", "4", "7", "8"]
