@@ -57,9 +57,11 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
 
 
 def _logit_transform(config: Any) -> Any:
-    """What some families do to logits after the head: Gemma 2 caps, Cohere multiplies, Granite divides."""
-    cap = getattr(config, "final_logit_softcapping", None)
-    factor = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    """What some families do to logits after the head: cap (Gemma), multiply (Cohere), divide (Granite)."""
+    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+    factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+    scaling = getattr(config, "logits_scaling", None) or 1.0
+    factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling
     if cap:
         return lambda logits: torch.tanh(logits / cap) * cap
     return (lambda logits: logits * factor) if factor != 1.0 else (lambda logits: logits)
