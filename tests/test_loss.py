@@ -1,0 +1,188 @@
+"""The loss head gives the loss and gradients that the model's own logits give, without holding them all."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kit.loss import install_loss_head
+
+VOCABULARY = 151
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# Brackets tell what a family does to the head's output.
+FAMILIES = {
+    "llama": {},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "gemma2": {"final_logit_softcapping": 0.3},  # [caps]; so low that forgetting it shows
+    "cohere": {"logit_scale": 0.25},  # [multiplies]
+    "granite": {"logits_scaling": 8.0, "embedding_multiplier": 3.0},  # [divides]
+    "phi": {},  # [adds a bias]
+    "hyperclovax": {"logits_scaling": 0.25},  # [multiplies, by what Granite divides by]
+    "falcon_h1": {"lm_head_multiplier": 0.25, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_state": 8},
+    "recurrent_gemma": {"logits_soft_cap": 0.3, "lru_width": 32, "block_types": ["recurrent", "attention"]},
+    "minicpm3": {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
+}
+
+
+def tiny(family="llama", **changes):
+    shape = SHAPE | FAMILIES[family] | changes
+    if family == "minicpm3":
+        del shape["head_dim"]
+        shape["num_key_value_heads"] = 4
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape))
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, so that each of them counts
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.train()
+
+
+def batch(targets_per_row=(9, 4, 0)):
+    """Three padded rows; the supervised tokens are the last ones of each."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = (12, 7, 9)
+    ids = torch.randint(3, VOCABULARY, (3, 12), generator=generator)
+    mask = torch.zeros(3, 12, dtype=torch.long)
+    positions, targets = [], []
+    for row, (length, count) in enumerate(zip(lengths, targets_per_row, strict=True)):
+        mask[row, :length] = 1
+        ids[row, length:] = 0
+        for place in range(length - count, length):
+            positions.append(row * 12 + place - 1)
+            targets.append(int(ids[row, place]))
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    return inputs, {"target_positions": torch.tensor(positions).long(), "targets": torch.tensor(targets).long()}
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_loss_and_gradients(model, reference, inputs, wanted):
+    """``reference`` is an untouched copy: its own logits, and torch's cross-entropy."""
+    logits = reference(**inputs, use_cache=False).logits.float().flatten(0, 1)
+    expected = F.cross_entropy(logits[wanted["target_positions"]], wanted["targets"], reduction="sum")
+    expected.backward()
+    loss = model(**inputs, **wanted)
+    loss.backward()
+    assert loss.shape == () and loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    ours, theirs = gradients(model), gradients(reference)
+    assert set(ours) == set(theirs) and theirs
+    scale = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        difference = float((ours[name] - gradient).abs().max())
+        assert difference <= 1e-5 * max(float(gradient.abs().max()), 0.01 * scale), name
+
+
+def pair(family, **changes):
+    model, reference = tiny(family, **changes), tiny(family, **changes)
+    reference.load_state_dict(model.state_dict())
+    return model, reference
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_loss_of_the_models_own_logits(family):
+    model, reference = pair(family)
+    install_loss_head(model)
+    assert_same_loss_and_gradients(model, reference, *batch())
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 13, 10_000])
+def test_the_size_of_a_chunk_does_not_matter(chunk_tokens):
+    model, reference = pair("gemma2")
+    install_loss_head(model, chunk_tokens)
+    assert_same_loss_and_gradients(model, reference, *batch())
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
+def test_it_sees_adapters_even_on_the_head(targets):
+    from peft import LoraConfig, get_peft_model
+
+    def adapted(base):
+        torch.manual_seed(5)
+        config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False)
+        return get_peft_model(base, config)
+
+    base, reference = pair("llama")
+    model, reference = adapted(base), adapted(reference)
+    install_loss_head(base)
+    assert_same_loss_and_gradients(model, reference, *batch())
+    assert any("lm_head" in name for name in gradients(model)) == ("lm_head" in targets)
+
+
+def test_recomputing_layers_changes_nothing():
+    model, reference = pair("llama")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    install_loss_head(model)
+    assert_same_loss_and_gradients(model, reference, *batch())
+
+
+def test_a_batch_without_targets_gives_zero_and_zero_gradients_for_every_weight():
+    """A rank that got no sample must still take part in the backward pass, with nothing to add."""
+    model = tiny()
+    install_loss_head(model)
+    inputs, wanted = batch((0, 0, 0))
+    loss = model(**inputs, **wanted)
+    loss.backward()
+    assert loss.item() == 0
+    assert len(gradients(model)) == len(list(model.parameters()))
+    assert all(bool((gradient == 0).all()) for gradient in gradients(model).values())
+
+
+def test_without_gradients_it_is_the_same_loss():
+    model = tiny("cohere")
+    install_loss_head(model, 4)
+    inputs, wanted = batch()
+    with torch.no_grad():
+        without = model(**inputs, **wanted)
+    assert not without.requires_grad
+    assert without.item() == pytest.approx(model(**inputs, **wanted).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_plain_calls_and_generation_go_on_as_before(family):
+    model, reference = pair(family)
+    install_loss_head(model)
+    model.eval(), reference.eval()
+    inputs, _ = batch()
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    with torch.no_grad():
+        ours, theirs = model(**inputs, labels=labels), reference(**inputs, labels=labels)
+    assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.loss, theirs.loss)
+    prompt = inputs["input_ids"][:1, :5]
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(model.generate(prompt, **options), reference.generate(prompt, **options))
+
+
+def test_never_more_logits_than_one_chunk_and_none_for_unsupervised_tokens(monkeypatch):
+    rows = []
+    linear = F.linear
+
+    def counting(input, weight, bias=None):
+        if weight.shape[0] == VOCABULARY:
+            rows.append(input.shape[:-1].numel())
+        return linear(input, weight, bias)
+
+    monkeypatch.setattr(F, "linear", counting)
+    model = tiny()
+    install_loss_head(model, 4)
+    inputs, wanted = batch()
+    loss = model(**inputs, **wanted)
+    assert rows == [4, 4, 4, 1]  # 13 targets among 36 tokens
+    loss.backward()
+    assert sorted(rows) == sorted([4, 4, 4, 1] * 2)  # computed again, not kept
