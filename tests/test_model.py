@@ -1,0 +1,278 @@
+"""One dtype rule, the same adapters everywhere, and mistakes told before a weight is read."""
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kit.config import LoadPlan, Recipe
+from kit.errors import UserError
+from kit.model import attach_adapter, build_meta_model, build_model, check_model, open_config, open_tokenizer
+
+BF16 = LoadPlan(compute_dtype="bfloat16", device="cpu")
+FP32 = LoadPlan(compute_dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def recipe(model_folder):
+    def recipe(folder=model_folder, **changes):
+        return Recipe(**{"model_name_or_path": str(folder), "dataset": "x.jsonl", "max_length": 256, **changes})
+
+    return recipe
+
+
+def build(recipe, plan):
+    return build_model(recipe, open_config(recipe), plan)
+
+
+def problems(recipe):
+    """As the script collects them, as one text."""
+    config = open_config(recipe)
+    return "\n".join(map(str, check_model(recipe, config, build_meta_model(recipe, config))))
+
+
+@pytest.fixture
+def changed(model_folder, tmp_path):
+    """A copy of the model's folder, with other values in one of its JSON files."""
+
+    def changed(file="config.json", **values):
+        folder = tmp_path / "changed"
+        if not folder.exists():
+            shutil.copytree(model_folder, folder)
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        return folder
+
+    return changed
+
+
+# What the weights are
+
+
+@pytest.mark.parametrize("plan", [BF16, FP32], ids=["bf16", "fp32"])
+def test_full_trains_every_weight_in_float32(recipe, plan, model_folder):
+    model = build(recipe(method="full"), plan)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in model.parameters())
+    stored = load_file(model_folder / "model.safetensors")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.items())
+
+
+@pytest.mark.parametrize(("plan", "frozen"), [(BF16, torch.bfloat16), (FP32, torch.float32)], ids=["bf16", "fp32"])
+def test_lora_trains_float32_adapters_on_a_base_in_the_compute_type(recipe, plan, frozen):
+    model = build(recipe(method="lora"), plan)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name), name
+        assert parameter.dtype == (torch.float32 if "lora_" in name else frozen), name
+    targets = {name.split(".lora_A")[0].rsplit(".", 1)[1] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert targets == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize(("plan", "storage"), [(BF16, torch.bfloat16), (FP32, torch.float32)], ids=["bf16", "fp32"])
+def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_type(recipe, plan, storage):
+    """Sharding corrupts any other storage without a word."""
+    import bitsandbytes
+
+    model = build(recipe(method="qlora"), plan)
+    layers = [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
+    assert len(layers) == 3 * 7
+    for layer in layers:
+        state = layer.weight.quant_state
+        assert (layer.weight.dtype, layer.compute_dtype) == (storage, storage)
+        assert state.quant_type == "nf4" and state.nested
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name), name
+        assert parameter.dtype == (torch.float32 if "lora_" in name else storage), name
+
+
+def test_the_seed_alone_decides_the_first_adapters(recipe):
+    """Not what ran before: sharding takes each rank's part of what must be one matrix."""
+
+    def adapters(seed):
+        torch.rand(7)
+        model = build(recipe(method="lora", seed=seed), FP32)
+        return {name: p for name, p in model.named_parameters() if "lora_" in name}
+
+    first, second, other = adapters(1), adapters(1), adapters(2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first if "lora_A" in name)
+    assert not any(p.any() for name, p in first.items() if "lora_B" in name)  # starts as the base model
+
+
+@pytest.mark.parametrize(("r", "alpha", "rslora", "scale"), [(4, 8, False, 2.0), (16, 8, True, 2.0)])
+def test_rank_and_scale_are_those_of_the_recipe(recipe, r, alpha, rslora, scale):
+    model = build(recipe(lora_r=r, lora_alpha=alpha, use_rslora=rslora, lora_target_modules="q_proj,v_proj"), FP32)
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    assert len(layers) == 3 * 2
+    assert {layer.scaling["default"] for layer in layers} == {scale}
+    assert {layer.r["default"] for layer in layers} == {r}
+
+
+def test_an_adapter_goes_on_with_its_own_shape(recipe, tmp_path):
+    first = build(recipe(lora_r=3, lora_target_modules="q_proj"), FP32)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.5)
+    first.save_pretrained(tmp_path / "adapter")
+    again = build(recipe(adapter_name_or_path=str(tmp_path / "adapter")), BF16)
+    trained = {name: p for name, p in again.named_parameters() if p.requires_grad}
+    expected = {name: p for name, p in first.named_parameters() if p.requires_grad}
+    assert set(trained) == set(expected)
+    assert all(p.dtype == torch.float32 and torch.equal(p, expected[name]) for name, p in trained.items())
+
+
+def test_the_dry_run_counts_the_adapters_that_will_train(recipe):
+    mine = recipe(lora_r=5)
+    meta = attach_adapter(build_meta_model(mine, open_config(mine)), mine)
+    count = sum(p.numel() for p in meta.parameters() if p.requires_grad)
+    assert count == sum(p.numel() for p in build(mine, FP32).parameters() if p.requires_grad)
+    assert all(p.device.type == "meta" for p in meta.parameters())
+
+
+# What a user can get wrong
+
+
+def test_a_fitting_recipe_has_no_problems(recipe):
+    assert problems(recipe(method="qlora", lora_target_modules="q_proj,mlp.down_proj,lm_head")) == ""
+
+
+def test_a_missing_folder_is_named(recipe, tmp_path):
+    with pytest.raises(UserError, match=r"model_name_or_path: .*/nowhere: no such folder"):
+        open_config(recipe(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"no config\.json in it"):
+        open_config(recipe(tmp_path))
+
+
+def test_a_config_that_is_no_json_or_of_no_known_type_is_a_users_mistake(recipe, changed):
+    folder = changed(model_type="lama")
+    with pytest.raises(UserError, match="lama"):
+        open_config(recipe(folder))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="model_name_or_path"):
+        open_config(recipe(folder))
+
+
+def test_an_encoder_is_no_causal_language_model(recipe, changed):
+    mine = recipe(changed(model_type="t5"))
+    with pytest.raises(UserError, match="not a causal language model"):
+        build_meta_model(mine, open_config(mine))
+
+
+def test_pickled_weights_are_refused_and_named(recipe, changed):
+    folder = changed()
+    (folder / "model.safetensors").unlink()
+    assert "no weights in" in problems(recipe(folder))
+    torch.save({}, folder / "pytorch_model.bin")
+    text = problems(recipe(folder))
+    assert "pytorch_model.bin" in text and "*.safetensors" in text and "never opened" in text
+
+
+def test_a_quantised_checkpoint_is_refused(recipe, changed):
+    folder = changed(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    assert "a quantised checkpoint" in problems(recipe(folder))
+
+
+def test_a_mistyped_target_module_gets_a_hint(recipe):
+    text = problems(recipe(lora_target_modules="q_porj,v_proj,nothing_like_it"))
+    assert "no module 'q_porj'" in text and "did you mean 'q_proj'?" in text
+    assert "no module 'nothing_like_it'" in text and "down_proj" in text
+    assert "'v_proj'" not in text
+    assert problems(recipe(method="full", lora_target_modules="q_porj")) == ""  # not looked at
+
+
+def test_a_length_beyond_the_models_positions_is_refused_with_the_longest(recipe):
+    assert "--max_length 1024" in problems(recipe(max_length=1025))
+    assert problems(recipe(max_length=1024)) == ""
+
+
+def test_an_adapter_folder_must_hold_an_adapter(recipe, tmp_path):
+    text = problems(recipe(adapter_name_or_path=str(tmp_path)))
+    assert "adapter_config.json" in text and "adapter_model.safetensors" in text
+
+
+def test_a_folder_without_a_tokenizer_is_refused(recipe, changed):
+    folder = changed()
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(UserError, match="no tokenizer in .*tokenizer.json beside the weights"):
+        open_tokenizer(recipe(folder))
+
+
+@pytest.mark.xfail(strict=True, reason="RuntimeError passes through as a failure of the script")
+def test_weights_of_another_shape_than_the_config_are_a_users_mistake(recipe, changed):
+    with pytest.raises(UserError, match="model_name_or_path"):
+        build(recipe(changed(intermediate_size=48)), FP32)
+
+
+@pytest.mark.xfail(strict=True, reason="SafetensorError passes through as a failure of the script")
+def test_cut_off_weights_are_a_users_mistake(recipe, changed):
+    weights = changed() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="model_name_or_path"):
+        build(recipe(weights.parent), FP32)
+
+
+# Code that comes with a model
+
+CANARY = "import pathlib\npathlib.Path({path!r}).touch()\n"
+
+
+@pytest.fixture
+def booby_trap(changed, tmp_path):
+    """A model folder whose config, model and tokenizer point to code; returns it and the file that code makes."""
+    canary = tmp_path / "executed"
+
+    def make(model_type):
+        own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+        folder = changed(model_type=model_type, auto_map=own)
+        changed("tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.T", "own.T"]})
+        code = "from transformers import LlamaConfig as OwnConfig, LlamaForCausalLM as OwnModel\n"
+        code += "from transformers import PreTrainedTokenizerFast as T\n"
+        (folder / "own.py").write_text(CANARY.format(path=str(canary)) + code)
+        return folder, canary
+
+    return make
+
+
+@pytest.mark.parametrize("model_type", ["llama", "own_type"])
+def test_code_that_comes_with_a_model_is_not_executed(recipe, booby_trap, model_type):
+    folder, canary = booby_trap(model_type)
+    mine = recipe(folder)
+    with suppress(UserError):
+        open_tokenizer(mine)
+    with suppress(UserError):
+        build_meta_model(mine, open_config(mine))
+    with suppress(UserError):
+        build(mine, FP32)
+    assert not canary.exists()
+
+
+def test_a_model_that_needs_its_own_code_is_refused(recipe, booby_trap):
+    folder, _ = booby_trap("own_type")
+    with pytest.raises(UserError, match="model_name_or_path: .*custom code"):
+        open_config(recipe(folder))
+
+
+@pytest.mark.xfail(strict=True, reason="the library's last line has the remedy, and only its first is shown")
+def test_the_refusal_names_the_flag_that_allows_it(recipe, booby_trap):
+    folder, _ = booby_trap("own_type")
+    with pytest.raises(UserError, match="--trust_remote_code"):
+        open_config(recipe(folder))
+
+
+def test_it_is_executed_when_the_user_says_so(recipe, booby_trap):
+    """The trap works: without this the test above proves nothing."""
+    folder, canary = booby_trap("own_type")
+    open_config(recipe(folder, trust_remote_code=True))
+    assert canary.exists()
+
+
+def test_the_shipped_default_keeps_code_out():
+    assert Recipe(model_name_or_path="m", dataset="d").trust_remote_code is False
+    for path in (Path(__file__).resolve().parents[1] / "recipes").glob("*.yaml"):
+        assert "trust_remote_code" not in path.read_text(), path
