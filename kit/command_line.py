@@ -39,14 +39,18 @@ _short.maxlevel, _short.maxstring = 2, 80
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_command_line(argv: list[str]) -> Request:
+def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None) -> Request:
     """Merge recipe file and flags, and validate once. Never raises for what a user typed: see ``problems``.
 
-    ``--help`` prints and exits with status 0.
+    ``stands_for``: flags whose value another flag takes where that one is not given. ``--help`` prints and exits with
+    status 0.
     """
     if any(word in ("-h", "--help") for word in argv):
         print_help()
     flags, problems = _read_flags(argv)
+    for flag, other in (stands_for or {}).items():
+        if flag in flags:
+            flags.setdefault(other, flags[flag])
     launch_flags = {name: flags.pop(name) for name in Launch.model_fields if name in flags}
     launch, more, _ = _check(Launch, launch_flags, {name: f"--{name}" for name in launch_flags})
     problems += more

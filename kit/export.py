@@ -3,6 +3,7 @@
 A full model or a PEFT adapter, with tokenizer, chat template and card; written beside its place, then renamed.
 """
 
+import copy
 import os
 import shutil
 from pathlib import Path
@@ -43,7 +44,7 @@ def save_final(
         shutil.rmtree(staging, ignore_errors=True)
         if hasattr(inner, "peft_config"):
             _refuse_untrained(state)
-            inner.save_pretrained(staging, state_dict=state, safe_serialization=True)
+            _unwrapped_twin(inner).save_pretrained(staging, state_dict=state)
         else:
             _save_full(inner, state, staging, dtype or torch.float32)
         tokenizer.save_pretrained(staging)
@@ -59,6 +60,15 @@ def _save_full(model: Any, state: dict[str, torch.Tensor], folder: Path, dtype: 
     config.use_cache, config.dtype = True, dtype
     model.save_pretrained(folder, state_dict={name: tensor.to(dtype) for name, tensor in state.items()})
     config.use_cache, config.dtype = before
+
+
+def _unwrapped_twin(model: Any) -> Any:
+    """The same adapted model without memory and without wrappers: peft names what it saves after its modules."""
+    from peft import get_peft_model
+
+    with torch.device("meta"):
+        base = type(model.get_base_model())(model.get_base_model().config)
+    return get_peft_model(base, copy.deepcopy(model.peft_config["default"]))
 
 
 def merge_adapter(adapter: Path, output_dir: Path, base: str | None, dtype: str) -> None:

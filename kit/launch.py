@@ -64,7 +64,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
 
     topology = Topology(
         strategy=settings.strategy,
-        config_name=config_name or settings.strategy,
+        config_name=config_name or {"fsdp2": "fsdp"}.get(settings.strategy, settings.strategy),
         num_processes=num_processes,
         mixed_precision=settings.mixed_precision,
         device_type=device_type,

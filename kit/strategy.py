@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.config import LoadPlan, Recipe, Strategy, Topology
@@ -192,23 +193,24 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
 @contextmanager
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield ``generate`` of the model, usable under every strategy; all ranks must call it equally often."""
-    from functools import partial
-
     inner = accelerator.unwrap_model(model)
     strategy = _actual_strategy(accelerator)
-    if strategy == "fsdp1":
-        from torch.distributed.fsdp import FullyShardedDataParallel
-
-        with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
-            yield partial(inner.generate, synced_gpus=True)
-    elif strategy == "fsdp2":
+    if strategy == "fsdp2":
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         if "generate" not in vars(inner):
             register_fsdp_forward_method(inner, "generate")
         yield partial(inner.generate, synced_gpus=True)
-    else:
-        yield inner.generate
+        return
+    # `generate` goes past the wrapped forward, and so past its autocast.
+    with accelerator.autocast():
+        if strategy == "fsdp1":
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
+                yield partial(inner.generate, synced_gpus=True)
+        else:
+            yield inner.generate
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":

@@ -18,10 +18,8 @@ from kit.errors import Problem, Problems, UserError
 
 def main() -> None:
     """Print one JSON line of metrics, and a few answers with ``--predict_with_generate``."""
-    words = sys.argv[1:]
-    if "--eval_dataset" in words and "--dataset" not in words:  # nothing is trained on
-        words += ["--dataset", words[words.index("--eval_dataset") + 1]]
-    recipe, topology = launch.resolve(read_command_line(words))
+    # Nothing is trained on, so the evaluation data stands for the training data too.
+    recipe, topology = launch.resolve(read_command_line(sys.argv[1:], stands_for={"eval_dataset": "dataset"}))
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 

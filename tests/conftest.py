@@ -125,14 +125,21 @@ class Finetune:
             "max_steps": 6,
         }
 
-    def __call__(self, output: str, processes: int = 1, script: str = "finetune", **flags: Any) -> Run:
+    def __call__(self, output: str, processes: int = 1, **flags: Any) -> Run:
         folder = self.folder / output
-        words = [f"--{name}={value}" for name, value in {"output_dir": folder, **self.defaults, **flags}.items()]
-        run_ranks(script, words, processes, log := self.folder / f"{output}.log")
-        status, text = int(log.with_suffix(".status").read_text()), log.read_text()
+        status, text = self._run("finetune", output, processes, {"output_dir": folder, **self.defaults, **flags})
         metrics = folder / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return Run(status, text, folder, rows)
+
+    def score(self, output: str, processes: int = 1, **flags: Any) -> Run:
+        """The same for ``recipes/score.py``."""
+        return Run(*self._run("score", output, processes, flags), self.folder)
+
+    def _run(self, script: str, output: str, processes: int, flags: dict[str, Any]) -> tuple[int, str]:
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        run_ranks(script, words, processes, log := self.folder / f"{output}.log")
+        return int(log.with_suffix(".status").read_text()), log.read_text()
 
     def ok(self, output: str, processes: int = 1, **flags: Any) -> Run:
         run = self(output, processes, **flags)

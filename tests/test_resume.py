@@ -1,0 +1,83 @@
+"""A run can be stopped after any checkpoint and goes on as if it had not been: bit for bit in the same topology."""
+
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+DROPOUT = {"method": "lora", "lora_dropout": 0.1, "save_steps": 5, "max_steps": 10, "save_total_limit": 0}
+
+
+def interrupt_after(run, step, copy):
+    """A copy of a run's folder as it was when the checkpoint of ``step`` was its last."""
+    shutil.copytree(run.folder, copy)
+    for path in (copy / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    shutil.rmtree(copy / "final")
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "flags"),
+    [
+        ("single", 1, {}),
+        ("single", 1, {"method": "qlora", "gradient_checkpointing": True}),
+        ("ddp", 2, {"num_train_epochs": 1}),
+        ("fsdp", 2, {}),
+        ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
+        ("fsdp1", 2, {}),
+    ],
+)
+def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune, config, processes, flags):
+    whole = finetune.ok("whole", processes, config=config, **DROPOUT | flags)
+    interrupt_after(whole, 5, finetune.folder / "half")
+    half = finetune.ok("half", processes, config=config, **DROPOUT | flags)
+    assert "continuing after step 5 of 10" in half.output
+    assert [row["step"] for row in half.rows] == list(range(1, 11))
+    assert half.losses == whole.losses
+    assert [n.hex() for n in half.grad_norms] == [n.hex() for n in whole.grad_norms]
+    weights = [next((run.folder / "final").glob("*model.safetensors")).read_bytes() for run in (whole, half)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("fsdp", 2), ("single", 1)),
+        (("ddp", 2), ("fsdp", 2)),
+        (("single", 1), ("fsdp1", 2)),
+        (("fsdp1", 2), ("ddp", 2)),
+    ],
+)
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, first, second, method):
+    flags = DROPOUT | {"method": method, "lora_dropout": 0.0, "learning_rate": 2e-3}
+    whole = finetune.ok("whole", first[1], config=fp32[first[0]], **flags)
+    interrupt_after(whole, 5, finetune.folder / "half")
+    half = finetune.ok("half", second[1], config=fp32[second[0]], **flags)
+    assert half.info["strategy"]["type"].removesuffix("2") == second[0].removesuffix("2")
+    assert [row["loss"] for row in half.rows] == pytest.approx([row["loss"] for row in whole.rows], rel=1e-6)
+
+
+def test_a_finished_run_is_left_alone(finetune):
+    run = finetune.ok("run", max_steps=2)
+    before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()}
+    again = finetune.ok("run", max_steps=2)
+    assert "this run is finished" in again.output
+    assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(finetune):
+    finetune.ok("run", max_steps=2, lr_scheduler_type="constant", warmup_steps=0)
+    more = finetune.ok("run", max_steps=4, lr_scheduler_type="constant", warmup_steps=0)
+    straight = finetune.ok("straight", max_steps=4, lr_scheduler_type="constant", warmup_steps=0)
+    assert more.losses == straight.losses
+
+
+def test_another_run_s_folder_is_refused_with_what_differs(finetune):
+    finetune.ok("run", max_steps=2)
+    other = finetune("run", max_steps=2, lora_r=4)
+    assert other.status == 2
+    assert "lora_r: 16 -> 4" in other.output and "--overwrite_output_dir" in other.output
+    assert finetune.ok("run", max_steps=2, lora_r=4, overwrite_output_dir="true").info["recipe"]["lora_r"] == 4
