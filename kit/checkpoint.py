@@ -8,6 +8,7 @@ into a staging folder; the manifest with every file's size and hash comes last, 
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +98,10 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         raise UserError(*problems[:5], Problem("resume_from_checkpoint", "of another model, method or optimiser"))
     dcp.load(tensors, storage_reader=reader, no_dist=_alone())
     model_state, optimizer_state = _state(model, optimizer)
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == "model":
-            model_state[rest] = tensor
-        else:
-            parameter, _, key = rest.rpartition(".")
-            optimizer_state["state"][parameter][key] = tensor
-    for name, value in scalars.items():
-        parameter, _, key = name.rpartition(".")
-        optimizer_state["state"][parameter][key] = value
+    for name in model_state:
+        model_state[name] = tensors[f"model.{name}"]
+    for name, holder, key in _optimizer_values(optimizer_state["state"]):
+        holder[key] = scalars[name] if name in scalars else tensors[f"optimizer.{name}"]
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
 
@@ -144,6 +139,7 @@ def verify(path: Path) -> list[str]:
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in files.items()}
+        expected[STATE]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
     faults = []
@@ -177,13 +173,22 @@ def _collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Te
     model_state, optimizer_state = _state(model, optimizer)
     tensors = {f"model.{name}": tensor for name, tensor in model_state.items()}
     scalars = {}
-    for parameter, values in optimizer_state["state"].items():
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optimizer.{parameter}.{key}"] = value
-            else:
-                scalars[f"{parameter}.{key}"] = value
+    for name, holder, key in _optimizer_values(optimizer_state["state"]):
+        if isinstance(holder[key], torch.Tensor):
+            # bitsandbytes shares these between parameters, and safetensors stores no tensor twice.
+            tensors[f"optimizer.{name}"] = holder[key].clone() if key.startswith("qmap") else holder[key]
+        else:
+            scalars[name] = holder[key]
     return tensors, scalars
+
+
+def _optimizer_values(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Every value by its full name, with the mapping that holds it; bitsandbytes nests its 8-bit ones one deeper."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from _optimizer_values(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", state, key
 
 
 def _alone() -> bool:
