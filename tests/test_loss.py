@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.loss import install_loss_head
 
+torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 VOCABULARY = 151
 SHAPE = {
     "vocab_size": VOCABULARY,

@@ -1,0 +1,277 @@
+"""A checkpoint is whole or refused, gives back every bit, and holds nothing that could be executed."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_model
+
+from kit import checkpoint
+from kit.checkpoint import find_checkpoint, list_checkpoints, load_checkpoint, read_state, save_checkpoint, verify
+from kit.config import LoadPlan, Recipe
+from kit.errors import UserError
+from kit.model import build_model, open_config
+from kit.optim import build_optimizer
+
+torch.set_num_threads(1)  # for models so small, more of them only wait for each other
+ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)  # an Accelerator of one process
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder, tmp_path_factory):
+    return {"untied": model_folder, "tied": make_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)}
+
+
+def build(folder, **settings):
+    recipe = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", learning_rate=1e-2, **settings)
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    return model, build_optimizer(model, recipe)
+
+
+def train(model, optimizer, steps):
+    """Returns the losses, as bits."""
+    losses = []
+    for step in steps:
+        ids = torch.randint(3, 320, (2, 9), generator=torch.Generator().manual_seed(step))
+        wanted = {"target_positions": torch.arange(8), "targets": ids[0, 1:]}
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), **wanted)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+    return losses
+
+
+def same(one, other):
+    """Bit for bit, through any nesting."""
+    if isinstance(one, torch.Tensor):
+        # As bytes: 4-bit weights stored as floats may spell a NaN.
+        bits = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(*bits)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.fixture
+def saved(folders, tmp_path):
+    """Checkpoints of steps 1 to 3, and a function that saves one more."""
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    folder = tmp_path / "checkpoints"
+
+    def save(step, limit=0):
+        return save_checkpoint(ALONE, model, optimizer, folder, {"step": step}, limit)
+
+    train(model, optimizer, [0])
+    for step in (1, 2, 3):
+        save(step)
+    return folder, save
+
+
+def steps(folder):
+    return [path.name for path in list_checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("tie", "settings"),
+    [
+        ("untied", {"method": "full"}),
+        ("tied", {"method": "full"}),
+        ("untied", {"method": "lora"}),
+        ("tied", {"method": "lora", "lora_dropout": 0.1}),
+        ("untied", {"method": "qlora"}),
+        ("untied", {"method": "full", "optim": "adamw_8bit"}),
+        ("tied", {"method": "full", "optim": "paged_adamw_8bit"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_weights_and_moments_come_back_bit_for_bit(folders, tmp_path, tie, settings):
+    model, optimizer = build(folders[tie], **settings)
+    train(model, optimizer, [0, 1])
+    path = save_checkpoint(ALONE, model, optimizer, tmp_path, {"step": 2, "note": {"x": [0.1]}}, 2)
+    assert verify(path) == []
+
+    again, other_optimizer = build(folders[tie], **settings)
+    assert not same(again.state_dict(), model.state_dict())
+    load_checkpoint(again, other_optimizer, path)
+    assert same(again.state_dict(), model.state_dict())
+    assert same(other_optimizer.state_dict(), optimizer.state_dict())
+    assert read_state(path)["step"] == 2 and read_state(path)["note"] == {"x": [0.1]}
+    if tie == "tied":
+        assert again.get_input_embeddings().weight is again.get_output_embeddings().weight
+    model.eval(), again.eval()  # dropout draws from one generator
+    assert train(again, other_optimizer, [2, 3]) == train(model, optimizer, [2, 3])
+    assert same(again.state_dict(), model.state_dict())
+
+
+def test_only_what_trains_is_stored_and_nothing_that_could_be_unpickled(folders, tmp_path):
+    model, optimizer = build(folders["tied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    path = save_checkpoint(ALONE, model, optimizer, tmp_path, {"step": 1}, 2)
+    assert {file.suffix for file in path.iterdir()} == {".safetensors", ".json"}
+    for file in path.glob("*.json"):
+        json.loads(file.read_text())
+    headers = b"".join(file.read_bytes() for file in path.glob("*.safetensors"))
+    assert b"lora_A" in headers and b"exp_avg" in headers
+    assert b"embed_tokens" not in headers and b"lm_head" not in headers
+
+
+# Damage
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
+
+
+def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
+    folder, save = saved
+    for name in files(folder / "step-00000003"):
+        for damage, words in [("cut", "bytes, expected"), ("altered", "was altered"), ("missing", "is missing")]:
+            path = save(3)
+            assert verify(path) == []
+            file = path / name
+            content = bytearray(file.read_bytes())
+            if damage == "missing":
+                file.unlink()
+            else:
+                middle = len(content) // 2
+                content[middle] ^= 1
+                file.write_bytes(content[:-1] if damage == "cut" else content)
+            (fault,) = verify(path)
+            assert name in fault and words in fault
+
+
+MANIFESTS = ["", "{", "[]", "{}", '{"files": []}', '{"files": {}}', '{"files": {"state.json": 3}}', "\x00\x01"]
+
+
+@pytest.mark.parametrize("text", MANIFESTS)
+def test_a_damaged_manifest_is_no_whole_checkpoint(saved, text):
+    folder, _ = saved
+    (folder / "step-00000003/manifest.json").write_text(text)
+    (fault,) = verify(folder / "step-00000003")
+    assert "manifest.json" in fault
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(saved):
+    folder, _ = saved
+    (folder / "step-00000003/manifest.json").unlink()
+    assert steps(folder) == ["step-00000001", "step-00000002"]
+    assert "not a complete checkpoint" in verify(folder / "step-00000003")[0]
+
+
+def test_auto_takes_the_newest_whole_one_and_says_what_it_skips(saved):
+    folder, _ = saved
+    said = []
+    assert find_checkpoint(folder, "auto", said.append) == folder / "step-00000003" and said == []
+    victim = next((folder / "step-00000003").glob("*.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert find_checkpoint(folder, "auto", said.append) == folder / "step-00000002"
+    assert len(said) == 1 and "skipping" in said[0] and "step-00000003" in said[0] and victim.name in said[0]
+    for path in list_checkpoints(folder):
+        (path / "state.json").unlink()
+    assert find_checkpoint(folder, "auto", said.append) is None
+    assert len(said) == 4
+
+
+def test_without_checkpoints_or_with_none_a_run_starts_anew(saved, tmp_path):
+    folder, _ = saved
+    assert find_checkpoint(tmp_path / "nothing", "auto", print) is None
+    assert find_checkpoint(folder, "none", print) is None
+
+
+def test_a_checkpoint_asked_for_by_path_must_be_whole(saved):
+    folder, _ = saved
+    wanted = folder / "step-00000001"
+    assert find_checkpoint(folder, str(wanted), print) == wanted
+    (wanted / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"resume_from_checkpoint: .*step-00000001: state\.json"):
+        find_checkpoint(folder, str(wanted), print)
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        find_checkpoint(folder, str(folder / "step-00000009"), print)
+
+
+# Another model
+
+
+def test_adapters_of_another_rank_are_refused_with_both_shapes(folders, saved):
+    folder, _ = saved
+    model, optimizer = build(folders["untied"], method="lora", lora_r=3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=r"lora_A.* has shape \[2, 32\]; expected \[3, 32\]"):
+        load_checkpoint(model, optimizer, folder / "step-00000003")
+    assert same(model.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "full"}, "no tensor model.model"),
+        ({"method": "lora", "lora_r": 2, "lora_target_modules": "q_proj"}, "has no place in this model"),
+        ({"method": "lora", "lora_r": 2, "optim": "adamw_8bit"}, "another model, method or optimiser"),
+    ],
+)
+def test_a_checkpoint_of_another_method_or_optimiser_is_refused(folders, saved, settings, message):
+    folder, _ = saved
+    with pytest.raises(UserError, match=message):
+        load_checkpoint(*build(folders["untied"], **settings), folder / "step-00000003")
+
+
+# Keeping and pruning
+
+
+def test_the_newest_ones_are_kept(saved):
+    folder, save = saved
+    save(4, limit=2)
+    assert steps(folder) == ["step-00000003", "step-00000004"]
+    save(5, limit=1)
+    assert steps(folder) == ["step-00000005"]
+    for step in (6, 7, 8):
+        save(step, limit=0)
+    assert steps(folder) == [f"step-0000000{step}" for step in (5, 6, 7, 8)]
+
+
+@pytest.mark.parametrize("moment", ["tensors", "manifest", "rename"])
+def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, moment):
+    """A crash while saving costs nothing, and the next save is not disturbed by what it left."""
+    folder, save = saved
+    where, name = {
+        "tensors": (checkpoint.dcp, "save"),
+        "manifest": (checkpoint, "describe_file"),
+        "rename": (checkpoint.os, "replace"),
+    }[moment]
+
+    def crash(*args, **kwargs):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, crash)
+        with pytest.raises(OSError):
+            save(4, limit=1)
+    assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+    assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
+    save(4, limit=1)
+    assert steps(folder) == ["step-00000004"] and verify(folder / "step-00000004") == []
+    assert [path.name for path in folder.iterdir()] == ["step-00000004"]
+
+
+def test_saving_a_step_again_replaces_it(saved):
+    """A run that resumed before a broken checkpoint comes by its step once more."""
+    folder, save = saved
+    (folder / "step-00000003/manifest.json").write_text("{")
+    (folder / "step-00000003/left-over.bin").touch()
+    save(3)
+    assert verify(folder / "step-00000003") == []
+    assert not (folder / "step-00000003/left-over.bin").exists()
+
+
+def test_a_checkpoint_can_be_moved(saved, folders, tmp_path):
+    folder, _ = saved
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder / "step-00000003", moved)
+    assert verify(moved) == []
+    load_checkpoint(*build(folders["untied"], method="lora", lora_r=2), moved)
