@@ -47,27 +47,24 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> None:
         UserError: with the settings that differ.
     """
     folder = Path(recipe.output_dir or "")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(Problem("output_dir", f"{folder} is a file", "a folder"))
     parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
-    if not os.access(parent, os.W_OK):
+    if not parent.is_dir():
+        raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
     if not folder.exists() or not any(folder.iterdir()):
         return
-    ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
+    # Only what this kit made is ever deleted.
+    ways = "choose another --output_dir, or empty it yourself"
     try:
-        old = json.loads((folder / "run.json").read_text(encoding="utf-8"))["identity"]
+        old = dict(json.loads((folder / "run.json").read_text(encoding="utf-8"))["identity"])
     except FileNotFoundError:
-        if recipe.overwrite_output_dir:
-            # Only what this kit made is ever deleted.
-            ways = "choose another --output_dir, or empty it yourself"
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
-    except (ValueError, KeyError, OSError) as error:
-        if recipe.overwrite_output_dir:
-            return
-        raise UserError(Problem("output_dir", f"{folder}/run.json cannot be read ({error})", fix=ways)) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
     if recipe.overwrite_output_dir:
         return
+    ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
     new = identity(recipe, data_fingerprint)
     changed = [f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in new if old.get(key) != new[key]]
     if changed:
@@ -77,12 +74,12 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> None:
 
 
 def open_output_dir(recipe: Recipe, is_main_process: bool) -> Path:
-    """Make the folder; with ``overwrite_output_dir`` without what the earlier run left."""
+    """Make the folder; with ``overwrite_output_dir`` without what the earlier run left. It may be a mount or a link."""
     folder = Path(recipe.output_dir or "")
     if is_main_process:
-        if recipe.overwrite_output_dir and folder.exists():
-            shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir() if recipe.overwrite_output_dir else ():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return folder
 
 
