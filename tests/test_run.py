@@ -1,0 +1,205 @@
+"""Whose output folder it is: a run goes on in its own, and nothing of anybody else is touched."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kit.config import Recipe
+from kit.errors import UserError
+from kit.run import IDENTITY, check_output_dir, open_output_dir, write_run_file
+
+# What may change between two starts of one run: it does not change what a step computes, but for rounding.
+MAY_CHANGE = """
+trust_remote_code attn_implementation gradient_checkpointing dataset dataset_split
+per_device_train_batch_size num_train_epochs max_steps
+eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_steps eval_on_start predict_with_generate
+max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps report_to
+deterministic ddp_timeout
+""".split()
+DATA = {"fingerprint": "abc"}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def recipe(**changes):
+        return Recipe(
+            **{"model_name_or_path": "model", "dataset": "train.jsonl", "output_dir": str(tmp_path / "out"), **changes}
+        )
+
+    return recipe
+
+
+@pytest.fixture
+def started(recipe, tmp_path):
+    """A folder in which a run was started, with a checkpoint."""
+    check_output_dir(recipe(), "abc")
+    folder = open_output_dir(recipe(), True)
+    write_run_file(folder, recipe(), "mine", {"type": "ddp"}, DATA)
+    (folder / "checkpoints/step-00000001").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("{}\n")
+    return folder
+
+
+def refusal(recipe, fingerprint="abc"):
+    with pytest.raises(UserError) as caught:
+        check_output_dir(recipe, fingerprint)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].where == "output_dir"
+    return str(caught.value)
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_setting_is_either_part_of_a_runs_identity_or_free_to_change():
+    """A new setting must be put on one of the two lists."""
+    assert sorted(IDENTITY + MAY_CHANGE) == sorted(Recipe.model_fields)
+
+
+@pytest.mark.parametrize("path", ["new", "new/in/new", "empty"])
+def test_a_new_or_empty_folder_is_taken(recipe, tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    mine = recipe(output_dir=str(tmp_path / path))
+    check_output_dir(mine, "abc")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "empty"]  # to check is not to make
+    assert open_output_dir(mine, False) == tmp_path / path
+    assert not list((tmp_path / path).glob("*"))
+    open_output_dir(mine, True)
+    assert (tmp_path / path).is_dir()
+
+
+def test_the_same_command_again_goes_on(recipe, started):
+    before = content(started)
+    check_output_dir(recipe(), "abc")
+    open_output_dir(recipe(), True)
+    assert content(started) == before
+
+
+def test_what_does_not_change_a_step_may_change(recipe, started):
+    changes = {"max_steps": 9, "per_device_train_batch_size": 2, "save_steps": 5, "logging_steps": 3, "eval_steps": 2}
+    check_output_dir(recipe(**changes, eval_dataset="e.jsonl", report_to="tensorboard"), "abc")
+
+
+def test_another_run_is_refused_with_every_setting_that_differs(recipe, started):
+    text = refusal(recipe(learning_rate=0.5, lora_r=3, seed=7), "other")
+    for line in ("learning_rate: None -> 0.5", "lora_r: 16 -> 3", "seed: 42 -> 7", "data_fingerprint: 'abc' -> 'other'"):
+        assert line in text
+    assert "max_steps" not in text and "weight_decay" not in text
+    assert "--output_dir" in text and "--overwrite_output_dir" in text
+
+
+@pytest.mark.parametrize("setting", [name for name in IDENTITY if name not in ("method", "model_name_or_path")])
+def test_each_setting_of_the_identity_is_looked_at(recipe, started, setting):
+    old = getattr(recipe(), setting)
+    others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
+    others |= {"lr_scheduler_type": "linear"}
+    new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
+    assert f"{setting}: " in refusal(recipe(**{setting: new}))
+
+
+def test_to_start_anew_in_a_runs_folder_one_must_say_so(recipe, started):
+    assert "holds this run already" in refusal(recipe(resume_from_checkpoint="none"))
+    check_output_dir(recipe(resume_from_checkpoint="none", overwrite_output_dir=True), "abc")
+
+
+def test_overwriting_deletes_the_earlier_run(recipe, started):
+    mine = recipe(overwrite_output_dir=True, seed=7)
+    check_output_dir(mine, "other")
+    assert (started / "run.json").exists()
+    open_output_dir(mine, False)  # another rank: deletes nothing
+    assert (started / "run.json").exists()
+    open_output_dir(mine, True)
+    assert started.is_dir() and not list(started.iterdir())
+
+
+def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, started, tmp_path):
+    link, outside = tmp_path / "link", tmp_path / "outside"
+    link.symlink_to(started)
+    outside.mkdir()
+    (outside / "thesis.txt").touch()
+    (started / "linked").symlink_to(outside)
+    mine = recipe(overwrite_output_dir=True, output_dir=str(link))
+    check_output_dir(mine, "abc")
+    open_output_dir(mine, True)
+    assert link.is_symlink() and not list(started.iterdir())
+    assert (outside / "thesis.txt").exists()
+
+
+# Files that another program may have called run.json, or a disk has damaged.
+RECORDS = ["", "{", "[]", "3", "{}", '{"identity": 3}', '{"identity": "text"}', '{"name": "another program"}', "\x00"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("record", [None, *RECORDS])
+def test_a_folder_that_holds_no_run_is_never_deleted(recipe, tmp_path, overwrite, record):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    if record is not None:
+        (folder / "run.json").write_text(record)
+    before = content(folder)
+    text = refusal(recipe(overwrite_output_dir=overwrite))
+    assert "no record of a run" in text if record is not None else "holds no run" in text
+    assert "choose another --output_dir" in text
+    assert "--overwrite_output_dir" not in text  # it would not help
+    assert content(folder) == before
+
+
+def test_a_file_in_the_way_is_named(recipe, tmp_path):
+    (tmp_path / "out").touch()
+    assert "out is a file" in refusal(recipe())
+    assert "out is a file" in refusal(recipe(output_dir=str(tmp_path / "out/deeper/still")))
+    assert "out is a file" in refusal(recipe(overwrite_output_dir=True))
+
+
+AS_NOBODY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from kit.config import Recipe
+from kit.errors import UserError
+from kit.run import check_output_dir
+if os.geteuid() == 0:  # to root everything is writable
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for folder in sys.argv[2:]:
+    try:
+        check_output_dir(Recipe(model_name_or_path="m", dataset="d", output_dir=folder), "abc")
+        print("fine")
+    except UserError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused():
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders keep others out
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "locked/inner").mkdir(parents=True)
+        (folder / "open").mkdir()
+        (folder / "open").chmod(0o777)
+        (folder / "locked/inner").chmod(0o555)
+        (folder / "locked").chmod(0o555)
+        outputs = [str(folder / name) for name in ("locked", "locked/new", "locked/inner", "open/new")]
+        words = [sys.executable, "-c", AS_NOBODY, str(Path(__file__).resolve().parents[1]), *outputs]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
+        (folder / "locked").chmod(0o755)
+    assert result.stdout.splitlines() == [
+        f"error: output_dir: {folder}/locked cannot be written to",
+        f"error: output_dir: {folder}/locked cannot be written to",
+        f"error: output_dir: {folder}/locked/inner cannot be written to",
+        "fine",
+    ], result.stderr
+
+
+def test_the_record_says_what_ran(recipe, started):
+    record = json.loads((started / "run.json").read_text())
+    assert record["recipe_name"] == "mine"
+    assert Recipe(**record["recipe"]) == recipe()
+    assert record["strategy"] == {"type": "ddp"}
+    assert record["data"] == DATA
+    assert record["versions"]["torch"] and record["versions"]["kit"]
+    assert sorted(path.name for path in started.iterdir()) == ["checkpoints", "metrics.jsonl", "run.json"]
