@@ -23,7 +23,7 @@ from kit.chat import resolve_template
 from kit.config import Recipe
 from kit.errors import Problem, Problems, UserError
 from kit.samples import Samples, tokenise
-from kit.sources import choose_fields, open_source
+from kit.sources import Source, choose_fields, open_source
 
 # Takes the place of an epoch's number in the key of the evaluation split: no epoch ever has it.
 SPLIT_STREAM = 2**64 - 1
@@ -37,10 +37,11 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Data:
-    """``notes`` are lines for the user."""
+    """``notes`` are lines for the user; ``chat_template`` is the one to save with the model."""
 
     train: Samples
     evaluation: Samples | None
+    chat_template: str | None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,24 +55,31 @@ class Data:
         return {"fingerprint": self.fingerprint, "train": self.train.report, "evaluation": evaluation}
 
 
-def open_data(recipe: Recipe, tokenizer: Any, vocab_size: int, show_progress: bool = False) -> Data:
-    """Read, validate and tokenise what ``recipe`` names, or take it from the cache.
+Sources = list[tuple[Source, dict[str, str]]]  # training data, then evaluation data if it has its own
 
-    ``vocab_size``: rows of the model's embedding. ``show_progress``: draw a bar if standard error is a terminal.
-    Raises ``UserError`` with all problems of both data sets.
-    """
+
+def open_sources(recipe: Recipe) -> Sources:
+    """Find what ``recipe`` names and which columns count. Raises ``UserError`` with the problems of both data sets."""
     wanted = [("dataset", recipe.dataset, recipe.dataset_split)]
     if recipe.eval_dataset is not None:
         wanted.append(("eval_dataset", recipe.eval_dataset, recipe.eval_dataset_split))
-    problems, sources, opened, notes = Problems(), [], [], []
-    with problems.caught():
-        template = resolve_template(tokenizer, recipe.chat_template)
-        tokenizer.chat_template = template  # so that what is trained with is what is saved
+    problems, sources = Problems(), []
     for flag, name, split in wanted:
         with problems.caught():
             source = open_source(name, split, flag)
             sources.append((source, choose_fields(source, recipe.dataset_columns)))
     problems.raise_if_any()
+    return sources
+
+
+def open_data(recipe: Recipe, sources: Sources, tokenizer: Any, vocab_size: int, show_progress: bool = False) -> Data:
+    """Read, validate and tokenise ``sources``, or take them from the cache.
+
+    ``vocab_size``: rows of the model's embedding. ``show_progress``: draw a bar if standard error is a terminal.
+    Raises ``UserError`` with all problems of both data sets.
+    """
+    template = resolve_template(tokenizer, recipe.chat_template)
+    problems, opened, notes = Problems(), [], []
     for source, fields in sources:
         with problems.caught():
             as_chat = recipe.chat_template is not None
@@ -95,7 +103,7 @@ def open_data(recipe: Recipe, tokenizer: Any, vocab_size: int, show_progress: bo
         notes.append(f"evaluation on the first {recipe.max_eval_samples} of {len(evaluation)} samples")
         evaluation = evaluation.select(np.arange(recipe.max_eval_samples), f"first {recipe.max_eval_samples}")
     counts = f"{len(train)} samples, {train.lengths.sum()} tokens, {train.num_supervised.sum()} of them supervised"
-    return Data(train, evaluation, [f"training data: {counts}", *notes])
+    return Data(train, evaluation, template, [f"training data: {counts}", *notes])
 
 
 def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,23 +23,21 @@ from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, UserError, did_you_mean
 from kit.loss import install_loss_head
 
+HUB_SECONDS = 5.0  # to wait for the hub's first answer
+
 
 def open_config(recipe: Recipe) -> Any:
     """The model's config. Raises ``UserError`` for a folder or hub id that is none."""
-    name = recipe.model_name_or_path
-    folder = Path(name)
-    looks_local = folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not (folder / "config.json").is_file():
-        found = "no config.json in it" if folder.is_dir() else "no such folder"
-        raise UserError(Problem("model_name_or_path", f"{name}: {found}", "a folder with config.json, or a hub id"))
+    _check_place(recipe)
     try:
-        return AutoConfig.from_pretrained(name, **_hub(recipe))
+        return AutoConfig.from_pretrained(recipe.model_name_or_path, **_hub(recipe))
     except Exception as error:
-        raise UserError(Problem("model_name_or_path", f"{name}: {_first_line(error)}")) from None
+        raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {_first_line(error)}")) from None
 
 
 def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises ``UserError`` where there is none, or only a slow one."""
+    _check_place(recipe)
     try:
         tokenizer = AutoTokenizer.from_pretrained(recipe.model_name_or_path, **_hub(recipe))
     except Exception as error:
@@ -165,6 +165,29 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             use_dora=recipe.use_dora,
         ),
     )
+
+
+def _check_place(recipe: Recipe) -> None:
+    """Refuse a folder that holds no model, and a hub id that cannot be had; always with the same problem."""
+    name, revision = recipe.model_name_or_path, recipe.model_revision
+    folder = Path(name)
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        if (folder / "config.json").is_file():
+            return
+        found = "no config.json in it" if folder.is_dir() else "no such folder"
+        raise UserError(Problem("model_name_or_path", f"{name}: {found}", "a folder with config.json, or a hub id"))
+    if constants.HF_HUB_OFFLINE or try_to_load_from_cache(name, "config.json", revision=revision):
+        return
+    # One short request: transformers retries for half a minute, for each of its files.
+    try:
+        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+    except HfHubHTTPError as error:
+        found = f"no folder {name!r}, and the hub refuses it ({_first_line(error)})"
+        fix = "check the name; a private or gated model needs `hf auth login`"
+        raise UserError(Problem("model_name_or_path", found, fix=fix)) from None
+    except Exception as error:  # the connection's own, of whichever client library is in use
+        found = f"no folder {name!r}, and the hub cannot be reached ({_first_line(error)})"
+        raise UserError(Problem("model_name_or_path", found, "a local folder, or a network")) from None
 
 
 def _hub(recipe: Recipe) -> dict[str, Any]:

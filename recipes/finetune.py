@@ -34,18 +34,25 @@ def main() -> None:
     from kit.step import seed_everything, train_step
 
     silence_libraries()
-    # Config, tokenizer and data: every problem at once, before any weight is read.
+    # Model config, tokenizer and data: every problem at once, before any weight is read.
     problems = Problems()
+    sources = tokenizer = config = None
+    with problems.caught():
+        sources = data.open_sources(recipe)
+    with problems.caught():
+        tokenizer = model.open_tokenizer(recipe)
     with problems.caught():
         config = model.open_config(recipe)
         meta_model = model.build_meta_model(recipe, config)
         problems += model.check_model(recipe, config, meta_model)
         problems += strategy.check_model(topology, meta_model)
-    with problems.caught():
-        tokenizer = model.open_tokenizer(recipe)
-        datasets = data.open_data(recipe, tokenizer, config.get_text_config().vocab_size, launch.is_main())
-        run.check_output_dir(recipe, datasets.fingerprint)
+    if sources and tokenizer and config:
+        with problems.caught():
+            vocab_size = config.get_text_config().vocab_size
+            datasets = data.open_data(recipe, sources, tokenizer, vocab_size, launch.is_main())
+            run.check_output_dir(recipe, datasets.fingerprint)
     problems.raise_if_any()
+    tokenizer.chat_template = datasets.chat_template
     train, evaluation, pad_id = datasets.train, datasets.evaluation, data.pad_id(tokenizer)
     total_steps = data.total_steps(len(train), recipe)
     if request.launch.dry_run:

@@ -50,7 +50,9 @@ def main() -> None:
         problems += model.check_model(recipe, config, model.build_meta_model(recipe, config))
     with problems.caught():
         tokenizer = model.open_tokenizer(recipe)
-        datasets = data.open_data(recipe, tokenizer, config.get_text_config().vocab_size, launch.is_main())
+        datasets = data.open_data(
+            recipe, data.open_sources(recipe), tokenizer, config.get_text_config().vocab_size, launch.is_main()
+        )
     problems.raise_if_any()
 
     accelerator, plan = strategy.start(recipe, topology)

@@ -17,6 +17,7 @@ from kit.data import (
     evaluation_batches,
     micro_batches,
     open_data,
+    open_sources,
     prompt_and_reference,
     sample_ids,
     total_steps,
@@ -25,6 +26,10 @@ from kit.errors import UserError
 from kit.sources import choose_fields, open_source
 
 VOCAB_SIZE = 1000
+
+
+def open_all(recipe, tokenizer, vocab_size):
+    return open_data(recipe, open_sources(recipe), tokenizer, vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def pairs(num):
 def many(tmp_path, tokenizer):
     def make(num):
         write(tmp_path / "train.jsonl", *pairs(num))
-        return open_data(recipe(), tokenizer, VOCAB_SIZE).train
+        return open_all(recipe(), tokenizer, VOCAB_SIZE).train
 
     return make
 
@@ -81,7 +86,7 @@ BAD_LINES = [
 def test_a_bad_line_is_named(line, message, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(1), line, *pairs(1))
     with pytest.raises(UserError, match=message):
-        open_data(recipe(), tokenizer, VOCAB_SIZE)
+        open_all(recipe(), tokenizer, VOCAB_SIZE)
 
 
 BAD_MESSAGES = [
@@ -100,20 +105,20 @@ BAD_MESSAGES = [
 def test_bad_messages_are_named(messages, reason, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Hi", "Hello"), {"messages": messages})
     with pytest.raises(UserError, match=f"train.jsonl:2 {reason}"):
-        open_data(recipe(chat_template="chatml"), tokenizer, VOCAB_SIZE)
+        open_all(recipe(chat_template="chatml"), tokenizer, VOCAB_SIZE)
 
 
 def test_invalid_utf8_is_named_by_line(tmp_path, tokenizer):
     (tmp_path / "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     with pytest.raises(UserError, match=r"train.jsonl:2: not UTF-8 at byte 11 of the line"):
-        open_data(recipe(), tokenizer, VOCAB_SIZE)
+        open_all(recipe(), tokenizer, VOCAB_SIZE)
 
 
 def test_all_bad_lines_of_both_sets_are_told_at_once_but_not_endlessly(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(1), *["{"] * 15)
     write(tmp_path / "eval.jsonl", *pairs(1), "{")
     with pytest.raises(UserError) as caught:
-        open_data(recipe(eval_dataset="eval.jsonl"), tokenizer, VOCAB_SIZE)
+        open_all(recipe(eval_dataset="eval.jsonl"), tokenizer, VOCAB_SIZE)
     text = str(caught.value)
     assert [f"train.jsonl:{n}:" in text for n in (2, 11, 12)] == [True, True, False]
     assert "train.jsonl: ... and 5 more problems" in text
@@ -133,19 +138,19 @@ def test_all_bad_lines_of_both_sets_are_told_at_once_but_not_endlessly(tmp_path,
 def test_a_file_without_a_usable_row(content, message, tmp_path, tokenizer):
     (tmp_path / "train.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
-        open_data(recipe(), tokenizer, VOCAB_SIZE)
+        open_all(recipe(), tokenizer, VOCAB_SIZE)
 
 
 def test_blank_lines_are_skipped_and_counted_and_places_stay_right(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", "", {"text": "a b"}, "  ", {"text": "c d"})
-    opened = open_data(recipe(), tokenizer, VOCAB_SIZE)
+    opened = open_all(recipe(), tokenizer, VOCAB_SIZE)
     assert [opened.train.place(i) for i in range(2)] == ["train.jsonl:2", "train.jsonl:4"]
     assert "train.jsonl: 2 blank lines skipped" in opened.notes
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path, tokenizer):
     (tmp_path / "train.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a b"}\r\n{"text": "c d"}\r\n')
-    assert len(open_data(recipe(), tokenizer, VOCAB_SIZE).train) == 2
+    assert len(open_all(recipe(), tokenizer, VOCAB_SIZE).train) == 2
 
 
 @pytest.mark.parametrize(
@@ -160,7 +165,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path, tokenizer):
 def test_a_wrong_column_mapping_is_told(columns, message, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"question": "a", "answer": "b"})
     with pytest.raises(UserError, match=message):
-        open_data(recipe(dataset_columns=columns), tokenizer, VOCAB_SIZE)
+        open_all(recipe(dataset_columns=columns), tokenizer, VOCAB_SIZE)
 
 
 def test_named_columns_choose_the_format(tmp_path):
@@ -188,7 +193,7 @@ def test_a_name_that_leads_nowhere(name, message, tmp_path, tokenizer, monkeypat
     write(tmp_path / "train.csv", "a,b")
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=message):
-        open_data(recipe(dataset=name), tokenizer, VOCAB_SIZE)
+        open_all(recipe(dataset=name), tokenizer, VOCAB_SIZE)
 
 
 def test_an_unreachable_hub_is_told_without_retries(tokenizer, monkeypatch):
@@ -198,7 +203,7 @@ def test_an_unreachable_hub_is_told_without_retries(tokenizer, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
     with pytest.raises(UserError, match=r"the hub cannot be reached .*no route.*\n.*HF_HUB_OFFLINE=1"):
-        open_data(recipe(dataset="someone/something"), tokenizer, VOCAB_SIZE)
+        open_all(recipe(dataset="someone/something"), tokenizer, VOCAB_SIZE)
 
 
 def test_parquet_and_folders_give_the_same_samples_as_lines(tmp_path, tokenizer):
@@ -211,16 +216,16 @@ def test_parquet_and_folders_give_the_same_samples_as_lines(tmp_path, tokenizer)
     table.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk(tmp_path / "several")
     opened = [
-        open_data(recipe(dataset=name, chat_template="chatml"), tokenizer, VOCAB_SIZE).train
+        open_all(recipe(dataset=name, chat_template="chatml"), tokenizer, VOCAB_SIZE).train
         for name in ("train.jsonl", "train.parquet", "one", "several")
     ]
     for other in opened[1:]:
         assert [ids.tolist() for ids, _ in other] == [ids.tolist() for ids, _ in opened[0]]
     assert opened[1].place(1) == "train.parquet row 2"
     several = recipe(dataset="several", dataset_split="test", chat_template="chatml")
-    assert len(open_data(several, tokenizer, VOCAB_SIZE).train) == 1
+    assert len(open_all(several, tokenizer, VOCAB_SIZE).train) == 1
     with pytest.raises(UserError, match=r"dataset_split: several has no split 'tset'; expected train, test\n.*'test'"):
-        open_data(recipe(dataset="several", dataset_split="tset"), tokenizer, VOCAB_SIZE)
+        open_all(recipe(dataset="several", dataset_split="tset"), tokenizer, VOCAB_SIZE)
 
 
 # Tokenised samples
@@ -233,7 +238,7 @@ def test_what_is_too_long_is_cut_and_what_is_left_without_targets_dropped(tmp_pa
         {"prompt": "a " * 50, "completion": "c"},  # cut, nothing supervised left
     ]
     write(tmp_path / "train.jsonl", *rows)
-    opened = open_data(recipe(max_length=16), tokenizer, VOCAB_SIZE)
+    opened = open_all(recipe(max_length=16), tokenizer, VOCAB_SIZE)
     assert "train.jsonl: 2 of 3 samples cut at 16 tokens, 1 dropped: nothing supervised left" in opened.notes
     report = opened.train.report
     assert (report["num_samples"], report["num_truncated"], report["num_dropped_unsupervised"]) == (2, 2, 1)
@@ -245,26 +250,26 @@ def test_what_is_too_long_is_cut_and_what_is_left_without_targets_dropped(tmp_pa
 
 def test_the_first_token_is_no_target(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": "Hello"})
-    train = open_data(recipe(), tokenizer, VOCAB_SIZE).train
+    train = open_all(recipe(), tokenizer, VOCAB_SIZE).train
     assert train.num_supervised[0] == train.lengths[0] - 1
 
 
 def test_a_sample_of_one_token_teaches_nothing(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": tokenizer.eos_token}, {"text": "Hello"})
-    train = open_data(recipe(), tokenizer, VOCAB_SIZE).train
+    train = open_all(recipe(), tokenizer, VOCAB_SIZE).train
     assert (len(train), train.report["num_dropped_unsupervised"], train.place(0)) == (1, 1, "train.jsonl:2")
 
 
 def test_nothing_left_is_an_error(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"prompt": "a " * 50, "completion": "c"})
     with pytest.raises(UserError, match="none of 1 samples has a supervised token within max_length"):
-        open_data(recipe(max_length=16), tokenizer, VOCAB_SIZE)
+        open_all(recipe(max_length=16), tokenizer, VOCAB_SIZE)
 
 
 def test_a_refusing_template_is_told_once_with_a_place(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *[chat("Hi", "Hello")] * 3)
     with pytest.raises(UserError) as caught:
-        open_data(recipe(), tokenizer, VOCAB_SIZE)
+        open_all(recipe(), tokenizer, VOCAB_SIZE)
     assert len(caught.value.problems) == 1
     assert "no chat template of its own (at train.jsonl:1 and 2 more)" in str(caught.value)
 
@@ -272,7 +277,7 @@ def test_a_refusing_template_is_told_once_with_a_place(tmp_path, tokenizer):
 def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(2))
     with pytest.raises(UserError, match="but the model has 20 embeddings"):
-        open_data(recipe(), tokenizer, 20)
+        open_all(recipe(), tokenizer, 20)
 
 
 def forbid_tokenising(monkeypatch):
@@ -281,10 +286,10 @@ def forbid_tokenising(monkeypatch):
 
 def test_the_second_time_comes_from_the_cache_wherever_the_file_lies(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *pairs(5))
-    first = open_data(recipe(), tokenizer, VOCAB_SIZE)
+    first = open_all(recipe(), tokenizer, VOCAB_SIZE)
     (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
     forbid_tokenising(monkeypatch)
-    second = open_data(recipe(dataset="moved.jsonl"), tokenizer, VOCAB_SIZE)
+    second = open_all(recipe(dataset="moved.jsonl"), tokenizer, VOCAB_SIZE)
     assert second.fingerprint == first.fingerprint
     assert second.train.place(2) == "moved.jsonl:3"
     assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first.train, second.train, strict=True))
@@ -292,7 +297,7 @@ def test_the_second_time_comes_from_the_cache_wherever_the_file_lies(tmp_path, t
 
 def test_whatever_changes_the_ids_changes_the_fingerprint(tmp_path, tokenizer, monkeypatch):
     def fingerprint(tokenizer=tokenizer, **changes):
-        return open_data(recipe(**changes), tokenizer, VOCAB_SIZE).fingerprint
+        return open_all(recipe(**changes), tokenizer, VOCAB_SIZE).fingerprint
 
     write(tmp_path / "train.jsonl", *pairs(5))
     other = byte_level_tokenizer()
@@ -312,7 +317,7 @@ def test_a_damaged_cache_entry_is_made_again(name, damage, tmp_path, tokenizer, 
     write(tmp_path / "train.jsonl", *pairs(5))
 
     def contents():
-        train = open_data(recipe(), tokenizer, VOCAB_SIZE).train
+        train = open_all(recipe(), tokenizer, VOCAB_SIZE).train
         return [(ids.tolist(), mask.tolist(), train.place(i)) for i, (ids, mask) in enumerate(train)]
 
     before = contents()
@@ -331,14 +336,14 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch
     (tmp_path / "file").touch()
     monkeypatch.setenv("KIT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match=r"cannot be written.*\n.*KIT_CACHE"):
-        open_data(recipe(), tokenizer, VOCAB_SIZE)
+        open_all(recipe(), tokenizer, VOCAB_SIZE)
 
 
 def _open_and_count(barrier, queue, tokenizer):
     calls, encode_all = [], samples.encode_all
     samples.encode_all = lambda *arguments: calls.append(1) or encode_all(*arguments)
     barrier.wait()
-    queue.put((len(calls), open_data(recipe(), tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
+    queue.put((len(calls), open_all(recipe(), tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
 
 
 def test_of_processes_that_start_together_one_tokenises(tmp_path, tokenizer):
@@ -462,11 +467,11 @@ def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many):
 
 def test_a_held_out_share_is_the_same_each_time_and_apart_from_the_rest(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
-    opened = open_data(recipe(eval_split_size=0.25), tokenizer, VOCAB_SIZE)
+    opened = open_all(recipe(eval_split_size=0.25), tokenizer, VOCAB_SIZE)
     assert (len(opened.train), len(opened.evaluation)) == (15, 5)
     held_out = [opened.evaluation.place(i) for i in range(5)]
     assert not set(held_out) & {opened.train.place(i) for i in range(15)}
-    again = open_data(recipe(eval_split_size=5, max_eval_samples=3), tokenizer, VOCAB_SIZE)
+    again = open_all(recipe(eval_split_size=5, max_eval_samples=3), tokenizer, VOCAB_SIZE)
     assert [again.evaluation.place(i) for i in range(3)] == held_out[:3]
     assert opened.describe()["evaluation"]["num_samples"] == 5
 
@@ -475,20 +480,20 @@ def test_a_held_out_share_is_the_same_each_time_and_apart_from_the_rest(tmp_path
 def test_a_share_that_leaves_a_side_empty_is_refused(size, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     with pytest.raises(UserError, match=r"eval_split_size: .* of 20 samples leaves nothing to (train|evaluate) on"):
-        open_data(recipe(eval_split_size=size), tokenizer, VOCAB_SIZE)
+        open_all(recipe(eval_split_size=size), tokenizer, VOCAB_SIZE)
 
 
 def test_an_evaluation_set_of_its_own(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     write(tmp_path / "eval.jsonl", *pairs(4))
-    opened = open_data(recipe(eval_dataset="eval.jsonl"), tokenizer, VOCAB_SIZE)
+    opened = open_all(recipe(eval_dataset="eval.jsonl"), tokenizer, VOCAB_SIZE)
     assert (len(opened.train), len(opened.evaluation)) == (20, 4)
-    assert opened.fingerprint == open_data(recipe(), tokenizer, VOCAB_SIZE).fingerprint
+    assert opened.fingerprint == open_all(recipe(), tokenizer, VOCAB_SIZE).fingerprint
 
 
 def test_prompt_and_reference_part_at_the_last_answer(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Hi", "Hello", "Bye", "Bye now"))
-    train = open_data(recipe(chat_template="chatml"), tokenizer, VOCAB_SIZE).train
+    train = open_all(recipe(chat_template="chatml"), tokenizer, VOCAB_SIZE).train
     prompt, reference = prompt_and_reference(train, 0)
     assert tokenizer.decode(prompt).endswith("Bye<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(reference) == "Bye now<|im_end|>"

@@ -1,4 +1,4 @@
-"""The topology does not change the maths: the same losses and gradient norms whatever the processes and the sharding."""
+"""The topology does not change the maths: the same losses and gradient norms whatever the sharding."""
 
 import pytest
 

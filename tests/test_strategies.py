@@ -1,5 +1,7 @@
 """Every strategy with every method, for real: trains, evaluates, generates, and leaves a model that opens plainly."""
 
+from pathlib import Path
+
 import pytest
 
 TOPOLOGIES = [("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp1", 2)]
@@ -79,11 +81,8 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_samples(finetu
 
 @pytest.mark.slow
 def test_the_wrapped_layer_class_comes_from_the_config_or_is_refused_by_name(finetune, fp32, tmp_path):
-    text = (
-        open(fp32["fsdp"])
-        .read()
-        .replace("# fsdp_transformer_layer_cls_to_wrap:", "fsdp_transformer_layer_cls_to_wrap:")
-    )
+    text = Path(fp32["fsdp"]).read_text()
+    text = text.replace("# fsdp_transformer_layer_cls_to_wrap:", "fsdp_transformer_layer_cls_to_wrap:")
     assert "\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer" in text
     config = tmp_path / "named.yaml"
     config.write_text(text)
