@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import NoReturn
 
 from kit.command_line import find_file
@@ -48,6 +49,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     except UserError as error:
         problems += error.problems
     wanted = request.launch.num_processes or (settings.num_processes if settings else None)
+    if request.recipe:
+        problems += _package_problems(request.recipe)
     if request.recipe and settings:
         problems += _method_problems(request.recipe, settings.strategy)
         if wanted:
@@ -166,6 +169,20 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
     if strategy == "fsdp1" and recipe.use_dora:
         problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
     return problems
+
+
+def _package_problems(recipe: Recipe) -> list[Problem]:
+    """Optional packages that the recipe needs and this environment lacks."""
+    needed: list[tuple[str, str]] = [("report_to", package) for package in recipe.report_to]
+    if recipe.attn_implementation == "flash_attention_2":
+        needed += [("attn_implementation", "flash_attn")]
+    if recipe.method == "qlora" or "8bit" in recipe.optim:
+        needed.append(("method" if recipe.method == "qlora" else "optim", "bitsandbytes"))
+    return [
+        Problem(key, f"needs {package}, which is not installed", fix=f"pip install {package.replace('_', '-')}")
+        for key, package in needed
+        if find_spec(package) is None
+    ]
 
 
 def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:

@@ -4,18 +4,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kit.errors import Problem, UserError
-
 if TYPE_CHECKING:
     from kit.config import Recipe
 
 
 def build_optimizer(model: torch.nn.Module, recipe: "Recipe") -> torch.optim.Optimizer:
-    """AdamW over what trains; weights of one dimension (norms, biases) are spared from decay.
-
-    Raises:
-        UserError: the optimiser's package is missing.
-    """
+    """AdamW over what trains; weights of one dimension (norms, biases) are spared from decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim > 1], "weight_decay": recipe.weight_decay},
@@ -26,11 +20,7 @@ def build_optimizer(model: torch.nn.Module, recipe: "Recipe") -> torch.optim.Opt
     if recipe.optim.startswith("adamw_torch"):
         fused = recipe.optim == "adamw_torch_fused"
         return torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, betas=betas, eps=epsilon, fused=fused)
-    try:
-        import bitsandbytes.optim
-    except ImportError:
-        raise UserError(
-            Problem("optim", f"{recipe.optim} needs bitsandbytes", fix="pip install bitsandbytes")
-        ) from None
+    import bitsandbytes.optim
+
     paged = recipe.optim.startswith("paged")
     return bitsandbytes.optim.AdamW8bit(groups, lr=recipe.peak_learning_rate, betas=betas, eps=epsilon, is_paged=paged)

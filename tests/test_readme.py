@@ -1,0 +1,71 @@
+"""The README and docs tell the truth about what can be typed, and CI runs what they say."""
+
+import re
+import shlex
+
+import pytest
+from conftest import ROOT
+
+from kit.command_line import read_command_line
+from kit.config import ACCELERATE_CONFIGS, Recipe
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands():
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                command = line.split(" #")[0].strip()
+                if command and not command.startswith("#"):
+                    yield pytest.param(command, id=f"{page.name}: {command[-60:]}")
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_parses(command):
+    for part in command.split(" && "):
+        words = shlex.split(part)
+        script = next((word for word in words if word.startswith("recipes/")), None)
+        if script is None:
+            continue
+        assert (ROOT / script).is_file()
+        flags = words[words.index(script) + 1 :]
+        if script == "recipes/export.py":
+            continue
+        request = read_command_line(flags, stands_for={"eval_dataset": "dataset"})
+        assert not request.problems
+        before = words[: words.index(script)]
+        for word in before:
+            assert not word.endswith(".yaml") or (ROOT / word).is_file()
+        if request.launch.config:
+            assert (ACCELERATE_CONFIGS / f"{request.launch.config.removesuffix('.yaml')}.yaml").is_file()
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    install_and_test = next(line for line in PAGES[0].read_text().splitlines() if line.endswith("python -m pytest"))
+    for part in install_and_test.split(" && "):
+        assert part in (ROOT / ".ci/run").read_text()
+
+
+def test_every_flag_named_in_the_pages_exists():
+    theirs = {
+        "config_file",
+        "nproc_per_node",
+        "nnodes",
+        "help",
+        "config",
+        "recipe",
+        "num_processes",
+        "dry_run",
+        "output_dir",
+    }
+    theirs |= {"learning_rte"}  # the mistake that is answered
+    for page in PAGES:
+        for name in re.findall(r"--([a-z_]+)", page.read_text()):
+            assert name in Recipe.model_fields or name in theirs, f"{page.name}: --{name}"
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,36 @@
+"""The first command a new user types, as typed: it must end believably."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.mark.slow
+def test_the_default_run_learns_its_task(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "recipes/finetune.py",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    before, after = (row["eval_exact_match"] for row in rows if "eval_exact_match" in row)
+    assert before < 0.1 and after > 0.9
+    assert done.stdout.count("answered") == 6
+    assert str(tmp_path / "run/final") in done.stdout and "next, with a real model" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_so_do_other_seeds_on_a_sharded_model(finetune, fp32, tmp_path, seed):
+    finetune.defaults = {"recipe": "tiny"}
+    run = finetune.ok("run", 2, config=fp32["fsdp"], seed=seed)
+    before, after = (row["eval_exact_match"] for row in run.rows if "eval_exact_match" in row)
+    assert before < 0.1 and after > 0.9
