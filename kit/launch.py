@@ -115,11 +115,12 @@ def reporting_errors() -> Iterator[None]:
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
             sys.modules["torch"].distributed.destroy_process_group()
     except (UserError, TrainingError) as error:
-        if is_main():
-            print(f"\n{error}", file=sys.stderr, flush=True)
-        else:
-            # Launchers kill every rank when one exits: the others wait, so that rank 0's message comes out.
+        rank = os.environ.get("RANK", "0")
+        text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
+        if not is_main():
+            # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
             time.sleep(10)
+        print(f"\n{text}", file=sys.stderr, flush=True)
         _leave(error.exit_status)
     except KeyboardInterrupt:
         _leave(130)

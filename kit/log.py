@@ -5,6 +5,7 @@ Every rank calls the same methods; the gating is here, so that no caller has to 
 
 import json
 import logging
+import resource
 import sys
 import time
 import warnings
@@ -100,8 +101,9 @@ class Log:
         self.training_seconds += now - self.last_time
         self.tokens, self.last_time = 0, now
         row = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
+        row["peak_memory_bytes"] = memory = _peak_memory_bytes()
         self._write(row)
-        text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {rate:,.0f} tok/s  {_memory()}"
+        text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {rate:,.0f} tok/s  {memory / 2**30:.1f} GiB"
         if self.bar is not None:
             self.bar.set_postfix_str(text)
         elif now - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
@@ -168,12 +170,11 @@ def _drop_lines_after(path: Path, step: int) -> None:
     temporary.replace(path)
 
 
-def _memory() -> str:
+def _peak_memory_bytes() -> int:
+    """Of this process: allocated on its GPU, or resident where there is none."""
     if torch.accelerator.is_available():
-        return f"{torch.accelerator.max_memory_allocated() / 2**30:.1f} GiB"
-    import psutil
-
-    return f"{psutil.Process().memory_info().rss / 2**30:.1f} GiB RAM"
+        return torch.accelerator.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.config import LoadPlan, Recipe, Strategy, Topology
-from kit.errors import Problem, TrainingError, UserError
+from kit.errors import Problem, TrainingError
 from kit.topology import TITLES
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         The accelerator, and how this process must load weights.
 
     Raises:
-        UserError: the device cannot do what the config asks.
         TrainingError: the strategy that really came up is another one.
     """
     import torch
@@ -35,21 +34,13 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     from accelerate.utils import DistributedDataParallelKwargs
 
     on_cpu = topology.device_type == "cpu"
-    if (
-        topology.mixed_precision == "bf16"
-        and topology.device_type == "cuda"
-        and not torch.cuda.is_bf16_supported(False)
-    ):
-        name = torch.cuda.get_device_name()
-        raise UserError(Problem("mixed_precision", f"bf16, but {name} has none", "no", "copy the config, set it to no"))
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     # The number of threads changes the order of sums, so it is set here and recorded in run.json.
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(
-        max(1, len(os.sched_getaffinity(0)) // local_processes) if on_cpu else torch.get_num_threads()
-    )
+    if on_cpu:
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if topology.strategy != "single":
         if not on_cpu:
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
@@ -84,18 +75,28 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     )
 
 
-def check_model(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
-    """Problems of sharding this model, told from its shapes alone."""
-    if not topology.strategy.startswith("fsdp"):
-        return []
+def check(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
+    """What this device, or sharding this model, stands against; told from the model's shapes alone."""
+    import torch
+
+    problems = []
+    if (
+        topology.mixed_precision == "bf16"
+        and topology.device_type == "cuda"
+        and not torch.cuda.is_bf16_supported(False)
+    ):
+        found = f"bf16, which {torch.cuda.get_device_name()} does not have"
+        problems.append(Problem("mixed_precision", found, "no", "copy the config and set it to no"))
     present = {type(module).__name__ for module in meta_model.modules()}
-    missing = [name for name in topology.layer_classes if name not in present]
-    layers = sorted(name for name in present if "Layer" in name or "Block" in name)
-    return [
-        Problem("fsdp_transformer_layer_cls_to_wrap", f"no {name} in this model", f"one of {', '.join(layers)}",
-                "or leave the line out: the model's own decoder layer is taken")
-        for name in missing
-    ]  # fmt: skip
+    layers = f"one of {', '.join(sorted(name for name in present if 'Layer' in name or 'Block' in name))}"
+    fix = "or leave the line out: the model's own decoder layer is taken"
+    for name in topology.layer_classes:
+        if name not in present:
+            problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", f"no {name} in this model", layers, fix))
+    if topology.strategy.startswith("fsdp") and not problems and not layer_classes(topology, meta_model):
+        found = f"{type(meta_model).__name__} does not say which layers to shard"
+        problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", found, layers, "name it in the config"))
+    return problems
 
 
 def layer_classes(topology: Topology, model: "torch.nn.Module") -> tuple[str, ...]:
