@@ -1,0 +1,450 @@
+"""However a command is started, the same topology comes up, or the command that works is printed."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kit import launch
+from kit.command_line import read_command_line
+from kit.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = str(ROOT / "recipes/finetune.py")
+CONFIGS = ROOT / "accelerate_configs"
+STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp2", "fsdp_offload": "fsdp2", "fsdp1": "fsdp1"}
+
+
+class Relaunched(Exception):
+    """Instead of ``os.execve``."""
+
+    def __init__(self, executable, command, env):
+        super().__init__(" ".join(command))
+        self.command, self.env = command, env
+
+
+def ranks(world_size):
+    """What torchrun leaves in the environment of the first rank."""
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def accelerate_env(*words):
+    """What ``accelerate launch`` leaves there, from its own code."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import launch as theirs
+
+    before = dict(os.environ)
+    try:
+        args, _, _ = _validate_launch_command(launch_command_parser().parse_args([*words, SCRIPT]))
+        parallel = args.multi_gpu or args.use_fsdp
+        env = theirs.prepare_multi_gpu_env(args) if parallel else theirs.prepare_simple_launcher_cmd_env(args)[1]
+        added = {name: value for name, value in env.items() if before.get(name) != value}
+        return added | (ranks(args.num_processes) if parallel else {})
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def environments():
+    """By configuration and number of processes, asked for once: accelerate takes seconds to import."""
+    made = {}
+
+    def environment(config, num_processes):
+        key = config, num_processes
+        if key not in made:
+            made[key] = accelerate_env(
+                "--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", num_processes
+            )
+        return made[key]
+
+    return lambda config, num_processes: dict(environment(config, str(num_processes)))
+
+
+@pytest.fixture
+def resolve(monkeypatch):
+    """``launch.resolve`` of a command on a machine with so many GPUs; relaunches are followed into the first rank."""
+
+    def resolve(*words, env=None, gpus=0, follow=True):
+        argv = [SCRIPT, *map(str, words)]
+        # A batch that 1, 2, 3, 4 and 8 processes can share.
+        for flag in ("--global_batch_size=48", "--per_device_train_batch_size=1"):
+            argv += [] if any(word.startswith(flag.partition("=")[0]) for word in argv) else [flag]
+        monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(os, "environ", {"PATH": "/bin", "HOME": "/", **(env or {})})
+        monkeypatch.setattr(launch, "_devices", lambda: (gpus, "cuda" if gpus else "cpu"))
+
+        def execve(*arguments):
+            raise Relaunched(*arguments)
+
+        monkeypatch.setattr(os, "execve", execve)
+        try:
+            return launch.resolve(read_command_line(argv[1:]))[1]
+        except Relaunched as relaunched:
+            if not follow:
+                raise
+            count = int(relaunched.command[relaunched.command.index("--nproc_per_node") + 1])
+            monkeypatch.setattr(os, "environ", relaunched.env | ranks(count))
+            monkeypatch.setattr(sys, "argv", relaunched.command[relaunched.command.index(SCRIPT) :])
+            return launch.resolve(read_command_line(sys.argv[1:]))[1]
+
+    return resolve
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    def config_file(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return path
+
+    return config_file
+
+
+def command_to_type(error):
+    """The words of the command that a refusal prints."""
+    return shlex.split(re.search(r"type: (.+)", str(error))[1])
+
+
+# The same topology from every form
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 4])
+@pytest.mark.parametrize("config", STRATEGIES)
+def test_all_four_forms_give_the_same_topology(resolve, environments, config, gpus):
+    processes = gpus or 2
+    plain = environments("ddp", gpus) if gpus > 1 else environments("single", 1)  # accelerate launch without a config
+    forms = {
+        "accelerate launch script --config": resolve("--config", config, env=plain, gpus=gpus),
+        "accelerate launch --config_file": resolve(env=environments(config, processes), gpus=gpus),
+        "torchrun script --config": resolve("--config", config, env=ranks(processes), gpus=gpus),
+        "python script --config": resolve("--config", config, gpus=gpus),
+    }
+    wanted = forms["python script --config"]
+    assert (wanted.strategy, wanted.num_processes) == (STRATEGIES[config], processes)
+    assert wanted.mixed_precision == "bf16" and wanted.reshard_after_forward
+    assert wanted.device_type == ("cuda" if gpus else "cpu") and wanted.rehearsal == (gpus == 0)
+    assert wanted.offload == (config == "fsdp_offload" and gpus > 0)
+    assert wanted.load_on_rank0 == (config in ("fsdp", "fsdp_offload") or (config == "fsdp1" and gpus > 0))
+    by_launcher = forms["accelerate launch --config_file"]
+    if config == "fsdp_offload":  # a launcher does not pass on the name of its file
+        forms["accelerate launch --config_file"] = replace(by_launcher, config_name=config)
+    for form, topology in forms.items():
+        assert topology == wanted, form
+
+
+def test_all_four_forms_give_the_same_single_process(resolve, environments):
+    forms = [
+        resolve("--config", "single", env=environments("single", 1), gpus=1),
+        resolve(env=environments("single", 1), gpus=1),
+        resolve("--config", "single", env=ranks(1), gpus=1),
+        resolve("--config", "single", gpus=1),
+    ]
+    assert (forms[0].strategy, forms[0].num_processes, forms[0].mixed_precision) == ("single", 1, "bf16")
+    assert forms == [forms[0]] * 4
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_without_a_config_one_process_runs_as_the_launcher_says(resolve, environments, gpus):
+    topology = resolve(gpus=gpus)
+    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == ("single", 1, "no")
+    assert not topology.rehearsal  # nobody asked for more than this machine has
+    topology = resolve(env=environments("single", 1), gpus=gpus)
+    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == ("single", 1, "bf16")
+
+
+def test_single_on_a_machine_with_four_gpus_is_one_process_and_no_relaunch(resolve):
+    topology = resolve("--config", "single", gpus=4, follow=False)
+    assert (topology.strategy, topology.num_processes) == ("single", 1)
+
+
+def test_one_torchrun_rank_of_a_single_config_is_a_plain_process(resolve):
+    """No process group: what torchrun left would make accelerate form one."""
+    assert resolve("--config", "single", env=ranks(1)).strategy == "single"
+    assert not [name for name in os.environ if "RANK" in name or "WORLD" in name or "MASTER" in name]
+
+
+def test_plain_torchrun_is_ddp(resolve):
+    topology = resolve(env=ranks(3))
+    assert (topology.strategy, topology.num_processes, topology.mixed_precision) == ("ddp", 3, "no")
+
+
+@pytest.mark.xfail(strict=True, reason="the relaunch scrubs the very variables that asked for FSDP")
+def test_fsdp_asked_for_by_variables_survives_the_relaunch(resolve, environments):
+    env = {name: value for name, value in environments("fsdp", 2).items() if name.startswith(("ACCELERATE_", "FSDP_"))}
+    assert resolve(env=env).strategy == "fsdp2"
+
+
+# How many processes
+
+
+@pytest.mark.parametrize(
+    ("flag", "in_config", "gpus", "expected"),
+    [
+        (None, None, 0, 2),  # a rehearsal
+        (None, None, 1, 1),
+        (None, None, 4, 4),
+        (None, 3, 4, 3),
+        (2, 3, 4, 2),
+        (3, None, 0, 3),
+        (1, 2, 0, 1),
+    ],
+)
+def test_the_flag_beats_the_config_beats_the_machine(resolve, config_file, flag, in_config, gpus, expected):
+    text = "distributed_type: MULTI_GPU\n" + (f"num_processes: {in_config}\n" if in_config else "")
+    words = ["--config", config_file(text)] + (["--num_processes", flag] if flag else [])
+    assert resolve(*words, gpus=gpus).num_processes == expected
+
+
+def test_use_cpu_takes_no_gpu_and_is_no_rehearsal(resolve, config_file):
+    path = config_file("distributed_type: MULTI_GPU\nuse_cpu: true\nnum_processes: 8\n")
+    topology = resolve("--config", path, gpus=4)
+    assert (topology.device_type, topology.num_processes, topology.rehearsal) == ("cpu", 8, False)
+
+
+def test_4_bit_weights_are_loaded_by_every_rank(resolve):
+    assert resolve("--config", "fsdp", gpus=2).load_on_rank0
+    assert not resolve("--config", "fsdp", "--method", "qlora", gpus=2).load_on_rank0
+
+
+# Relaunching
+
+
+def test_the_relaunch_is_this_command_under_torchrun(resolve):
+    words = ["--config", "ddp", "--num_processes=3", "--dataset", "a b.jsonl", "--learning_rate=1e-4"]
+    with pytest.raises(Relaunched) as caught:
+        resolve(*words, follow=False, env={"CUDA_VISIBLE_DEVICES": "1,2,3", "HF_TOKEN": "secret"})
+    command = caught.value.command
+    assert command[:5] == [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3"]
+    assert command[command.index(SCRIPT) + 1 :][: len(words)] == words
+    assert caught.value.env["CUDA_VISIBLE_DEVICES"] == "1,2,3" and caught.value.env["HF_TOKEN"] == "secret"
+
+
+@pytest.mark.parametrize("config", ["single", *STRATEGIES])
+def test_a_dry_run_never_relaunches(resolve, config):
+    topology = resolve("--config", config, "--dry_run", "true", gpus=4, follow=False)
+    assert topology.num_processes == (1 if config == "single" else 4)
+
+
+@pytest.mark.parametrize("env", [ranks(4), ranks(1)], ids=["four ranks", "one rank"])
+def test_a_rank_never_relaunches(resolve, env):
+    resolve("--config", "fsdp", env=env, gpus=4, follow=False)
+
+
+LEFT_OVER = {
+    "ACCELERATE_USE_FSDP": "true",
+    "ACCELERATE_MIXED_PRECISION": "fp16",
+    "ACCELERATE_USE_CPU": "true",
+    "FSDP_VERSION": "1",
+    "FSDP_OFFLOAD_PARAMS": "true",
+    "FSDP_AUTO_WRAP_POLICY": "NO_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "OtherLayer",
+    "PARALLELISM_CONFIG_TP_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize("config", ["single", *STRATEGIES])
+def test_what_an_earlier_launch_left_does_not_leak_into_a_config(resolve, config):
+    assert resolve("--config", config, env=LEFT_OVER, gpus=2) == resolve("--config", config, gpus=2)
+    assert resolve("--config", config, env=LEFT_OVER | ranks(1), gpus=2).num_processes == 1
+    assert not set(os.environ) & set(LEFT_OVER)
+
+
+def test_a_relaunch_passes_nothing_of_it_on(resolve):
+    with pytest.raises(Relaunched) as caught:
+        resolve("--config", "fsdp", env=LEFT_OVER, follow=False)
+    assert not set(caught.value.env) & set(LEFT_OVER)
+
+
+# Contradictions
+
+
+def refusal(resolve, *words, **options):
+    with pytest.raises(UserError) as caught:
+        resolve(*words, **options, follow=False)
+    return caught.value
+
+
+def test_a_single_config_under_two_ranks_prints_the_command_for_one(resolve):
+    error = refusal(resolve, "--config", "single", "--dataset", "a b.jsonl", env=ranks(2), gpus=2)
+    words = command_to_type(error)
+    assert words[:4] == ["accelerate", "launch", "--num_processes", "1"]
+    assert words[4] == os.path.relpath(SCRIPT) and words[5:9] == ["--config", "single", "--dataset", "a b.jsonl"]
+    assert resolve(*words[5:], gpus=2).strategy == "single"
+
+
+def test_another_number_than_the_launcher_started_prints_the_command_for_it(resolve):
+    error = refusal(resolve, "--config", "ddp", "--num_processes", 4, "--seed=1", env=ranks(2), gpus=4)
+    assert "4 wanted, the launcher started 2" in str(error)
+    words = command_to_type(error)
+    assert words[:3] == ["torchrun", "--nproc_per_node", "4"]
+    assert "--num_processes" not in words and words[4:7] == ["--config", "ddp", "--seed=1"]
+    assert resolve(*words[4:], env=ranks(4), gpus=4).num_processes == 4
+
+
+@pytest.mark.parametrize("flag", [["--num_processes", "4"], ["--num-processes=4"]])
+def test_the_printed_command_has_lost_the_flag_in_any_spelling(resolve, flag):
+    words = command_to_type(refusal(resolve, *flag, "--config", "ddp", env=ranks(2)))
+    assert not [word for word in words if "processes" in word] and words[4:6] == ["--config", "ddp"]
+
+
+def test_more_processes_than_gpus_are_refused(resolve):
+    error = refusal(resolve, "--config", "ddp", "--num_processes", 4, gpus=2)
+    assert "4 on a machine with 2 GPUs" in str(error) and "at most 2" in str(error)
+    assert "4 on a machine with 2 GPUs" in str(refusal(resolve, "--config", "ddp", env=ranks(4), gpus=2))
+
+
+def test_two_machines_may_have_more_processes_than_this_one_has_gpus(resolve):
+    env = ranks(8) | {"LOCAL_WORLD_SIZE": "4"}
+    assert resolve("--config", "fsdp", env=env, gpus=4).num_processes == 8
+
+
+def test_several_machines_need_a_launcher_on_each(resolve, config_file):
+    path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n")
+    error = refusal(resolve, "--config", path, gpus=4)
+    assert "2 machines" in str(error)
+    assert command_to_type(error)[:4] == ["accelerate", "launch", "--config_file", str(path)]
+
+
+def test_processes_with_a_single_config_are_refused(resolve):
+    error = refusal(resolve, "--config", "single", "--num_processes", 2)
+    assert "--config ddp or fsdp" in str(error)
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused_with_one_that_can(resolve):
+    batch = ["--config=ddp", "--per_device_train_batch_size=3"]
+    error = refusal(resolve, *batch, "--global_batch_size=18", gpus=4)
+    assert "18 is not divisible by 4 processes x per_device_train_batch_size 3 = 12" in str(error)
+    better = re.search(r"--global_batch_size (\d+)", str(error))[1]
+    assert resolve(*batch, f"--global_batch_size={better}", gpus=4).num_processes == 4
+
+
+@pytest.mark.parametrize("config", ["fsdp", "fsdp1"])
+def test_8_bit_optimisers_are_refused_where_parameters_are_sharded(resolve, config):
+    error = refusal(resolve, "--config", config, "--optim", "adamw_8bit")
+    assert "adamw_8bit under FSDP" in str(error) and "adamw_torch" in str(error)
+    assert resolve("--config", "ddp", "--optim", "adamw_8bit").strategy == "ddp"
+
+
+def test_an_unknown_config_is_answered_with_the_known_ones(resolve):
+    error = refusal(resolve, "--config", "fsdpp")
+    assert "did you mean 'fsdp'?" in str(error) and "single" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("env", "word"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "fp16"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "NO_WRAP"),
+    ],
+)
+def test_what_a_launcher_asks_for_is_refused_as_in_a_config(resolve, env, word):
+    assert word in str(refusal(resolve, env=env | ranks(2)))
+
+
+def test_flags_recipe_and_config_are_told_at_once(resolve, config_file):
+    path = config_file("distributed_type: FSDP\nmixed_precision: fp16\nfsdp_config:\n  fsdp_version: 3\n")
+    error = refusal(resolve, "--config", path, "--lerning_rate", 1, "--method", "lorra")
+    text = str(error)
+    assert all(word in text for word in ("lerning_rate", "lorra", "fp16", "fsdp_version")) and len(error.problems) == 4
+
+
+# The real thing
+
+
+def run(words, folder, deadline_seconds=180):
+    """A command as a user types it, in ``folder``; ended with all its children when the deadline has passed."""
+    folder.mkdir(exist_ok=True)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = psutil.Popen([str(word) for word in words], cwd=folder, env=env, stdout=out, stderr=err)
+        status = None
+        try:
+            status = process.wait(deadline_seconds)
+        except psutil.TimeoutExpired:
+            for child in [*process.children(recursive=True), process]:  # ranks do not end with their launcher
+                child.kill()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    assert status is not None, f"no end within {deadline_seconds} s:\n{texts[0]}\n{texts[1]}"
+    return status, *texts
+
+
+@pytest.fixture
+def flags(finetune):
+    values = finetune.defaults | {"max_steps": 2}
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+@pytest.mark.slow
+def test_the_four_real_commands_do_the_same(flags, tmp_path):
+    fsdp = CONFIGS / "fsdp.yaml"
+    commands = {
+        "plain": ["accelerate", "launch", SCRIPT, "--config", "fsdp"],
+        "config_file": ["accelerate", "launch", "--config_file", fsdp, "--num_processes", 2, SCRIPT],
+        "torchrun": ["torchrun", "--nproc_per_node", 2, "--standalone", SCRIPT, "--config", "fsdp"],
+        "python": [sys.executable, SCRIPT, "--config", "fsdp"],
+    }
+    strategies, losses = {}, {}
+    for name, command in commands.items():
+        status, out, err = run([*command, *flags, "--output_dir=out"], tmp_path / name)
+        assert status == 0, f"{name}\n{out}\n{err}"
+        assert "Traceback" not in err
+        strategies[name] = json.loads((tmp_path / name / "out/run.json").read_text())["strategy"]
+        rows = [json.loads(line) for line in (tmp_path / name / "out/metrics.jsonl").read_text().splitlines()]
+        losses[name] = [(row["loss"], row["grad_norm"]) for row in rows]
+    wanted = strategies["python"]
+    assert (wanted["type"], wanted["num_processes"], wanted["rehearsal"]) == ("fsdp2", 2, True)
+    assert wanted["sharded_layers"] == {"classes": ["LlamaDecoderLayer"], "count": 3}
+    for name in commands:
+        assert strategies[name] == wanted, name
+        assert losses[name] == losses["python"] and len(losses[name]) == 2, name
+
+
+def test_a_mistyped_flag_is_answered_at_once_and_nothing_is_written(tmp_path):
+    command = [sys.executable, SCRIPT, "--config", "fsdp", "--learning_rat", "1e-4", "--max_steps", "two"]
+    status, out, err = run(command, tmp_path, deadline_seconds=10)
+    assert status == 2 and out == ""
+    assert err.count("error:") == 1 and "Traceback" not in err
+    assert "did you mean 'learning_rate'?" in err and "'two'" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_bad_data_on_two_ranks_is_told_once_and_no_rank_hangs(flags, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n{"prompt": 3, "completion": "b"}\n')
+    launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
+    words = [word for word in flags if not word.startswith("--dataset=")]
+    folder = tmp_path / "here"
+    status, out, err = run([*launcher, SCRIPT, "--config=ddp", *words, f"--dataset={bad}"], folder, 120)
+    assert status != 0
+    assert err.count("error: 2 problems") == 1 and out.count("error:") == 0
+    assert "bad.jsonl:2" in err and "bad.jsonl:3" in err
+    # torchrun adds a trace of its own; the script has none.
+    assert 'finetune.py", line' not in err
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.slow
+def test_the_printed_command_works_as_printed(flags, tmp_path):
+    launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
+    status, _, err = run([*launcher, SCRIPT, "--config", "single", *flags, "--dry_run=true"], tmp_path / "here")
+    assert status != 0 and err.count("error:") == 1
+    status, out, err = run(command_to_type(err), tmp_path / "here")
+    assert status == 0, err
+    assert "Dry run: nothing written" in out
+    assert not list((tmp_path / "here").iterdir())
