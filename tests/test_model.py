@@ -199,7 +199,7 @@ def test_a_folder_without_a_tokenizer_is_refused(recipe, changed):
     folder = changed()
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(UserError, match="no tokenizer in .*tokenizer.json beside the weights"):
+    with pytest.raises(UserError, match=r"no tokenizer in .*tokenizer\.json beside the weights"):
         open_tokenizer(recipe(folder))
 
 
@@ -219,7 +219,17 @@ def test_cut_off_weights_are_a_users_mistake(recipe, changed):
 
 # Code that comes with a model
 
-CANARY = "import pathlib\npathlib.Path({path!r}).touch()\n"
+OWN_CODE = """
+import pathlib
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+pathlib.Path({path!r}).touch()
+class OwnConfig(LlamaConfig):
+    model_type = "own_type"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
 
 
 @pytest.fixture
@@ -230,10 +240,12 @@ def booby_trap(changed, tmp_path):
     def make(model_type):
         own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
         folder = changed(model_type=model_type, auto_map=own)
-        changed("tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["own.T", "own.T"]})
-        code = "from transformers import LlamaConfig as OwnConfig, LlamaForCausalLM as OwnModel\n"
-        code += "from transformers import PreTrainedTokenizerFast as T\n"
-        (folder / "own.py").write_text(CANARY.format(path=str(canary)) + code)
+        changed(
+            "tokenizer_config.json",
+            tokenizer_class="OwnTokenizer",
+            auto_map={"AutoTokenizer": ["own.OwnTokenizer"] * 2},
+        )
+        (folder / "own.py").write_text(OWN_CODE.format(path=str(canary)))
         return folder, canary
 
     return make
@@ -254,7 +266,7 @@ def test_code_that_comes_with_a_model_is_not_executed(recipe, booby_trap, model_
 
 def test_a_model_that_needs_its_own_code_is_refused(recipe, booby_trap):
     folder, _ = booby_trap("own_type")
-    with pytest.raises(UserError, match="model_name_or_path: .*custom code"):
+    with pytest.raises(UserError, match=r"model_name_or_path: .*custom code"):
         open_config(recipe(folder))
 
 

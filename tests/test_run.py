@@ -17,8 +17,8 @@ MAY_CHANGE = """
 trust_remote_code attn_implementation gradient_checkpointing dataset dataset_split
 per_device_train_batch_size num_train_epochs max_steps
 eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_steps eval_on_start predict_with_generate
-max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps report_to
-deterministic ddp_timeout
+max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps
+report_to deterministic ddp_timeout
 """.split()
 DATA = {"fingerprint": "abc"}
 
@@ -87,7 +87,12 @@ def test_what_does_not_change_a_step_may_change(recipe, started):
 
 def test_another_run_is_refused_with_every_setting_that_differs(recipe, started):
     text = refusal(recipe(learning_rate=0.5, lora_r=3, seed=7), "other")
-    for line in ("learning_rate: None -> 0.5", "lora_r: 16 -> 3", "seed: 42 -> 7", "data_fingerprint: 'abc' -> 'other'"):
+    for line in (
+        "learning_rate: None -> 0.5",
+        "lora_r: 16 -> 3",
+        "seed: 42 -> 7",
+        "data_fingerprint: 'abc' -> 'other'",
+    ):
         assert line in text
     assert "max_steps" not in text and "weight_decay" not in text
     assert "--output_dir" in text and "--overwrite_output_dir" in text
