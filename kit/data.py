@@ -80,6 +80,9 @@ def open_data(recipe: Recipe, sources: Sources, tokenizer: Any, vocab_size: int,
     """
     template = resolve_template(tokenizer, recipe.chat_template)
     problems, opened, notes = Problems(), [], []
+    if recipe.predict_with_generate and "text" in sources[-1][1]:
+        found = f"{sources[-1][0].name} is plain text, which asks nothing"
+        problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
     for source, fields in sources:
         with problems.caught():
             as_chat = recipe.chat_template is not None

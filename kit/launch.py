@@ -71,7 +71,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         num_processes=num_processes,
         mixed_precision=settings.mixed_precision,
         device_type=device_type,
-        rehearsal=not num_devices and not settings.use_cpu and bool(config_name or launched),
+        rehearsal=not num_devices and not settings.use_cpu and settings.strategy != "single",
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         offload=settings.offload and num_devices > 0,
@@ -87,7 +87,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
-        _relaunch(num_processes)
+        _relaunch(num_processes, keep_environment=not request.launch.config)
     for name in [name for name in os.environ if name.startswith(_INHERITED)]:
         del os.environ[name]
     if topology.strategy == "single":
@@ -156,6 +156,8 @@ def _settings_from_environment() -> Settings:
         "mixed_precision": env.get("ACCELERATE_MIXED_PRECISION", "no"),
         "fsdp_config": fsdp,
     }
+    if env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
+        values["dynamo_config"] = env["ACCELERATE_DYNAMO_BACKEND"]
     values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
     return make_settings(values, fsdp, lambda key: f"the launcher's {key}", [])
 
@@ -223,14 +225,11 @@ def _launch_problems(
         fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
         return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
     if launched is None and settings.num_machines > 1:
-        fix = f"on every machine, type: accelerate launch --config_file {request.launch.config} {script}"
-        return [
-            Problem(
-                "num_machines",
-                f"{settings.num_machines} machines, but no launcher started this process",
-                fix=fix,
-            )
-        ]
+        file = find_file(request.launch.config or "", ACCELERATE_CONFIGS, "config")
+        words = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
+        fix = f"on every machine, type: accelerate launch --config_file {file} {os.path.relpath(sys.argv[0])} {words}"
+        found = f"{settings.num_machines} machines, but no launcher started this process"
+        return [Problem("num_machines", found, fix=fix.rstrip())]
     local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes
     if num_devices and local > num_devices:
         return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
@@ -257,9 +256,10 @@ def _devices() -> tuple[int, str]:
     return torch.accelerator.device_count(), accelerator.type
 
 
-def _relaunch(num_processes: int) -> NoReturn:
+def _relaunch(num_processes: int, keep_environment: bool) -> NoReturn:
     """Become torchrun, which starts this very command ``num_processes`` times."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+    # Without a config the topology came from the environment, and the new processes must find it there again.
+    env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(_INHERITED)}
     # torchrun would set 1 and say so; `start` sets the number of threads itself.
     env.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]

@@ -2,9 +2,12 @@
 
 The loss is computed inside the model's forward, at the one place where every strategy has the head's weights
 gathered: inside the head. Only positions that predict a supervised token get logits, a chunk at a time, recomputed
-in the backward pass.
+in the backward pass. A family whose forward does anything unknown between decoder and logits keeps its own, full
+logits: slower, never wrong.
 """
 
+import inspect
+import re
 from types import MethodType
 from typing import Any
 
@@ -25,6 +28,7 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     head = model.get_output_embeddings()
     plain_model_forward, plain_head_forward = model.forward, head.forward
     transform = _logit_transform(model.config.get_text_config())
+    head_is_known = _head_is_known(model)
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = transform(plain_head_forward(hidden).float())
@@ -48,12 +52,43 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
         for name in ("labels", "logits_to_keep", "return_dict"):  # adapters pass these on
             kwargs.pop(name, None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        if not head_is_known:
+            logits = plain_model_forward(*args, use_cache=False, **kwargs).logits.flatten(0, 1)  # [B * T, V]
+            chosen = logits.index_select(0, target_positions).float()
+            return F.cross_entropy(chosen, targets, reduction="sum") + logits.float().sum() * 0.0
         hidden = getattr(self, self.base_model_prefix)(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
         return self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
+
+
+# What may stand on the right of `logits =` and `hidden_states =` in a forward that the head above reproduces.
+_KNOWN_LOGITS = re.compile(
+    r"""self\.\w+\(hidden_states(\[:,\ slice_indices,\ :\])?(\.to\([\w.=]+\))?\)(\.float\(\)|\.contiguous\(\))?$
+    |self\.lm_head\(hidden_states\)\ \*\ self\.(config\.logits_scaling|model\.lm_head_multiplier)$
+    |logits(\.float\(\))?\ [*/]\ self\.(config\.final_logit_softcapping|config\.logits_scaling|logit_scale)$
+    |torch\.tanh\(logits\)$|nn\.functional\.tanh\(logits\ /\ cap\)\ \*\ cap$|logits,""",
+    re.VERBOSE,
+)
+_KNOWN_HIDDEN = re.compile(
+    r"slice_logits_to_keep\(hidden_states, logits_to_keep\)$"
+    r"|\w*outputs(\.last_hidden_state|\[0\])$|\w*outputs\.hidden_states,"
+)
+
+
+def _head_is_known(model: Any) -> bool:
+    """Whether the family's own forward is decoder, head and a known transform; read from its source."""
+    try:
+        source = inspect.getsource(type(model).forward)
+    except (OSError, TypeError):
+        return False
+    logits, hidden = (
+        [line.split("#")[0].strip() for line in re.findall(rf"^\s*{name}\s*=(?!=)\s*(.+)$", source, re.MULTILINE)]
+        for name in ("logits", "hidden_states")
+    )
+    return bool(logits) and all(map(_KNOWN_LOGITS.match, logits)) and all(map(_KNOWN_HIDDEN.match, hidden))
 
 
 def _logit_transform(config: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -32,7 +33,14 @@ def open_config(recipe: Recipe) -> Any:
     try:
         return AutoConfig.from_pretrained(recipe.model_name_or_path, **_hub(recipe))
     except Exception as error:
-        raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {_first_line(error)}")) from None
+        fix = (
+            "--trust_remote_code true runs the model's own code: read it first"
+            if "trust_remote_code" in str(error)
+            else ""
+        )
+        raise UserError(
+            Problem("model_name_or_path", f"{recipe.model_name_or_path}: {_first_line(error)}", fix=fix)
+        ) from None
 
 
 def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
@@ -104,6 +112,8 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         UserError: weights missing or unfit for the config.
     """
     compute = getattr(torch, plan.compute_dtype)
+    model: Any
+    loaded: Any
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
     if plan.device != "cpu":
         options["device_map"] = {"": plan.device}
@@ -116,16 +126,26 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             bnb_4bit_quant_storage=compute,
         )
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             recipe.model_name_or_path,
             config=config,
             attn_implementation=recipe.attn_implementation,
             use_safetensors=True,
+            output_loading_info=True,
             **options,
             **_hub(recipe),
         )
-    except (OSError, ImportError, ValueError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {_first_line(error)}")) from None
+    # A process that waits for its weights from rank 0 misses all of them.
+    missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []
+    if missing:
+        found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"
+        raise UserError(
+            Problem("model_name_or_path", found, "a complete checkpoint: random weights are not trained on")
+        )
     model.config.use_cache = False
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

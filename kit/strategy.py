@@ -161,6 +161,7 @@ def planned(topology: Topology, meta_model: "torch.nn.Module") -> dict[str, Any]
         "config": topology.config_name,
         "num_processes": topology.num_processes,
         "mixed_precision": topology.mixed_precision,
+        "device": topology.device_type,
         "rehearsal": topology.rehearsal,
         "sharded_layers": {"classes": list(classes), "count": count} if topology.strategy.startswith("fsdp") else None,
         "trainable_parameters": sum(p.numel() for p in meta_model.parameters() if p.requires_grad),
@@ -171,8 +172,9 @@ def describe(actual: dict[str, Any], recipe: Recipe) -> str:
     """One line: what really runs."""
     micro_batch, processes = recipe.per_device_train_batch_size, actual["num_processes"]
     accumulation = recipe.global_batch_size // (micro_batch * processes)
+    where = " rehearsed on CPU" if actual["rehearsal"] else " on CPU" if actual["device"] == "cpu" else ""
     parts = [
-        f"{TITLES[actual['type']]}{' rehearsed on CPU' if actual['rehearsal'] else ''}",
+        f"{TITLES[actual['type']]}{where}",
         f"{processes} process{'es' if processes > 1 else ''}",
         "bf16" if actual["mixed_precision"] == "bf16" else "fp32",
     ]

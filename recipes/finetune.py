@@ -45,7 +45,7 @@ def main() -> None:
         config = model.open_config(recipe)
         meta_model = model.build_meta_model(recipe, config)
         problems += model.check_model(recipe, config, meta_model)
-        problems += strategy.check_model(topology, meta_model)
+        problems += strategy.check(topology, meta_model)
     if sources and tokenizer and config:
         with problems.caught():
             vocab_size = config.get_text_config().vocab_size
@@ -106,9 +106,7 @@ def main() -> None:
             )
         except TrainingError as error:
             places = ", ".join(train.place(i) for i in ids)
-            raise TrainingError(
-                f"error: step {step + 1}: {error}; weights are as before it. Samples: {places}"
-            ) from None
+            raise TrainingError(f"step {step + 1}: {error}; weights are as before it. Samples: {places}") from None
 
         done = step + 1
         last = done == total_steps

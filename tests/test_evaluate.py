@@ -13,6 +13,7 @@ from torch import nn
 from kit import evaluate as evaluate_module
 from kit.config import LoadPlan, Recipe
 from kit.data import open_data, open_sources, prompt_and_reference
+from kit.errors import UserError
 from kit.evaluate import evaluate
 from kit.model import build_model, open_config, open_tokenizer
 
@@ -222,15 +223,14 @@ def test_padding_does_not_change_greedy_answers(setting, run, monkeypatch):
     assert answers[5] == answers[1] and answers[24] == answers[1]
 
 
-@pytest.mark.xfail(strict=True, reason="generation is started on an empty prompt, and fails")
-def test_text_without_a_prompt_is_continued(setting, run, tmp_path):
-    """Plain text has no question: generation starts from nothing, or is left out, but does not break."""
+def test_text_asks_nothing_and_so_is_not_answered(setting, tmp_path):
+    """Told before the run, not by a crash after it."""
     path = tmp_path / "text.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("red cat", "blue dog bird")))
-    recipe = setting.recipe.model_copy(update={"dataset": str(path)})
-    samples = open_data(recipe, open_sources(recipe), setting.tokenizer, 320).train
-    _, (result,) = run(samples=samples, predict_with_generate=True, max_new_tokens=4)
-    assert result.metrics["eval_tokens"] == int(samples.num_supervised.sum())
+    changes = {"dataset": str(path), "eval_dataset": str(path), "predict_with_generate": True}
+    recipe = setting.recipe.model_copy(update=changes)
+    with pytest.raises(UserError, match=r"predict_with_generate: .*is plain text"):
+        open_data(recipe, open_sources(recipe), setting.tokenizer, 320)
 
 
 @pytest.mark.slow

@@ -177,7 +177,6 @@ def test_plain_torchrun_is_ddp(resolve):
     assert (topology.strategy, topology.num_processes, topology.mixed_precision) == ("ddp", 3, "no")
 
 
-@pytest.mark.xfail(strict=True, reason="the relaunch scrubs the very variables that asked for FSDP")
 def test_fsdp_asked_for_by_variables_survives_the_relaunch(resolve, environments):
     env = {name: value for name, value in environments("fsdp", 2).items() if name.startswith(("ACCELERATE_", "FSDP_"))}
     assert resolve(env=env).strategy == "fsdp2"

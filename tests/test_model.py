@@ -203,13 +203,11 @@ def test_a_folder_without_a_tokenizer_is_refused(recipe, changed):
         open_tokenizer(recipe(folder))
 
 
-@pytest.mark.xfail(strict=True, reason="RuntimeError passes through as a failure of the script")
 def test_weights_of_another_shape_than_the_config_are_a_users_mistake(recipe, changed):
     with pytest.raises(UserError, match="model_name_or_path"):
         build(recipe(changed(intermediate_size=48)), FP32)
 
 
-@pytest.mark.xfail(strict=True, reason="SafetensorError passes through as a failure of the script")
 def test_cut_off_weights_are_a_users_mistake(recipe, changed):
     weights = changed() / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -270,7 +268,6 @@ def test_a_model_that_needs_its_own_code_is_refused(recipe, booby_trap):
         open_config(recipe(folder))
 
 
-@pytest.mark.xfail(strict=True, reason="the library's last line has the remedy, and only its first is shown")
 def test_the_refusal_names_the_flag_that_allows_it(recipe, booby_trap):
     folder, _ = booby_trap("own_type")
     with pytest.raises(UserError, match="--trust_remote_code"):
