@@ -112,8 +112,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         UserError: weights missing or unfit for the config.
     """
     compute = getattr(torch, plan.compute_dtype)
-    model: Any
-    loaded: Any
+    loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
     if plan.device != "cpu":
         options["device_map"] = {"": plan.device}
@@ -126,7 +125,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             bnb_4bit_quant_storage=compute,
         )
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = loader.from_pretrained(
             recipe.model_name_or_path,
             config=config,
             attn_implementation=recipe.attn_implementation,
