@@ -61,8 +61,12 @@ def save_checkpoint(
         _write_json(staging / STATE, {**state, "optimizer_scalars": scalars})
         files = {path.name: describe_file(path) for path in sorted(staging.iterdir())}
         _write_json(staging / MANIFEST, {"format": 1, "files": files})
-        shutil.rmtree(target, ignore_errors=True)
+        replaced = folder / f".{target.name}.replaced"
+        shutil.rmtree(replaced, ignore_errors=True)
+        if target.exists():  # this step once more, after going back to an earlier checkpoint
+            os.replace(target, replaced)
         os.replace(staging, target)
+        shutil.rmtree(replaced, ignore_errors=True)
         complete = [path for path in list_checkpoints(folder) if path != target]
         for old in complete[: max(0, len(complete) + 1 - save_total_limit)] if save_total_limit else []:
             shutil.rmtree(old)

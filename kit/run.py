@@ -36,7 +36,7 @@ _PACKAGES = (
 
 def identity(recipe: Recipe, data_fingerprint: str) -> dict[str, Any]:
     """The settings two starts must share to be one run."""
-    values = recipe.model_dump(mode="json")
+    values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
     return {**{key: values[key] for key in IDENTITY}, "data_fingerprint": data_fingerprint}
 
 

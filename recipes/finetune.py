@@ -85,10 +85,10 @@ def main() -> None:
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
     if resume_path:
         checkpoint.load_checkpoint(llm, optimizer, resume_path)
-    log = Log(accelerator, recipe, output_dir, state, total_steps)
-    log.say(strategy.describe(actual, recipe), *datasets.notes)
     if accelerator.is_main_process:
         run.write_run_file(output_dir, recipe, request.recipe_name, actual, datasets.describe())
+    log = Log(accelerator, recipe, output_dir, state, total_steps)
+    log.say(strategy.describe(actual, recipe), *datasets.notes)
 
     share = (accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size, pad_id)
     schedule = (total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)

@@ -88,7 +88,7 @@ def test_what_does_not_change_a_step_may_change(recipe, started):
 def test_another_run_is_refused_with_every_setting_that_differs(recipe, started):
     text = refusal(recipe(learning_rate=0.5, lora_r=3, seed=7), "other")
     for line in (
-        "learning_rate: None -> 0.5",
+        "learning_rate: 0.0002 -> 0.5",
         "lora_r: 16 -> 3",
         "seed: 42 -> 7",
         "data_fingerprint: 'abc' -> 'other'",
