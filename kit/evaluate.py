@@ -47,24 +47,24 @@ def evaluate(
     samples: Samples,
     recipe: "Recipe",
     tokenizer: Any,
-    track: Callable[[Iterable[Any], str], Iterable[Any]],
+    progress: Callable[[Iterable[Any], str, int], Iterable[Any]],
 ) -> Evaluation:
     """Evaluate with dropout off; sums run on and no logits are kept.
 
     Args:
-        track: wraps an iterable in a progress bar.
+        progress: gives an iterable a progress bar, from its name and length.
     """
     was_training = model.training
     model.eval()
-    metrics = _loss(accelerator, model, samples, recipe, tokenizer, track)
+    metrics = _loss(accelerator, model, samples, recipe, tokenizer, progress)
     answers: list[Answer] = []
     if recipe.predict_with_generate:
-        answers, metrics["eval_exact_match"] = _answers(accelerator, model, samples, recipe, tokenizer, track)
+        answers, metrics["eval_exact_match"] = _answers(accelerator, model, samples, recipe, tokenizer, progress)
     model.train(was_training)
     return Evaluation(metrics, answers)
 
 
-def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, track: Any) -> dict[str, float]:
+def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, progress: Any) -> dict[str, float]:
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     rank, world, size = (
         accelerator.process_index,
@@ -73,7 +73,7 @@ def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: An
     )
     batches = evaluation_batches(samples, rank, world, size, pad_id(tokenizer))
     with torch.no_grad():
-        for batch in track(batches, "evaluation loss"):
+        for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (world * size))):
             tensors = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             sums[0] += model(**tensors)
             sums[1] += tensors["targets"].numel()
@@ -84,7 +84,7 @@ def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: An
 
 
 def _answers(
-    accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, track: Any
+    accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, progress: Any
 ) -> tuple[list[Answer], float]:
     """Greedy answers to every prompt: the first few, and the share that is exactly right."""
     rank, world, size = (
@@ -100,7 +100,7 @@ def _answers(
     exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     shown: list[tuple[int, Answer]] = []
     with torch.no_grad(), generating(accelerator, model) as generate:
-        for call in track(range(num_calls), "evaluation answers"):
+        for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * size : (call + 1) * size]
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
             texts = _generate(generate, [prompt for prompt, _ in pairs], recipe, tokenizer, accelerator.device)

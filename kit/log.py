@@ -9,13 +9,15 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from tqdm import tqdm
+
+from kit.launch import is_main
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,6 +46,12 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
+
+
+def progress(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
+    """``items`` with a bar of their own, on the main process and where standard error is a terminal."""
+    visible = is_main() and sys.stderr.isatty()
+    return tqdm(items, desc=name, total=total, leave=False, dynamic_ncols=True, disable=not visible)
 
 
 class Log:
@@ -81,10 +89,6 @@ class Log:
             for line in lines:
                 tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
-
-    def track(self, items: Iterable[Any], name: str) -> Iterator[Any]:
-        """A second bar for evaluation; nothing where standard error is no terminal."""
-        return iter(tqdm(items, desc=name, leave=False, dynamic_ncols=True, disable=self.bar is None))
 
     def step(self, step: int, **metrics: float) -> None:
         """After 1-based ``step``: ``metrics`` as in ``metrics.jsonl``, ``tokens`` counted over all ranks."""

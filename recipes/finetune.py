@@ -28,7 +28,7 @@ def main() -> None:
     # Only now the heavy imports: a mistyped flag is answered before them.
     from kit import checkpoint, data, export, model, run, strategy
     from kit.evaluate import evaluate
-    from kit.log import Log, silence_libraries
+    from kit.log import Log, progress, silence_libraries
     from kit.optim import build_optimizer
     from kit.schedule import learning_rate
     from kit.step import seed_everything, train_step
@@ -93,7 +93,7 @@ def main() -> None:
     share = (accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size, pad_id)
     schedule = (total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
     if evaluation and recipe.eval_on_start and state["step"] == 0:
-        log.evaluation(0, evaluate(accelerator, llm, evaluation, recipe, tokenizer, log.track))
+        log.evaluation(0, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
     for step in range(state["step"], total_steps):
         ids = data.sample_ids(step, len(train), recipe)
         micro_batches = data.micro_batches(train, ids, *share)
@@ -120,7 +120,7 @@ def main() -> None:
             tokens=int(train.lengths[ids].sum()),
         )
         if evaluation and (last or (recipe.eval_steps and done % recipe.eval_steps == 0)):
-            log.evaluation(done, evaluate(accelerator, llm, evaluation, recipe, tokenizer, log.track))
+            log.evaluation(done, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
         if last or (recipe.save_steps and done % recipe.save_steps == 0):
             checkpoint.save_checkpoint(
                 accelerator, llm, optimizer, output_dir / "checkpoints", log.state(done), recipe.save_total_limit

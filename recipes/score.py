@@ -25,7 +25,7 @@ def main() -> None:
 
     from kit import checkpoint, data, model, strategy
     from kit.evaluate import evaluate
-    from kit.log import silence_libraries
+    from kit.log import progress, silence_libraries
     from kit.optim import build_optimizer
 
     silence_libraries()
@@ -61,7 +61,7 @@ def main() -> None:
     if is_checkpoint:
         checkpoint.load_checkpoint(llm, optimizer, target)
     assert datasets.evaluation is not None
-    result = evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, lambda items, name: items)
+    result = evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, progress)
     for answer in result.answers:
         launch.say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
     launch.say(json.dumps({"model": str(target), "strategy": actual["type"], **result.metrics}))
