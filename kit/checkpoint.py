@@ -119,16 +119,31 @@ def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
     if wanted == "none":
         return None
     if wanted != "auto":
+        wanted = os.path.expanduser(wanted)
         faults = verify(Path(wanted))
         if faults:
-            raise UserError(*(Problem("resume_from_checkpoint", f"{wanted}: {fault}") for fault in faults))
+            expected = "auto, none, or a step-* folder"
+            raise UserError(*(Problem("resume_from_checkpoint", f"{wanted}: {fault}", expected) for fault in faults))
         return Path(wanted)
-    for path in reversed(list_checkpoints(folder)):
+    broken: list[Problem] = []
+    for path in reversed(sorted(folder.glob("step-*"))):
         faults = verify(path)
         if not faults:
+            for problem in broken:
+                say(f"skipping {problem}")
             return path
-        say(f"skipping {path}: {faults[0]}")
+        broken.append(Problem(str(path), faults[0]))
+    if broken:
+        ways = "move them away to start again from the first step"
+        raise UserError(*broken, Problem("resume_from_checkpoint", "no checkpoint of this run is whole", fix=ways))
     return None
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Delete the checkpoints a run leaves behind by going on after ``step``, and what a killed save left."""
+    for path in [*folder.glob("step-*"), *folder.glob(".step-*")]:
+        if path.name.startswith(".") or path.name > f"step-{step:08d}":
+            shutil.rmtree(path)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -81,9 +81,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         and (settings.strategy == "fsdp2" or num_devices > 0),
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
-    recipe = recipe.model_copy(
-        update={"output_dir": recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"}
-    )
+    output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"
+    recipe = recipe.model_copy(update={"output_dir": os.path.expanduser(output_dir)})
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
@@ -208,7 +207,7 @@ def _launch_problems(
     """Where the command's form contradicts the topology: the problem, and the command that works."""
     strategy = settings.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
-    script = f"{os.path.relpath(sys.argv[0])} {arguments}".strip()
+    script = f"{shlex.quote(os.path.relpath(sys.argv[0]))} {arguments}".strip()
     if strategy == "single" and num_processes > 1:
         if launched and launched > 1:
             fix = f"type: accelerate launch --num_processes 1 {script}"
@@ -227,7 +226,8 @@ def _launch_problems(
     if launched is None and settings.num_machines > 1:
         file = find_file(request.launch.config or "", ACCELERATE_CONFIGS, "config")
         words = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        fix = f"on every machine, type: accelerate launch --config_file {file} {os.path.relpath(sys.argv[0])} {words}"
+        script = shlex.quote(os.path.relpath(sys.argv[0]))
+        fix = f"on every machine, type: accelerate launch --config_file {file} {script} {words}"
         found = f"{settings.num_machines} machines, but no launcher started this process"
         return [Problem("num_machines", found, fix=fix.rstrip())]
     local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes

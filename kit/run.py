@@ -12,7 +12,7 @@ from typing import Any
 
 from kit import __version__
 from kit.config import Recipe
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, raise_if
 
 # What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
 # shape, topology, and how far it goes.
@@ -32,6 +32,9 @@ _PACKAGES = (
     "tokenizers",
     "safetensors",
 )
+_PARTIAL = ".run.json.partial"
+# All that a run leaves in its folder; `kit` is TensorBoard's.
+_OWN = ("checkpoints", "final", ".final.partial", "metrics.jsonl", "metrics.partial", "kit", _PARTIAL, "run.json")
 
 
 def identity(recipe: Recipe, data_fingerprint: str) -> dict[str, Any]:
@@ -40,8 +43,11 @@ def identity(recipe: Recipe, data_fingerprint: str) -> dict[str, Any]:
     return {**{key: values[key] for key in IDENTITY}, "data_fingerprint": data_fingerprint}
 
 
-def check_output_dir(recipe: Recipe, data_fingerprint: str) -> None:
+def check_output_dir(recipe: Recipe, data_fingerprint: str) -> int:
     """Refuse a folder that another run, or somebody's work, is in. Writes nothing.
+
+    Returns:
+        The steps after which the run in the folder finished; 0 if it did not, or is to be overwritten.
 
     Raises:
         UserError: with the settings that differ.
@@ -52,35 +58,70 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> None:
         raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
-    if not folder.exists() or not any(folder.iterdir()):
-        return
+    # A start that was killed before it had a run.json leaves no more than that file's beginning.
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL}:
+        return 0
     # Only what this kit made is ever deleted.
     ways = "choose another --output_dir, or empty it yourself"
     try:
-        old = dict(json.loads((folder / "run.json").read_text(encoding="utf-8"))["identity"])
+        old = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
     except FileNotFoundError:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
     if recipe.overwrite_output_dir:
-        return
+        raise_if(_inside(recipe, folder))
+        return 0
     ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
     new = identity(recipe, data_fingerprint)
-    changed = [f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in new if old.get(key) != new[key]]
+    changed = [f"{key}: {old_identity.get(key)!r} -> {new[key]!r}" for key in new if old_identity.get(key) != new[key]]
     if changed:
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
+    return finished_steps
 
 
-def open_output_dir(recipe: Recipe, is_main_process: bool) -> Path:
-    """Make the folder; with ``overwrite_output_dir`` without what the earlier run left. It may be a mount or a link."""
+def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
+    """What the run reads and ``overwrite_output_dir`` would delete first."""
+    keys = ("model_name_or_path", "dataset", "eval_dataset", "adapter_name_or_path", "chat_template")
+    return [
+        Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
+        for key in (*keys, "resume_from_checkpoint")
+        if (value := getattr(recipe, key))
+        and os.path.exists(value)
+        and folder.resolve() in Path(value).resolve().parents
+    ]
+
+
+def check_start(recipe: Recipe, finished_steps: int, first_step: int, total_steps: int) -> None:
+    """Whether going on after ``first_step`` makes sense. Raises ``UserError``."""
+    ways = "choose another --output_dir, or --overwrite_output_dir to start again"
+    if first_step > total_steps:
+        found = f"{total_steps} steps wanted, and {first_step} are done"
+        raise UserError(
+            Problem("max_steps", found, "more steps, or --resume_from_checkpoint with an earlier one", ways)
+        )
+    if finished_steps and not first_step:
+        found = f"{recipe.output_dir} holds a finished run of {finished_steps} steps and no checkpoint to go on from"
+        raise UserError(Problem("output_dir", found, fix=ways))
+
+
+def open_output_dir(recipe: Recipe) -> None:
+    """Make the folder; with ``overwrite_output_dir`` without what an earlier run left. It may be a mount or a link.
+
+    Main process only. Raises ``UserError`` if it cannot be made.
+    """
     folder = Path(recipe.output_dir or "")
-    if is_main_process:
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir() if recipe.overwrite_output_dir else ():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return folder
+        # run.json goes last: a kill in between leaves a folder that is still known as a run's.
+        for name in _OWN if recipe.overwrite_output_dir else ():
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")) from None
 
 
 def write_run_file(
@@ -89,9 +130,12 @@ def write_run_file(
     recipe_name: str,
     strategy: dict[str, Any],
     data: dict[str, Any],
-    **more: Any,
+    finished_steps: int = 0,
 ) -> None:
-    """``run.json``: the resolved recipe, the strategy as it really is, versions, data."""
+    """``run.json``: the resolved recipe, the strategy as it really is, versions, data.
+
+    ``finished_steps``: the steps after which ``final/`` was written; 0 while the run goes on.
+    """
     values = {
         "recipe_name": recipe_name,
         "recipe": recipe.model_dump(mode="json"),
@@ -99,9 +143,9 @@ def write_run_file(
         "strategy": strategy,
         "data": data,
         "versions": {"kit": __version__, **{name: _version(name) for name in _PACKAGES}},
-        **more,
+        "finished_steps": finished_steps,
     }
-    temporary = folder / ".run.json.partial"
+    temporary = folder / _PARTIAL
     temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     temporary.replace(folder / "run.json")
 

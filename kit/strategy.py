@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.config import LoadPlan, Recipe, Strategy, Topology
-from kit.errors import Problem, TrainingError
+from kit.errors import Problem, Problems, TrainingError, raise_if
 from kit.topology import TITLES
 
 if TYPE_CHECKING:
@@ -97,6 +97,17 @@ def check(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
         found = f"{type(meta_model).__name__} does not say which layers to shard"
         problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", found, layers, "name it in the config"))
     return problems
+
+
+@contextmanager
+def together(accelerator: "Accelerator") -> Iterator[None]:
+    """What only some ranks can find wrong inside stops all of them, with the same problems."""
+    from accelerate.utils import gather_object
+
+    found = Problems()
+    with found.caught():
+        yield
+    raise_if(gather_object(list(found)))
 
 
 def layer_classes(topology: Topology, model: "torch.nn.Module") -> tuple[str, ...]:

@@ -36,6 +36,7 @@ def main() -> None:
     silence_libraries()
     # Model config, tokenizer and data: every problem at once, before any weight is read.
     problems = Problems()
+    output_dir = Path(recipe.output_dir or "")
     sources = tokenizer = config = None
     with problems.caught():
         sources = data.open_sources(recipe)
@@ -50,7 +51,11 @@ def main() -> None:
         with problems.caught():
             vocab_size = config.get_text_config().vocab_size
             datasets = data.open_data(recipe, sources, tokenizer, vocab_size, launch.is_main())
-            run.check_output_dir(recipe, datasets.fingerprint)
+            finished_steps = run.check_output_dir(recipe, datasets.fingerprint)
+            # A folder that is about to be emptied has nothing to go on from.
+            restart = recipe.overwrite_output_dir and recipe.resume_from_checkpoint == "auto"
+            wanted = "none" if restart else recipe.resume_from_checkpoint
+            resume_path = checkpoint.find_checkpoint(output_dir / "checkpoints", wanted, launch.say)
     problems.raise_if_any()
     tokenizer.chat_template = datasets.chat_template
     train, evaluation, pad_id = datasets.train, datasets.evaluation, data.pad_id(tokenizer)
@@ -64,29 +69,29 @@ def main() -> None:
         )
         return
 
-    accelerator, plan = strategy.start(recipe, topology)
-    with accelerator.main_process_first():
-        output_dir = run.open_output_dir(recipe, accelerator.is_main_process)
-    resume_path = checkpoint.find_checkpoint(
-        output_dir / "checkpoints", recipe.resume_from_checkpoint, accelerator.print
-    )
     state: dict[str, Any] = {"step": 0, "first_evaluation": {}, "last_evaluation": {}}
     if resume_path:
         state = checkpoint.read_state(resume_path)
-        launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
-    if state["step"] >= total_steps and (output_dir / "final").is_dir():
-        launch.say(
-            f"this run is finished: {output_dir / 'final'}",
-            "more steps, another --output_dir or --overwrite_output_dir",
-        )
+    if finished_steps == total_steps and wanted == "auto" and (output_dir / "final").is_dir():
+        launch.say(f"this run is finished: {output_dir}/final", "more steps, or another --output_dir, go on")
         return
-    llm = model.build_model(recipe, config, plan)
+    run.check_start(recipe, finished_steps, state["step"], total_steps)
+
+    accelerator, plan = strategy.start(recipe, topology)
+    with strategy.together(accelerator):
+        if accelerator.is_main_process:
+            run.open_output_dir(recipe)
+    with strategy.together(accelerator):
+        llm = model.build_model(recipe, config, plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
     if resume_path:
         checkpoint.load_checkpoint(llm, optimizer, resume_path)
+        launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
+    record = (output_dir, recipe, request.recipe_name, actual, datasets.describe())
     if accelerator.is_main_process:
-        run.write_run_file(output_dir, recipe, request.recipe_name, actual, datasets.describe())
+        checkpoint.drop_after(output_dir / "checkpoints", state["step"])
+        run.write_run_file(*record)
     log = Log(accelerator, recipe, output_dir, state, total_steps)
     log.say(strategy.describe(actual, recipe), *datasets.notes)
 
@@ -128,6 +133,8 @@ def main() -> None:
 
     card = export.model_card(recipe, actual, log.last_evaluation, total_steps)
     export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
+    if accelerator.is_main_process:
+        run.write_run_file(*record, finished_steps=total_steps)
     log.close()
     log.say(*log.summary(), f"model: {output_dir / 'final'}", f"metrics: {output_dir / 'metrics.jsonl'}")
     if request.recipe_name == DEFAULT_RECIPE:

@@ -9,7 +9,15 @@ import torch
 from conftest import make_model
 
 from kit import checkpoint
-from kit.checkpoint import find_checkpoint, list_checkpoints, load_checkpoint, read_state, save_checkpoint, verify
+from kit.checkpoint import (
+    drop_after,
+    find_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+    verify,
+)
 from kit.config import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.model import build_model, open_config
@@ -174,8 +182,15 @@ def test_auto_takes_the_newest_whole_one_and_says_what_it_skips(saved):
     assert len(said) == 1 and "skipping" in said[0] and "step-00000003" in said[0] and victim.name in said[0]
     for path in list_checkpoints(folder):
         (path / "state.json").unlink()
-    assert find_checkpoint(folder, "auto", said.append) is None
-    assert len(said) == 4
+    with pytest.raises(UserError, match="no checkpoint of this run is whole"):
+        find_checkpoint(folder, "auto", said.append)
+
+
+def test_going_back_leaves_no_checkpoint_of_the_abandoned_steps(saved):
+    folder, _ = saved
+    (folder / ".step-00000007.partial").mkdir()
+    drop_after(folder, 2)
+    assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
 
 
 def test_without_checkpoints_or_with_none_a_run_starts_anew(saved, tmp_path):

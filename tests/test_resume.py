@@ -81,3 +81,49 @@ def test_another_run_s_folder_is_refused_with_what_differs(finetune):
     assert other.status == 2
     assert "lora_r: 16 -> 4" in other.output and "--overwrite_output_dir" in other.output
     assert finetune.ok("run", max_steps=2, lora_r=4, overwrite_output_dir="true").info["recipe"]["lora_r"] == 4
+
+
+def test_a_finished_run_without_its_checkpoints_stays_finished(finetune):
+    run = finetune.ok("run", max_steps=2)
+    shutil.rmtree(run.folder / "checkpoints")
+    assert "this run is finished" in finetune.ok("run", max_steps=2).output
+    more = finetune("run", max_steps=3)
+    assert more.status == 2 and "no checkpoint to go on from" in more.output
+    assert finetune.ok("run", max_steps=2).losses == run.losses
+
+
+def test_a_final_model_of_fewer_steps_is_not_taken_for_the_finished_run(finetune):
+    """Killed after the last checkpoint, before the new final model."""
+    finetune.ok("run", max_steps=2)
+    old = shutil.copytree(finetune.folder / "run/final", finetune.folder / "old")
+    whole = finetune.ok("run", max_steps=4)
+    new = (whole.folder / "final/adapter_model.safetensors").read_bytes()
+    shutil.rmtree(whole.folder / "final")
+    shutil.copytree(old, whole.folder / "final")
+    record = whole.folder / "run.json"
+    record.write_text(record.read_text().replace('"finished_steps": 4', '"finished_steps": 0'))
+    again = finetune.ok("run", max_steps=4)
+    assert "continuing after step 4 of 4" in again.output
+    assert (whole.folder / "final/adapter_model.safetensors").read_bytes() == new
+
+
+def test_going_back_to_an_earlier_checkpoint_abandons_the_later_ones(finetune):
+    flags = {"save_steps": 1, "save_total_limit": 0}
+    run = finetune.ok("run", max_steps=5, **flags)
+    earlier = run.folder / "checkpoints/step-00000002"
+    back = finetune.ok("run", max_steps=3, resume_from_checkpoint=earlier, **flags)
+    assert [row["step"] for row in back.rows] == [1, 2, 3]
+    assert [path.name[-1] for path in sorted((run.folder / "checkpoints").iterdir())] == ["1", "2", "3"]
+    assert back.losses[:2] == run.losses[:2]
+
+
+def test_a_mistake_found_on_one_rank_stops_all_with_one_message(finetune, model_folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    run = finetune("run", 2, config="fsdp", model_name_or_path=broken)
+    assert run.status == 2 and "model.layers.1.mlp.up_proj.weight" in run.output
+    assert "Traceback" not in run.output and run.output.count("error:") == 1

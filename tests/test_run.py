@@ -1,6 +1,7 @@
 """Whose output folder it is: a run goes on in its own, and nothing of anybody else is touched."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 
 from kit.config import Recipe
 from kit.errors import UserError
-from kit.run import IDENTITY, check_output_dir, open_output_dir, write_run_file
+from kit.run import IDENTITY, check_output_dir, check_start, open_output_dir, write_run_file
 
 # What may change between two starts of one run: it does not change what a step computes, but for rounding.
 MAY_CHANGE = """
@@ -37,7 +38,8 @@ def recipe(tmp_path):
 def started(recipe, tmp_path):
     """A folder in which a run was started, with a checkpoint."""
     check_output_dir(recipe(), "abc")
-    folder = open_output_dir(recipe(), True)
+    open_output_dir(recipe())
+    folder = tmp_path / "out"
     write_run_file(folder, recipe(), "mine", {"type": "ddp"}, DATA)
     (folder / "checkpoints/step-00000001").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("{}\n")
@@ -67,16 +69,14 @@ def test_a_new_or_empty_folder_is_taken(recipe, tmp_path, path):
     mine = recipe(output_dir=str(tmp_path / path))
     check_output_dir(mine, "abc")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "empty"]  # to check is not to make
-    assert open_output_dir(mine, False) == tmp_path / path
-    assert not list((tmp_path / path).glob("*"))
-    open_output_dir(mine, True)
+    open_output_dir(mine)
     assert (tmp_path / path).is_dir()
 
 
 def test_the_same_command_again_goes_on(recipe, started):
     before = content(started)
     check_output_dir(recipe(), "abc")
-    open_output_dir(recipe(), True)
+    open_output_dir(recipe())
     assert content(started) == before
 
 
@@ -116,10 +116,9 @@ def test_overwriting_deletes_the_earlier_run(recipe, started):
     mine = recipe(overwrite_output_dir=True, seed=7)
     check_output_dir(mine, "other")
     assert (started / "run.json").exists()
-    open_output_dir(mine, False)  # another rank: deletes nothing
-    assert (started / "run.json").exists()
-    open_output_dir(mine, True)
-    assert started.is_dir() and not list(started.iterdir())
+    (started / "notes.txt").write_text("the user's own")
+    open_output_dir(mine)
+    assert [path.name for path in started.iterdir()] == ["notes.txt"]
 
 
 def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, started, tmp_path):
@@ -127,10 +126,11 @@ def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, start
     link.symlink_to(started)
     outside.mkdir()
     (outside / "thesis.txt").touch()
-    (started / "linked").symlink_to(outside)
+    shutil.rmtree(started / "checkpoints")
+    (started / "checkpoints").symlink_to(outside)
     mine = recipe(overwrite_output_dir=True, output_dir=str(link))
     check_output_dir(mine, "abc")
-    open_output_dir(mine, True)
+    open_output_dir(mine)
     assert link.is_symlink() and not list(started.iterdir())
     assert (outside / "thesis.txt").exists()
 
@@ -208,3 +208,35 @@ def test_the_record_says_what_ran(recipe, started):
     assert record["data"] == DATA
     assert record["versions"]["torch"] and record["versions"]["kit"]
     assert sorted(path.name for path in started.iterdir()) == ["checkpoints", "metrics.jsonl", "run.json"]
+
+
+@pytest.mark.parametrize("key", ["dataset", "eval_dataset", "model_name_or_path", "resume_from_checkpoint"])
+def test_what_a_run_reads_is_not_overwritten_by_it(recipe, started, key):
+    inside = started / "inside"
+    inside.mkdir()
+    with pytest.raises(UserError, match=f"{key}: .*lies in the output_dir"):
+        check_output_dir(recipe(**{key: str(inside)}, overwrite_output_dir=True), "abc")
+
+
+def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, started):
+    assert check_output_dir(recipe(), "abc") == 0
+    write_run_file(started, recipe(), "mine", {"type": "ddp"}, DATA, finished_steps=6)
+    assert check_output_dir(recipe(), "abc") == 6
+    check_start(recipe(), 6, 6, 8)
+    with pytest.raises(UserError, match="no checkpoint to go on from"):
+        check_start(recipe(), 6, 0, 8)
+    with pytest.raises(UserError, match="4 steps wanted, and 6 are done"):
+        check_start(recipe(), 6, 6, 4)
+
+
+def test_a_start_killed_before_its_record_does_not_block_the_next(recipe, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.run.json.partial").write_text("{")
+    assert check_output_dir(recipe(), "abc") == 0
+
+
+def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "gone/there")
+    with pytest.raises(UserError, match="output_dir: "):
+        check_output_dir(recipe(), "abc")
+        open_output_dir(recipe())
