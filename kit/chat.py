@@ -10,6 +10,7 @@ Promises:
 - A template whose renderings do not fit together is refused, with the reason.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,10 +86,12 @@ def resolve_template(tokenizer: Any, name_or_file: str | None) -> str | None:
             found = f"{name_or_file!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
             raise UserError(Problem("chat_template", found, "a tokenizer that has them, or " + _fitting(tokenizer)))
         return (TEMPLATES / f"{name_or_file}.jinja").read_text(encoding="utf-8")
-    if not Path(name_or_file).is_file():
+    if not os.path.isfile(name_or_file):  # of a name too long for a file, Path.is_file() raises OSError
         expected = f"a file, or one of {', '.join(REQUIRED_TOKENS)}"
-        hint = did_you_mean(name_or_file, REQUIRED_TOKENS)
-        raise UserError(Problem("chat_template", f"no template {name_or_file!r}", expected, hint))
+        if "{%" in name_or_file or "{{" in name_or_file:
+            raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
+        found = f"no template {name_or_file[:80]!r}"
+        raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, REQUIRED_TOKENS)))
     try:
         template = Path(name_or_file).read_text(encoding="utf-8")
         render_jinja_template([[]], chat_template=template)  # compiles it

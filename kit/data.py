@@ -5,8 +5,9 @@ Promises:
 - ``open_data`` reports everything that is wrong with the data at once, before any weight is read.
 - The order is a pure function of (seed, step): no sampler, no state, nothing to save. The number of processes and
   the micro-batch size only decide who computes which part of a step.
-- All ranks have equally many micro-batches, so that their collectives match; where the samples do not suffice, a
-  rank gets a batch without targets. No sample is repeated to fill up.
+- Every global batch is full, so a run that is extended goes on exactly where it ended.
+- All ranks have equally many micro-batches, so that their collectives match; where the samples of a global batch or
+  of an evaluation do not suffice, a rank gets a batch without targets. No sample is repeated to fill up.
 """
 
 import math
@@ -67,7 +68,7 @@ def open_sources(recipe: Recipe) -> Sources:
     for flag, name, split in wanted:
         with problems.caught():
             source = open_source(name, split, flag)
-            sources.append((source, choose_fields(source, recipe.dataset_columns)))
+            sources.append((source, choose_fields(source, recipe.dataset_columns, flag == "eval_dataset")))
     problems.raise_if_any()
     return sources
 
@@ -105,11 +106,17 @@ def open_data(recipe: Recipe, sources: Sources, tokenizer: Any, vocab_size: int,
     if evaluation and recipe.max_eval_samples and recipe.max_eval_samples < len(evaluation):
         notes.append(f"evaluation on the first {recipe.max_eval_samples} of {len(evaluation)} samples")
         evaluation = evaluation.select(np.arange(recipe.max_eval_samples), f"first {recipe.max_eval_samples}")
+    if len(train) < recipe.global_batch_size:
+        few = f"{len(train)} samples are fewer than global_batch_size {recipe.global_batch_size}"
+        notes.append(f"{few}: every step sees some of them more than once")
     counts = f"{len(train)} samples, {train.lengths.sum()} tokens, {train.num_supervised.sum()} of them supervised"
     return Data(train, evaluation, template, [f"training data: {counts}", *notes])
 
 
 def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:
+    if len(samples) < 2:
+        fix = "give an eval_dataset, or do without evaluation"
+        raise UserError(Problem("eval_split_size", "a single sample cannot be split", "at least two", fix))
     num_held_out = int(size) if size >= 1 else round(size * len(samples))
     if not 0 < num_held_out < len(samples):
         found = f"{size:g} of {len(samples)} samples leaves nothing to {'train on' if num_held_out else 'evaluate on'}"
@@ -127,35 +134,29 @@ def pad_id(tokenizer: Any) -> int:
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
 
 
-@lru_cache(maxsize=2)  # a step may lie across two epochs
+@lru_cache(maxsize=2)  # a step may lie across two epochs; where it spans more, they come one after another
 def _permutation(num_samples: int, seed: int, stream: int) -> np.ndarray:
     """int64 [num_samples]. Sorts raw words of the generator: numpy guarantees those, not its shuffling, for ever."""
     words = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(num_samples)
     return np.argsort(words, kind="stable")
 
 
-def total_slots(num_samples: int, recipe: Recipe) -> int:
-    """Samples that a whole run takes, repetitions counted."""
-    if recipe.max_steps is not None:
-        return recipe.max_steps * recipe.global_batch_size
-    # As the decimal that was written: in binary 1.1 epochs of 10 samples would be 12 samples.
-    return math.ceil(Fraction(str(recipe.num_train_epochs)) * num_samples)
-
-
 def total_steps(num_samples: int, recipe: Recipe) -> int:
-    """Optimiser steps of a whole run; with epochs the last one may be smaller."""
-    return math.ceil(total_slots(num_samples, recipe) / recipe.global_batch_size)
+    """Optimiser steps of a whole run: ``max_steps``, or as many full ones as the epochs need."""
+    if recipe.max_steps is not None:
+        return recipe.max_steps
+    # As the decimal that was written: in binary 1.1 epochs of 10 samples would be more than 11 samples.
+    return math.ceil(Fraction(str(recipe.num_train_epochs)) * num_samples / recipe.global_batch_size)
 
 
 def sample_ids(step: int, num_samples: int, recipe: Recipe) -> list[int]:
     """The global batch of ``step`` (from 0): indices of its samples, the same on any topology.
 
-    Slot s of a run is place s % num_samples of epoch s // num_samples, each with its own permutation; a batch runs on
-    across the end of an epoch.
+    Slot s is place s % num_samples of epoch s // num_samples, each with its own permutation. A batch runs on across
+    the end of an epoch, the last one of a run too: where a run ends does not change any of its batches.
     """
     first = step * recipe.global_batch_size
-    slots = range(first, min(first + recipe.global_batch_size, total_slots(num_samples, recipe)))
-    places = [divmod(slot, num_samples) for slot in slots]
+    places = [divmod(slot, num_samples) for slot in range(first, first + recipe.global_batch_size)]
     return [int(_permutation(num_samples, recipe.seed, epoch)[place]) for epoch, place in places]
 
 

@@ -15,7 +15,8 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,27 +117,37 @@ def tokenise(
 ) -> Samples:
     """The samples of ``source``, from the cache or into it. ``fields``: our field to their column.
 
-    Raises ``UserError`` with every bad row, or if nothing is left, or if the cache cannot be written.
+    Raises ``UserError`` with every bad row, or if nothing is left, or if the source cannot be read or the cache not
+    be written.
     """
     settings = (CODE_VERSION, source.digest, sorted(fields.items()), template, prompts_as_chat, max_length)
     key = _digest(*settings, _tokenizer_digest(tokenizer))
     folder = cache_folder() / "samples" / key
     stored = _load(folder)
     if stored is None:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                stored = _load(folder)  # another process may have made it meanwhile
-                if stored is None:
-                    rows = _Rows(max_length)
-                    rows.read(source, fields, tokenizer, template, prompts_as_chat, show_progress)
-                    _store(folder, *rows.finished(source.name))
-                    stored = _load(folder)
-        except OSError as error:
-            found = f"{folder.parent} cannot be written ({error.strerror or error})"
-            raise UserError(Problem("cache", found, fix="set KIT_CACHE to a folder with room")) from None
+        with ExitStack() as lock:
+            with _cache_errors(folder.parent):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                lock.enter_context(FileLock(f"{folder}.lock"))
+            stored = _load(folder)  # another process may have made it meanwhile
+            if stored is None:
+                rows = _Rows(max_length)
+                rows.read(source, fields, tokenizer, template, prompts_as_chat, show_progress)
+                arrays, counts = rows.finished(source.name)
+                with _cache_errors(folder.parent):
+                    _store(folder, arrays, counts)
+                stored = _load(folder)
     assert stored is not None
     return Samples(source, *stored, fingerprint=key)
+
+
+@contextmanager
+def _cache_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found = f"{folder} cannot be written ({error.strerror or error})"
+        raise UserError(Problem("cache", found, fix="set KIT_CACHE to a folder with room")) from None
 
 
 def cache_folder() -> Path:

@@ -99,6 +99,8 @@ def _read_jsonl(name: str, path: Path) -> Iterator[Row]:
                     number,
                     Problem(where, f"not JSON at column {error.colno} ({error.msg})", "one JSON object a line"),
                 )
+            except ValueError as error:  # an integer of more digits than Python converts
+                yield number, Problem(where, str(error).split(";")[0], "one JSON object a line")
             except RecursionError:
                 yield number, Problem(where, "nested too deeply", "one JSON object a line")
             else:
@@ -127,7 +129,11 @@ def _open_parquet(name: str, path: Path) -> Source:
 
 def _open_folder(name: str, path: Path, split: str, flag: str) -> Source:
     if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        try:
+            splits = [str(name) for name in json.loads((path / "dataset_dict.json").read_text())["splits"]]
+        except (ValueError, KeyError, TypeError) as error:
+            found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({_first_line(error)})"
+            raise UserError(Problem(flag, found)) from None
         if split not in splits:
             hint = did_you_mean(split, splits)
             raise UserError(Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), hint))
@@ -182,15 +188,20 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def choose_fields(source: Source, columns: Mapping[str, str]) -> dict[str, str]:
+def choose_fields(source: Source, columns: Mapping[str, str], may_lack: bool = False) -> dict[str, str]:
     """Which column gives each of our fields: ``{"prompt": "question", "completion": "answer"}``.
 
     ``columns`` is the recipe's ``dataset_columns`` (theirs to ours). Where several formats are complete, one that it
-    names goes first, then messages, prompt with completion, text. Raises ``UserError``.
+    names goes first, then messages, prompt with completion, text. ``may_lack``: the columns were named for another
+    data set; where this one has a complete format without those it lacks, it takes that. Raises ``UserError``.
     """
     if not source.columns:
         bad = [row for _, row in source.rows([]) if isinstance(row, Problem)]
         raise UserError(*(shown(bad, source.name) or [Problem(source.name, "no rows", "at least one")]))
+    if may_lack:
+        present = {theirs: ours for theirs, ours in columns.items() if theirs in source.columns}
+        if any(set(present.values()) <= set(fields) for fields in _complete(source, present)):
+            columns = present
     problems = []
     for theirs, ours in columns.items():
         where = f"dataset_columns {theirs}={ours}"
@@ -204,15 +215,21 @@ def choose_fields(source: Source, columns: Mapping[str, str]) -> dict[str, str]:
             problems.append(Problem(where, found, "one of " + ", ".join(source.columns), hint))
     if problems:
         raise UserError(*problems)
-    theirs_of = {name: name for name in source.columns if name in FIELDS and name not in columns}
-    theirs_of |= {ours: theirs for theirs, ours in columns.items()}
-    complete = [fields for fields in FORMATS if all(field in theirs_of for field in fields)]
-    complete.sort(key=lambda fields: not any(field in columns.values() for field in fields))
+    complete = _complete(source, columns)
     if not complete:
         expected = "messages, or prompt and completion, or text"
         fix = "say which column is which: --dataset_columns theirs=ours,theirs=ours"
         raise UserError(Problem(source.name, f"columns {', '.join(source.columns)}", expected, fix))
-    return {field: theirs_of[field] for field in complete[0]}
+    return complete[0]
+
+
+def _complete(source: Source, columns: Mapping[str, str]) -> list[dict[str, str]]:
+    """Our field to their column for each format that ``source`` has, best first."""
+    theirs_of = {name: name for name in source.columns if name in FIELDS and name not in columns}
+    theirs_of |= {ours: theirs for theirs, ours in columns.items()}
+    complete = [fields for fields in FORMATS if all(field in theirs_of for field in fields)]
+    complete.sort(key=lambda fields: not any(field in columns.values() for field in fields))
+    return [{field: theirs_of[field] for field in fields} for fields in complete]
 
 
 def shown(problems: list[Problem], name: str) -> list[Problem]:
@@ -222,8 +239,11 @@ def shown(problems: list[Problem], name: str) -> list[Problem]:
 
 
 def read_samples(source: Source, fields: Mapping[str, str]) -> Iterator[tuple[int, Any]]:
-    """Each row's number, and a sample in our fields, a list of its ``Problem``s, or None for a blank line."""
-    for number, row in source.rows(list(fields.values())):
+    """Each row's number, and a sample in our fields, a list of its ``Problem``s, or None for a blank line.
+
+    Raises ``UserError`` where the source cannot be read any further.
+    """
+    for number, row in _readable(source, list(fields.values())):
         if row is None:
             yield number, None
         elif isinstance(row, Problem):
@@ -235,6 +255,13 @@ def read_samples(source: Source, fields: Mapping[str, str]) -> Iterator[tuple[in
             sample = {ours: row[theirs] for ours, theirs in fields.items()}
             problems = check_sample(sample)
             yield number, [replace(p, where=f"{source.place(number)} {p.where}") for p in problems] or sample
+
+
+def _readable(source: Source, needed: list[str]) -> Iterator[Row]:
+    try:
+        yield from source.rows(needed)
+    except Exception as error:  # whatever the libraries make of a damaged file; a bad line is no exception
+        raise UserError(Problem(source.name, f"damaged or unreadable ({_first_line(error)})")) from None
 
 
 def check_sample(sample: Mapping[str, Any]) -> list[Problem]:

@@ -284,6 +284,7 @@ def _fsdp_plugin(topology: Topology) -> Any:
         fsdp_version=1,
         sharding_strategy="FULL_SHARD" if topology.reshard_after_forward else "SHARD_GRAD_OP",
         use_orig_params=True,
+        backward_prefetch="BACKWARD_PRE",
         sync_module_states=topology.load_on_rank0,
         mixed_precision_policy=policy1,
         **shared,

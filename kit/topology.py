@@ -1,7 +1,8 @@
 """Accelerate config files, read strictly: what the kit takes from one, and what it refuses.
 
-A config says topology and precision, nothing else. A key that would be ignored is an error, and so is a setting the
-kit cannot honour. Plain Python; the launcher's environment is translated into the same words by ``kit.strategy``.
+A config says topology and precision, nothing else. A mistyped key is an error, and so is a setting the kit cannot
+honour; keys about Accelerate's own saving and prefetching are accepted and of no effect, since the kit saves by itself.
+Plain Python; the launcher's environment is translated into the same words by ``kit.launch``.
 """
 
 import re
@@ -122,6 +123,8 @@ def make_settings(
                 "false",
                 "use --gradient_checkpointing: this one gives wrong gradients with dropout",
             )
+    if strategy == "fsdp1" and not switch("fsdp_use_orig_params", True):
+        refuse("fsdp_config.fsdp_use_orig_params", False, "true", "frozen and trained weights share a unit")
     for key in ("dynamo_config", "parallelism_config"):
         if values.get(key):
             refuse(key, values[key], "nothing", "remove it: not offered")

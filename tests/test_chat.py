@@ -251,6 +251,18 @@ def test_resolve_template(tmp_path, tokenizer, sentencepiece):
         resolve_template(sentencepiece, "chatml")
 
 
+@pytest.mark.parametrize("value", ["{{ bos_token }}" * 500, "{% for m in messages %}{% endfor %}"])
+def test_a_template_given_inline_belongs_in_a_file(value, tokenizer):
+    with pytest.raises(UserError, match=r"the template itself; expected a file.*\n.*put the template in a file"):
+        resolve_template(tokenizer, value)
+
+
+def test_a_template_name_longer_than_any_file_name_is_no_template(tokenizer):
+    with pytest.raises(UserError, match=r"no template 'xxxx.*; expected a file, or one of chatml") as caught:
+        resolve_template(tokenizer, "x" * 5000)
+    assert len(str(caught.value)) < 300
+
+
 PLAIN = [
     # prompt, completion, expected in a byte-level tokenizer without BOS
     ("Hi?", "Hello", "Hi?[[\nHello<|endoftext|>]]"),

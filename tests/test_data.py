@@ -1,5 +1,6 @@
 """Data as users have it: what is wrong with it is told; what is right is cut, ordered and dealt as promised."""
 
+import errno
 import json
 import multiprocessing
 import random
@@ -71,6 +72,7 @@ def many(tmp_path, tokenizer):
 BAD_LINES = [
     ('{"prompt": "a", "completion": }', r"train.jsonl:2: not JSON at column 31"),
     ("[1, 2]", r"train.jsonl:2: a JSON list; expected an object"),
+    (f'{{"prompt": {"1" * 5000}}}', r"train.jsonl:2: Exceeds the limit .*5000 digits; expected one JSON object a line"),
     ({"prompt": "a"}, r"train.jsonl:2: no 'completion' \(it has prompt\)"),
     ({"text": "a"}, r"train.jsonl:2: no 'prompt' and no 'completion' \(it has text\)"),
     ({"prompt": "a", "completion": None}, r"train.jsonl:2 completion: missing"),
@@ -176,6 +178,26 @@ def test_named_columns_choose_the_format(tmp_path):
     assert mapped == {"prompt": "question", "completion": "answer"}
 
 
+def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"question": "a", "answer": "b"})
+    write(tmp_path / "ours.jsonl", {"prompt": "a", "completion": "b"})
+    write(tmp_path / "partly.jsonl", {"question": "a", "completion": "b"})
+    write(tmp_path / "other.jsonl", {"question": "a", "text": "b"})
+
+    def fields(dataset, eval_dataset):
+        columns = {"question": "prompt", "answer": "completion"}
+        opened = open_sources(recipe(dataset=dataset, eval_dataset=eval_dataset, dataset_columns=columns))
+        return [fields for _, fields in opened]
+
+    mapped = {"prompt": "question", "completion": "answer"}
+    assert fields("train.jsonl", "ours.jsonl") == [mapped, {"prompt": "prompt", "completion": "completion"}]
+    assert fields("train.jsonl", "partly.jsonl") == [mapped, {"prompt": "question", "completion": "completion"}]
+    with pytest.raises(UserError, match="other.jsonl has no column 'answer'"):  # its text is not what was meant
+        fields("train.jsonl", "other.jsonl")
+    with pytest.raises(UserError, match="ours.jsonl has no column 'question'"):  # training data must have them
+        fields("ours.jsonl", "train.jsonl")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -226,6 +248,25 @@ def test_parquet_and_folders_give_the_same_samples_as_lines(tmp_path, tokenizer)
     assert len(open_all(several, tokenizer, VOCAB_SIZE).train) == 1
     with pytest.raises(UserError, match=r"dataset_split: several has no split 'tset'; expected train, test\n.*'test'"):
         open_all(recipe(dataset="several", dataset_split="tset"), tokenizer, VOCAB_SIZE)
+
+
+def test_a_damaged_page_of_a_parquet_file_is_a_problem_of_that_file(tmp_path, tokenizer):
+    import datasets
+
+    datasets.Dataset.from_list(pairs(200)).to_parquet(tmp_path / "train.parquet")
+    content = bytearray((tmp_path / "train.parquet").read_bytes())
+    content[60:400] = b"\xff" * 340
+    (tmp_path / "train.parquet").write_bytes(content)
+    with pytest.raises(UserError, match=r"^error: train.parquet: damaged or unreadable \(OSError: .*\)$"):
+        open_all(recipe(dataset="train.parquet"), tokenizer, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("content", ['{"splits": ["tra', '{"names": []}', "[1]", '{"splits": 1}'])
+def test_a_damaged_list_of_splits_is_told(content, tmp_path, tokenizer):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "dataset_dict.json").write_text(content)
+    with pytest.raises(UserError, match=r"dataset: 'folder' cannot be opened: its dataset_dict.json is damaged"):
+        open_all(recipe(dataset="folder"), tokenizer, VOCAB_SIZE)
 
 
 # Tokenised samples
@@ -339,6 +380,16 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch
         open_all(recipe(), tokenizer, VOCAB_SIZE)
 
 
+def test_a_cache_without_room_is_told(tmp_path, tokenizer, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path / "train.jsonl", *pairs(5))
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(UserError, match=r"cache: .* cannot be written \(No space left on device\)"):
+        open_all(recipe(), tokenizer, VOCAB_SIZE)
+
+
 def _open_and_count(barrier, queue, tokenizer):
     calls, encode_all = [], samples.encode_all
     samples.encode_all = lambda *arguments: calls.append(1) or encode_all(*arguments)
@@ -368,7 +419,7 @@ ORDER_OF_SEED_42 = [7, 1, 6, 4, 3, 5, 9, 0, 2, 8]
 def test_each_epoch_holds_every_sample_once_in_its_own_order():
     settings = recipe(global_batch_size=4, num_train_epochs=3)
     batches = [sample_ids(step, 10, settings) for step in range(total_steps(10, settings))]
-    assert [len(batch) for batch in batches] == [4] * 7 + [2]
+    assert [len(batch) for batch in batches] == [4] * 8
     slots = [i for batch in batches for i in batch]
     epochs = [slots[start : start + 10] for start in (0, 10, 20)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
@@ -382,19 +433,53 @@ def test_the_order_depends_on_the_seed_and_never_changes():
 
 
 @pytest.mark.parametrize(
-    ("changes", "num_steps", "last"),
+    ("changes", "num_steps"),
     [
-        ({"max_steps": 7}, 7, 4),
-        ({"num_train_epochs": 1}, 3, 2),
-        ({"num_train_epochs": 1.1}, 3, 3),  # 11 samples; in binary a little more than 11
-        ({"num_train_epochs": 0.05}, 1, 1),
-        ({"num_train_epochs": 1, "global_batch_size": 64}, 1, 10),
+        ({"max_steps": 7}, 7),
+        ({"num_train_epochs": 1}, 3),
+        ({"num_train_epochs": 1.1, "global_batch_size": 11}, 1),  # 11 samples; in binary a little more than 11
+        ({"num_train_epochs": 0.05}, 1),
+        ({"num_train_epochs": 1, "global_batch_size": 64}, 1),
     ],
 )
-def test_steps_and_the_size_of_the_last_one(changes, num_steps, last):
+def test_epochs_are_rounded_up_to_full_steps(changes, num_steps):
     settings = recipe(**{"global_batch_size": 4, **changes})
     assert total_steps(10, settings) == num_steps
-    assert len(sample_ids(num_steps - 1, 10, settings)) == last
+    assert len(sample_ids(num_steps - 1, 10, settings)) == settings.global_batch_size
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 8, 9])  # with 4 ranks of 2 samples: one, W - 1, W * B, W * B + 1
+def test_every_batch_is_full_and_takes_the_samples_in_turn(num_samples, many):
+    settings = recipe(global_batch_size=8, num_train_epochs=3)
+    train = many(num_samples)
+    batches = [sample_ids(step, num_samples, settings) for step in range(total_steps(num_samples, settings))]
+    assert len(batches) == -(-3 * num_samples // 8)
+    for ids in batches:
+        times = [ids.count(i) for i in range(num_samples)]
+        assert sum(times) == 8 and max(times) <= -(-8 // num_samples) + 1
+        ranks = [micro_batches(train, ids, rank, 4, 2, 0) for rank in range(4)]
+        assert [[len(rows_of(batch)) for batch in batches] for batches in ranks] == [[2]] * 4
+    slots = [i for ids in batches for i in ids]
+    for first in range(0, len(slots) - num_samples, num_samples):
+        assert sorted(slots[first : first + num_samples]) == list(range(num_samples))
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 8, 10])
+def test_an_extended_run_continues_where_the_shorter_one_ended(num_samples):
+    short, long = (recipe(global_batch_size=4, num_train_epochs=epochs) for epochs in (1, 3))
+    steps = range(total_steps(num_samples, short))
+    before = [i for step in steps for i in sample_ids(step, num_samples, short)]
+    slots = [i for step in range(total_steps(num_samples, long)) for i in sample_ids(step, num_samples, long)]
+    assert slots[: len(before)] == before
+    assert all(slots[: 3 * num_samples].count(i) == 3 for i in range(num_samples))
+
+
+@pytest.mark.parametrize(("num", "told"), [(7, True), (8, False)])
+def test_fewer_samples_than_a_global_batch_are_remarked_on(num, told, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(num))
+    notes = open_all(recipe(global_batch_size=8), tokenizer, VOCAB_SIZE).notes
+    expected = f"{num} samples are fewer than global_batch_size 8: every step sees some of them more than once"
+    assert (expected in notes) == told
 
 
 # Batches
@@ -481,6 +566,12 @@ def test_a_share_that_leaves_a_side_empty_is_refused(size, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     with pytest.raises(UserError, match=r"eval_split_size: .* of 20 samples leaves nothing to (train|evaluate) on"):
         open_all(recipe(eval_split_size=size), tokenizer, VOCAB_SIZE)
+
+
+def test_a_single_sample_cannot_be_split(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(1))
+    with pytest.raises(UserError, match="eval_split_size: a single sample cannot be split; expected at least two"):
+        open_all(recipe(eval_split_size=1), tokenizer, VOCAB_SIZE)
 
 
 def test_an_evaluation_set_of_its_own(tmp_path, tokenizer):
