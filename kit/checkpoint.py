@@ -16,7 +16,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 import xxhash
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from kit.errors import Problem, UserError
 from kit.strategy import trainable_only
@@ -108,6 +114,30 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         holder[key] = scalars[name] if name in scalars else tensors[f"optimizer.{name}"]
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Load a checkpoint's weights into a prepared model, whichever optimiser they came from. Called by all ranks.
+
+    Raises:
+        UserError: tensors are missing or of another shape.
+    """
+    options = StateDictOptions(strict=False, ignore_frozen_params=True)
+    state = trainable_only(model, get_model_state_dict(model, options=options))
+    tensors = {f"model.{name}": tensor for name, tensor in state.items()}
+    reader = HuggingFaceStorageReader(str(path))
+    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    sizes = {name: entry.size for name, entry in stored.items() if name.startswith("model.")}
+    unlike = [
+        Problem(str(path), f"{name} has shape {list(sizes[name])}" if name in sizes else f"no tensor {name}")
+        for name, tensor in tensors.items()
+        if sizes.get(name) != tensor.shape
+    ]
+    unlike += [Problem(str(path), f"tensor {name} has no place in this model") for name in sizes if name not in tensors]
+    if unlike:
+        raise UserError(*unlike[:5], Problem("model_name_or_path", "of another model or method"))
+    dcp.load(tensors, storage_reader=reader, no_dist=_alone())
+    set_model_state_dict(model, {name: tensors[f"model.{name}"] for name in state}, options=options)
 
 
 def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:

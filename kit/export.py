@@ -6,18 +6,21 @@ A full model or a PEFT adapter, with tokenizer, chat template and card; written 
 import copy
 import os
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
-from kit.errors import Problem, TrainingError, UserError
+from kit.config import LoadPlan, Recipe
+from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.model import base_of_adapter, build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.strategy import gather_trainable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-    from kit.config import Recipe
 
 
 def save_final(
@@ -75,28 +78,42 @@ def merge_adapter(adapter: Path, output_dir: Path, base: str | None, dtype: str)
     """Add an adapter to its unquantised base and save a plain model. 4-bit weights are never merged into.
 
     Raises:
-        UserError: adapter or base cannot be opened.
+        UserError: adapter or base cannot be opened, do not fit each other, or ``output_dir`` cannot be written.
         TrainingError: the adapter has learned nothing.
     """
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        base = base or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype), use_safetensors=True)
-        merged = PeftModel.from_pretrained(model, str(adapter))
-        tokenizer = AutoTokenizer.from_pretrained(str(adapter))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            Problem(str(adapter), str(error).splitlines()[0], fix="name the base: --model_name_or_path")
-        ) from None
-    _refuse_untrained(dict(merged.named_parameters()))
-    plain: Any = merged.merge_and_unload(safe_merge=True)
+    base = base or base_of_adapter(adapter, "give the base: --model_name_or_path BASE")
+    recipe = Recipe(
+        model_name_or_path=base,
+        adapter_name_or_path=str(adapter.absolute()),
+        attn_implementation="eager",  # nothing is computed
+        dataset="none",
+        max_length=8,
+    )
+    config = open_config(recipe)
+    problems = check_model(recipe, config, build_meta_model(recipe, config))
+    raise_if(replace(p, where="adapter") if p.where == "adapter_name_or_path" else p for p in problems)
+    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
+    tokenizer = open_tokenizer(recipe, adapter if has_tokenizer else None)
     staging = output_dir.with_name(f".{output_dir.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    plain.save_pretrained(staging)
-    tokenizer.save_pretrained(staging)
-    os.replace(staging, output_dir)
+    plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
+    made = [folder for folder in output_dir.parents if not os.path.exists(folder)]
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        merged: Any = build_model(recipe, config, plan)
+        _refuse_untrained(dict(merged.named_parameters()))
+        plain = merged.merge_and_unload(safe_merge=True)
+        plain.config.use_cache = True
+        plain.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        os.replace(staging, output_dir)
+    except (OSError, SafetensorError) as error:
+        raise UserError(Problem("--output_dir", f"{output_dir} cannot be written ({error})")) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        for folder in made:  # those left empty
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _refuse_untrained(state: dict[str, torch.Tensor]) -> None:
@@ -105,10 +122,10 @@ def _refuse_untrained(state: dict[str, torch.Tensor]) -> None:
         raise TrainingError("every lora_B is zero: the adapter has learned nothing")
 
 
-def model_card(recipe: "Recipe", actual: dict[str, Any], metrics: dict[str, float], steps: int) -> str:
+def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float], steps: int) -> str:
     """A short card: what was trained on what, how, and what the evaluation said."""
     base, is_full = recipe.model_name_or_path, recipe.method == "full"
-    base = Path(base).name if Path(base).exists() else base
+    base = Path(base).name if os.path.exists(os.path.expanduser(base)) else base
     lines = [
         "---",
         "library_name: " + ("transformers" if is_full else "peft"),

@@ -31,7 +31,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, check_cuda_p2p_ib_support
 
     on_cpu = topology.device_type == "cpu"
     if recipe.deterministic:
@@ -43,6 +43,8 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         torch.set_num_threads(max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if topology.strategy != "single":
         if not on_cpu:
+            if not check_cuda_p2p_ib_support():  # consumer cards; Accelerate's launcher sets these, torchrun does not
+                os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         torch.distributed.init_process_group(topology.backend, timeout=timedelta(seconds=recipe.ddp_timeout))
     plugin = _fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None

@@ -3,9 +3,11 @@
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/final --eval_dataset my.jsonl
     accelerate launch recipes/score.py --model_name_or_path runs/tiny-single/checkpoints/step-00000120 \\
         --eval_dataset my.jsonl --predict_with_generate --max_new_tokens 64
+    accelerate launch recipes/score.py --model_name_or_path BASE --adapter_name_or_path ADAPTER --eval_dataset my.jsonl
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 
 from kit import launch
 from kit.command_line import read_command_line
-from kit.errors import Problem, Problems, UserError
+from kit.config import Recipe
+from kit.errors import Problem, Problems, UserError, raise_if
 
 
 def main() -> None:
@@ -29,42 +32,47 @@ def main() -> None:
     from kit.optim import build_optimizer
 
     silence_libraries()
-    target = Path(recipe.model_name_or_path)
-    is_checkpoint = (target / checkpoint.MANIFEST).is_file()
-    if is_checkpoint:
-        checkpoint.find_checkpoint(target.parent, str(target), launch.say)
-        trained = json.loads((target.parents[1] / "run.json").read_text())["recipe"]
-        keys = ("model_name_or_path", "model_revision", "method", "adapter_name_or_path", "chat_template")
-        keys += tuple(key for key in trained if key.startswith(("lora_", "use_")))
-        recipe = recipe.model_copy(update={key: trained[key] for key in keys})
-    elif (target / "adapter_config.json").is_file():
-        base = json.loads((target / "adapter_config.json").read_text())["base_model_name_or_path"]
-        update = {"model_name_or_path": base, "adapter_name_or_path": str(target), "method": "lora"}
-        recipe = recipe.model_copy(update=update)
-    else:
-        recipe = recipe.model_copy(update={"method": "full"})
-
+    scored = recipe.model_name_or_path
+    recipe, weights = to_open(recipe)
     problems = Problems()
     with problems.caught():
         config = model.open_config(recipe)
         problems += model.check_model(recipe, config, model.build_meta_model(recipe, config))
     with problems.caught():
         tokenizer = model.open_tokenizer(recipe)
-        datasets = data.open_data(
-            recipe, data.open_sources(recipe), tokenizer, config.get_text_config().vocab_size, launch.is_main()
-        )
+        vocab_size = config.get_text_config().vocab_size
+        datasets = data.open_data(recipe, data.open_sources(recipe), tokenizer, vocab_size, launch.is_main())
     problems.raise_if_any()
 
     accelerator, plan = strategy.start(recipe, topology)
     llm = model.build_model(recipe, config, plan)
-    llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, build_optimizer(llm, recipe))
-    if is_checkpoint:
-        checkpoint.load_checkpoint(llm, optimizer, target)
+    llm, _, actual = strategy.prepare(accelerator, topology, llm, build_optimizer(llm, recipe))
+    if weights:
+        checkpoint.load_weights(llm, weights)
     assert datasets.evaluation is not None
     result = evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, progress)
     for answer in result.answers:
         launch.say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
-    launch.say(json.dumps({"model": str(target), "strategy": actual["type"], **result.metrics}))
+    launch.say(json.dumps({"model": scored, "strategy": actual["type"], **result.metrics}))
+
+
+def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
+    """The recipe that opens what ``model_name_or_path`` is, and the checkpoint to load into that."""
+    from kit import checkpoint, model
+
+    target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
+    is_checkpoint = os.path.isfile(target / checkpoint.MANIFEST)
+    adapted = "qlora" if recipe.method == "qlora" else "lora"
+    if not is_checkpoint and not os.path.isfile(target / "adapter_config.json"):
+        return recipe.model_copy(update={"method": adapted if recipe.adapter_name_or_path else "full"}), None
+    if recipe.adapter_name_or_path:
+        raise UserError(Problem("adapter_name_or_path", f"{target} brings its own weights", "a base model with it"))
+    if not is_checkpoint:
+        fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {target}"
+        update = {"model_name_or_path": model.base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
+        return recipe.model_copy(update={**update, "method": adapted}), None
+    raise_if(Problem("model_name_or_path", f"{target}: {fault}") for fault in checkpoint.verify(target))
+    return model.recipe_of_run(recipe, target.parent.parent / "run.json"), target
 
 
 if __name__ == "__main__":

@@ -192,9 +192,9 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path, tokenizer
     mapped = {"prompt": "question", "completion": "answer"}
     assert fields("train.jsonl", "ours.jsonl") == [mapped, {"prompt": "prompt", "completion": "completion"}]
     assert fields("train.jsonl", "partly.jsonl") == [mapped, {"prompt": "question", "completion": "completion"}]
-    with pytest.raises(UserError, match="other.jsonl has no column 'answer'"):  # its text is not what was meant
+    with pytest.raises(UserError, match=r"other\.jsonl has no column 'answer'"):  # its text is not what was meant
         fields("train.jsonl", "other.jsonl")
-    with pytest.raises(UserError, match="ours.jsonl has no column 'question'"):  # training data must have them
+    with pytest.raises(UserError, match=r"ours\.jsonl has no column 'question'"):  # training data must have them
         fields("ours.jsonl", "train.jsonl")
 
 
@@ -257,7 +257,7 @@ def test_a_damaged_page_of_a_parquet_file_is_a_problem_of_that_file(tmp_path, to
     content = bytearray((tmp_path / "train.parquet").read_bytes())
     content[60:400] = b"\xff" * 340
     (tmp_path / "train.parquet").write_bytes(content)
-    with pytest.raises(UserError, match=r"^error: train.parquet: damaged or unreadable \(OSError: .*\)$"):
+    with pytest.raises(UserError, match=r"^error: train.parquet: damaged or unreadable \(.*\)$"):
         open_all(recipe(dataset="train.parquet"), tokenizer, VOCAB_SIZE)
 
 
@@ -467,10 +467,10 @@ def test_every_batch_is_full_and_takes_the_samples_in_turn(num_samples, many):
 @pytest.mark.parametrize("num_samples", [1, 3, 8, 10])
 def test_an_extended_run_continues_where_the_shorter_one_ended(num_samples):
     short, long = (recipe(global_batch_size=4, num_train_epochs=epochs) for epochs in (1, 3))
-    steps = range(total_steps(num_samples, short))
-    before = [i for step in steps for i in sample_ids(step, num_samples, short)]
-    slots = [i for step in range(total_steps(num_samples, long)) for i in sample_ids(step, num_samples, long)]
-    assert slots[: len(before)] == before
+    whole = [sample_ids(step, num_samples, long) for step in range(total_steps(num_samples, long))]
+    end = total_steps(num_samples, short)
+    assert [sample_ids(step, num_samples, short) for step in range(end)] + whole[end:] == whole
+    slots = [i for ids in whole for i in ids]
     assert all(slots[: 3 * num_samples].count(i) == 3 for i in range(num_samples))
 
 
