@@ -129,7 +129,11 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     sizes = {name: entry.size for name, entry in stored.items() if name.startswith("model.")}
     unlike = [
-        Problem(str(path), f"{name} has shape {list(sizes[name])}" if name in sizes else f"no tensor {name}")
+        Problem(
+            str(path),
+            f"{name} has shape {list(sizes[name])}" if name in sizes else f"no tensor {name}",
+            str(list(tensor.shape)),
+        )
         for name, tensor in tensors.items()
         if sizes.get(name) != tensor.shape
     ]

@@ -8,6 +8,7 @@ with double quantisation, stored in the compute type, because sharding corrupts 
 import copy
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,11 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
     # The same seed on every rank: sharding takes each rank's own part of what should be one matrix.
     torch.manual_seed(recipe.seed)
     if recipe.adapter_name_or_path:
-        return PeftModel.from_pretrained(model, str(open_adapter(recipe.adapter_name_or_path)), is_trainable=True)
+        with warnings.catch_warnings():
+            # Shapes alone take no values: in a dry run, and where another rank sends them.
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+            folder = open_adapter(recipe.adapter_name_or_path)
+            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     targets = recipe.lora_target_modules
     return get_peft_model(
         model,
@@ -287,10 +292,13 @@ def recipe_of_run(recipe: Recipe, run_file: Path) -> Recipe:
     keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
     try:
         trained = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
-        return Recipe.model_validate(recipe.model_dump() | {key: trained[key] for key in keys})
+        opener = Recipe.model_validate(recipe.model_dump() | {key: trained[key] for key in keys})
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"{run_file} is no record of a run ({type(error).__name__})"
         raise UserError(Problem("model_name_or_path", found, "a checkpoint in the folder of its run")) from None
+    fix = "a relative path counts from where the run was started"
+    _check_base(str(run_file), opener.model_name_or_path, opener.model_revision, fix)
+    return opener
 
 
 def base_of_adapter(folder: Path, fix: str) -> str:
@@ -302,11 +310,15 @@ def base_of_adapter(folder: Path, fix: str) -> str:
         raise UserError(Problem(where, f"is no adapter's ({_first_line(error)})", fix=fix)) from None
     if not base or not isinstance(base, str):
         raise UserError(Problem(where, "names no base", fix=fix))
-    try:
-        check_place(base, None)
-    except UserError as error:
-        raise UserError(Problem(where, f"its base cannot be opened: {error.problems[0].found}", fix=fix)) from None
+    _check_base(where, base, None, fix)
     return base
+
+
+def _check_base(where: str, base: str, revision: str | None, fix: str) -> None:
+    try:
+        check_place(base, revision)
+    except UserError as error:
+        raise UserError(Problem(where, f"names a base that is not there: {error.problems[0].found}", fix=fix)) from None
 
 
 def check_place(name: str, revision: str | None) -> str:

@@ -4,6 +4,7 @@ python recipes/export.py runs/llama-8b-qlora-single/final --output_dir merged
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -20,12 +21,11 @@ def main() -> None:
     parser.add_argument("--model_name_or_path", help="the base, where it is no longer at the adapter's own path")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     args = parser.parse_args()
-    if not (args.adapter / "adapter_config.json").is_file():
-        found = (
-            "a full model: nothing to merge" if (args.adapter / "config.json").is_file() else "no adapter_config.json"
-        )
+    if not os.path.isfile(args.adapter / "adapter_config.json"):
+        is_full = os.path.isfile(args.adapter / "config.json")
+        found = "a full model: nothing to merge" if is_full else "no adapter_config.json"
         raise UserError(Problem(str(args.adapter), found, "final/ of a lora or qlora run"))
-    if args.output_dir.exists():
+    if os.path.lexists(args.output_dir):
         raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
 
     from kit.export import merge_adapter

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, make_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,6 +63,66 @@ def test_a_base_that_moved_is_named_and_can_be_given(adapter, model_folder, tmp_
         merge_adapter(adapter, tmp_path / "merged", None, "float32")
     merge_adapter(adapter, tmp_path / "merged", str(model_folder), "float32")
     assert (tmp_path / "merged/model.safetensors").exists()
+
+
+def refused(adapter, output, base=None):
+    """What is said, when nothing is left behind."""
+    before = sorted(output.parents[1].rglob("*"))
+    with pytest.raises(UserError) as caught:
+        merge_adapter(adapter, output, base, "float32")
+    assert sorted(output.parents[1].rglob("*")) == before
+    return str(caught.value)
+
+
+def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, tmp_path):
+    output = tmp_path / "new/merged"
+    other = make_model(tmp_path / "other", hidden_size=64)
+    assert "does not fit" in refused(adapter, output, str(other))
+    assert "no such folder" in refused(adapter, output, "~/nowhere")
+    assert "some/base" in refused(adapter, output, "some/base")  # offline here
+    cut = make_model(tmp_path / "cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    assert "model_name_or_path" in refused(adapter, output, str(cut.parent))
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert refused(adapter, output).startswith(f"error: adapter: {adapter}: ")
+    weights.unlink()
+    torch.save({}, adapter / "adapter_model.bin")
+    assert "never opened" in refused(adapter, output)
+    (adapter / "adapter_config.json").write_text("[]")
+    assert "adapter_config.json" in refused(adapter, output)
+
+
+def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatch):
+    from huggingface_hub import HfApi, constants
+
+    asked = []
+
+    def model_info(self, name, revision, timeout):
+        asked.append(name)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    assert "cannot be reached" in refused(adapter, tmp_path / "new/merged", "some/base")
+    assert asked == ["some/base"]
+
+
+def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
+    merge_adapter(adapter, tmp_path / "a/b/merged", None, "bfloat16")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b/merged")
+    assert merged.dtype == torch.bfloat16 and merged.config.use_cache
+    assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["merged"]
+    (tmp_path / "file").touch()
+    assert "--output_dir" in refused(adapter, tmp_path / "file/merged")
+    assert "--output_dir" in refused(adapter, tmp_path / "new" / ("x" * 300))
+
+
+def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
+    for path in adapter.glob("token*"):
+        path.unlink()
+    merge_adapter(adapter, tmp_path / "merged", None, "float32")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").is_fast
 
 
 @pytest.mark.slow

@@ -195,6 +195,103 @@ def test_an_adapter_folder_must_hold_an_adapter(recipe, tmp_path):
     assert "adapter_config.json" in text and "adapter_model.safetensors" in text
 
 
+@pytest.fixture
+def adapter(recipe, tmp_path):
+    """A saved LoRA of rank 3, with other settings where given."""
+
+    def adapter(**settings):
+        build(recipe(lora_r=3, **settings), FP32).save_pretrained(tmp_path / "adapter")
+        return tmp_path / "adapter"
+
+    return adapter
+
+
+def test_an_adapter_that_fits_is_checked_without_a_trace(recipe, adapter):
+    for settings in ({}, {"use_dora": True}, {"lora_target_modules": "embed_tokens,q_proj,lm_head"}):
+        mine = recipe(adapter_name_or_path=str(adapter(**settings)))
+        config = open_config(mine)
+        meta_model = build_meta_model(mine, config)
+        before = [name for name, _ in meta_model.named_parameters()]
+        assert check_model(mine, config, meta_model) == []
+        assert [name for name, _ in meta_model.named_parameters()] == before
+        attach_adapter(meta_model, mine)
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 48}, {"num_hidden_layers": 2}, {"num_hidden_layers": 4}])
+def test_an_adapter_of_another_base_is_refused_with_its_name(recipe, adapter, changed, change, model_folder):
+    text = problems(recipe(changed(**change), adapter_name_or_path=str(adapter())))
+    assert text.startswith("adapter_name_or_path") and "does not fit" in text and str(model_folder) in text
+
+
+def test_a_broken_adapter_is_found_in_the_checks(recipe, adapter, tmp_path):
+    folder = adapter()
+    mine = recipe(adapter_name_or_path=str(folder))
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    whole = config.read_text()
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert problems(mine).startswith(f"adapter_name_or_path: {folder}: ")
+    weights.unlink()
+    torch.save({}, folder / "adapter_model.bin")
+    assert "never opened" in problems(mine)
+    shutil.copy(tmp_path / "adapter" / "adapter_model.bin", weights)
+    for text in ("{", "[]", "{}", '{"peft_type": "NONE_SUCH"}', whole.replace('"r": 3', '"r": "x"')):
+        config.write_text(text)
+        assert problems(mine).startswith("adapter_name_or_path")
+    for absent in (str(tmp_path / "nowhere"), "~/nowhere", "./" + "x" * 300, "y" * 300, "some/adapter"):
+        assert problems(recipe(adapter_name_or_path=absent)).startswith("adapter_name_or_path")
+
+
+def test_a_dora_adapter_does_not_go_on_a_4_bit_base(recipe, adapter):
+    folder = str(adapter(use_dora=True))
+    assert "use_dora" in problems(recipe(method="qlora", adapter_name_or_path=folder))
+    assert problems(recipe(method="lora", adapter_name_or_path=folder)) == ""
+
+
+def test_an_adapter_that_is_no_lora_is_refused(recipe, adapter):
+    folder = adapter()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    ia3 = {"peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": []}
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": config["revision"], **ia3}))
+    assert "IA3" in problems(recipe(adapter_name_or_path=str(folder)))
+
+
+def test_a_target_that_takes_no_adapter_is_refused_by_name(recipe):
+    text = problems(recipe(lora_target_modules="mlp,input_layernorm,embed_tokens,q_proj"))
+    assert "'mlp' is a LlamaMLP" in text and "'input_layernorm' is a LlamaRMSNorm" in text
+    assert "'embed_tokens'" not in text and "'q_proj'" not in text
+
+
+def test_a_family_without_the_attention_asked_for_gets_the_one_it_has(recipe, changed):
+    from transformers import Gemma2Config
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = changed(**Gemma2Config(**shape, head_dim=8, intermediate_size=64, vocab_size=320).to_dict())
+    with pytest.raises(UserError, match="sdpa") as caught:
+        problems(recipe(folder))
+    assert str(caught.value).startswith("error: attn_implementation: Gemma2ForCausalLM has no sdpa attention")
+    assert "--attn_implementation eager" in str(caught.value)
+    assert problems(recipe(folder, attn_implementation="eager")) == ""
+
+
+@pytest.mark.parametrize("family", ["bert", "bart", "xlm-roberta"])
+def test_a_model_that_sees_the_next_token_is_refused_though_it_opens(recipe, changed, family):
+    mine = recipe(changed(model_type=family))
+    with pytest.raises(UserError, match="not a causal language model"):
+        build_meta_model(mine, open_config(mine))
+
+
+def test_a_home_folder_is_found_and_a_long_name_is_no_traceback(recipe, model_folder, adapter, monkeypatch):
+    folder = adapter()
+    monkeypatch.setenv("HOME", str(folder.parent))
+    shutil.copytree(model_folder, folder.parent / "base")
+    mine = recipe("~/base", adapter_name_or_path="~/adapter")
+    assert problems(mine) == "" and open_tokenizer(mine)
+    build(mine, FP32)
+    for name in ("~/nowhere", "x" * 5000, "/" + "x" * 300, "a/" + "b" * 300):
+        with pytest.raises(UserError, match="model_name_or_path"):
+            open_config(recipe(name))
+
+
 def test_a_folder_without_a_tokenizer_is_refused(recipe, changed):
     folder = changed()
     for path in folder.glob("tokenizer*"):

@@ -1,0 +1,82 @@
+"""What is scored is what was named: base, adapter, checkpoint; mistakes are told in words."""
+
+import json
+import os
+import shutil
+
+import pytest
+from conftest import make_model
+
+
+def loss(run):
+    assert run.status == 0, run.output
+    return json.loads(run.output.splitlines()[-1])["eval_loss"]
+
+
+def refusal(run):
+    assert run.status == 2 and "Traceback" not in run.output and run.output.count("error:") == 1, run.output
+    return run.output
+
+
+@pytest.fixture
+def flags(fp32, chat_file):
+    return {"config": fp32["single"], "max_length": 256, "eval_dataset": chat_file, "max_eval_samples": 9}
+
+
+@pytest.mark.slow
+def test_an_adapter_is_scored_on_the_base_given_with_it(finetune, fp32, flags, model_folder, tmp_path):
+    run = finetune.ok("run", config=fp32["single"], max_steps=3)
+    final = run.folder / "final"
+    base = loss(finetune.score("base", model_name_or_path=model_folder, **flags))
+    adapted = loss(finetune.score("adapter", model_name_or_path=final, **flags))
+    both = {"model_name_or_path": model_folder, "adapter_name_or_path": final}
+    assert loss(finetune.score("both", **both, **flags)) == adapted < base
+    assert loss(finetune.score("4-bit", **both, method="qlora", **flags)) != adapted
+    other = make_model(tmp_path / "other", hidden_size=64)
+    assert "does not fit" in refusal(finetune.score("other", **both | {"model_name_or_path": other}, **flags))
+    assert "adapter_name_or_path" in refusal(finetune.score("two", **both | {"model_name_or_path": final}, **flags))
+    config = final / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(model_folder), "/gone"))
+    output = refusal(finetune.score("moved", model_name_or_path=final, **flags))
+    assert str(config) in output and "/gone" in output
+    assert f"--model_name_or_path BASE --adapter_name_or_path {final}" in output
+    assert loss(finetune.score("given", **both, **flags)) == adapted
+    config.write_text("[]")
+    assert str(config) in refusal(finetune.score("broken", model_name_or_path=final, **flags))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(("config", "processes"), [("single", 1), ("fsdp", 2), ("fsdp1", 2)])
+def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags, config, processes, method):
+    run = finetune.ok("run", config=fp32["single"], method=method, max_steps=3, optim="adamw_8bit")
+    flags["config"] = fp32[config]
+    final = loss(finetune.score("final", processes, model_name_or_path=run.folder / "final", **flags))
+    checkpoint = run.folder / "checkpoints/step-00000003"
+    scored = loss(finetune.score("checkpoint", processes, model_name_or_path=checkpoint, **flags))
+    assert scored == pytest.approx(final, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_found_from_beside_it_and_needs_its_run(finetune, fp32, flags, model_folder, tmp_path):
+    run = finetune.ok("run", config=fp32["single"], max_steps=1)
+    checkpoint, info = run.folder / "checkpoints/step-00000001", run.folder / "run.json"
+    relative = os.path.relpath(checkpoint)
+    expected = loss(finetune.score("absolute", model_name_or_path=checkpoint, **flags))
+    assert loss(finetune.score("relative", model_name_or_path=relative, **flags)) == expected
+    (tmp_path / "link").symlink_to(checkpoint)  # as `cd checkpoints` does, it leaves no run.json two names up
+    assert loss(finetune.score("link", model_name_or_path=tmp_path / "link", **flags)) == expected
+    whole = info.read_text()
+    info.write_text(whole.replace(str(model_folder), "./gone"))
+    assert "./gone" in refusal(finetune.score("gone", model_name_or_path=checkpoint, **flags))
+    for number, text in enumerate(("{", "[]", '{"recipe": {}}', whole.replace('"lora"', '"lara"'))):
+        info.write_text(text)
+        assert "run.json" in refusal(finetune.score(f"other-{number}", model_name_or_path=checkpoint, **flags))
+    info.write_text(whole.replace('"lora_r": 16', '"lora_r": 8'))
+    output = refusal(finetune.score("shape", model_name_or_path=checkpoint, **flags))
+    assert "has shape [16, 32]; expected [8, 32]" in output
+    info.unlink()
+    assert "run.json" in refusal(finetune.score("absent", model_name_or_path=checkpoint, **flags))
+    shutil.rmtree(checkpoint)
+    assert "no such folder" in refusal(finetune.score("nothing", model_name_or_path=checkpoint, **flags))
+    assert "model_name_or_path" in refusal(finetune.score("long", model_name_or_path="x" * 300, **flags))
