@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 
 from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, TrainingError, UserError, raise_if
-from kit.model import base_of_adapter, build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.places import base_of_adapter
 from kit.strategy import gather_trainable
 
 if TYPE_CHECKING:

@@ -5,17 +5,12 @@ in the compute type of the topology (bfloat16 under ``mixed_precision: bf16``, e
 with double quantisation, stored in the compute type, because sharding corrupts any other storage silently.
 """
 
-import copy
-import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,12 +20,11 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from kit.adapter import attach_adapter, check_adapter
 from kit.config import LoadPlan, Recipe
-from kit.errors import Problem, UserError, did_you_mean
+from kit.errors import Problem, UserError
 from kit.loss import install_loss_head
-
-HUB_SECONDS = 5.0  # to wait for the hub's first answer
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+from kit.places import check_place, first_line
 
 
 def open_config(recipe: Recipe) -> Any:
@@ -45,7 +39,7 @@ def open_config(recipe: Recipe) -> Any:
             else ""
         )
         raise UserError(
-            Problem("model_name_or_path", f"{recipe.model_name_or_path}: {_first_line(error)}", fix=fix)
+            Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}", fix=fix)
         ) from None
 
 
@@ -55,7 +49,7 @@ def open_tokenizer(recipe: Recipe, folder: Path | None = None) -> PreTrainedToke
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **_hub(recipe))
     except Exception as error:
-        found = f"no tokenizer in {name}: {_first_line(error)}"
+        found = f"no tokenizer in {name}: {first_line(error)}"
         raise UserError(Problem("model_name_or_path", found, "tokenizer.json beside the weights")) from None
     if not tokenizer.is_fast:
         raise UserError(Problem("model_name_or_path", "a slow tokenizer only", "a tokenizer.json"))
@@ -76,7 +70,7 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
         try:
             other = _on_meta(recipe, config, "eager")
         except Exception:
-            raise UserError(Problem("model_name_or_path", f"{found}: {_first_line(error)}")) from None
+            raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
         found = f"{type(other).__name__} has no {recipe.attn_implementation} attention here"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
 
@@ -114,70 +108,6 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
     return problems + (check_adapter(recipe, meta_model) if recipe.method != "full" else [])
 
 
-def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
-    """Whether the adapters of the recipe, new or read from files, fit the model. Leaves ``meta_model`` as it is."""
-    if not recipe.adapter_name_or_path:
-        return _check_targets(recipe, meta_model)
-    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
-
-    try:
-        folder = open_adapter(recipe.adapter_name_or_path)
-    except UserError as error:
-        return error.problems
-    try:
-        config: Any = PeftConfig.from_pretrained(str(folder))
-        base, kind, use_dora = (
-            config.base_model_name_or_path,
-            config.peft_type.value,
-            getattr(config, "use_dora", False),
-        )
-        # Neither is looked at: some ways to begin need the base's weights, and the base may have moved.
-        config.init_lora_weights, config.base_model_name_or_path = False, None
-    except Exception as error:  # whatever JSON may hold
-        found = f"{folder / ADAPTER_FILES[0]} is no adapter's: {_first_line(error)}"
-        return [Problem("adapter_name_or_path", found)]
-    if kind != "LORA":
-        return [Problem("adapter_name_or_path", f"{folder} holds a {kind} adapter", "a LoRA")]
-    if use_dora and recipe.method == "qlora":
-        found = f"{folder} was made with use_dora, given with method qlora"
-        return [Problem("adapter_name_or_path", found, fix="use --method lora")]
-    try:
-        adapted = get_peft_model(copy.deepcopy(meta_model), config)
-        with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
-            stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
-        return [Problem("adapter_name_or_path", f"{folder}: {_first_line(error)}", fix=f"its base is {base}")]
-    state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    wanted = {name: list(tensor.shape) for name, tensor in state.items() if "lora_" in name}
-    stored = {name: shape for name, shape in stored.items() if "lora_" in name}
-    unlike = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
-    if not unlike:
-        return []
-    has, needs = (shapes.get(unlike[0], "absent") for shapes in (stored, wanted))
-    found = f"{folder} does not fit this model in {len(unlike)} tensors: {unlike[0]} is {has}"
-    return [Problem("adapter_name_or_path", found, str(needs), f"its base is {base}")]
-
-
-def _check_targets(recipe: Recipe, meta_model: Any) -> list[Problem]:
-    problems = []
-    modules = dict(meta_model.named_modules())
-    linear = {name.rsplit(".", 1)[-1] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
-    expected = f"all-linear, or some of {', '.join(sorted(linear))}"
-    for target in () if recipe.lora_target_modules == "all-linear" else recipe.lora_target_modules:
-        named = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
-        if not named:
-            problems.append(
-                Problem("lora_target_modules", f"no module {target!r}", expected, did_you_mean(target, linear))
-            )
-        elif not all(isinstance(module, torch.nn.Linear) for module in named):
-            try:
-                attach_adapter(copy.deepcopy(meta_model), recipe.model_copy(update={"lora_target_modules": [target]}))
-            except (ValueError, RuntimeError, TypeError):
-                found = f"{target!r} is a {type(named[0]).__name__}, which takes no adapter"
-                problems.append(Problem("lora_target_modules", found, expected))
-    return problems
-
-
 def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     """Load, quantise, adapt, and install the loss head. Every rank builds the same adapters.
 
@@ -210,7 +140,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     except torch.OutOfMemoryError:
         raise
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {_first_line(error)}")) from None
+        raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}")) from None
     # A process that waits for its weights from rank 0 misses all of them.
     missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []
     if missing:
@@ -232,132 +162,5 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     return model
 
 
-def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
-    """Freeze the base and add the adapters of the recipe, or load those it names; nothing for ``full``."""
-    if recipe.method == "full":
-        return model
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    # The same seed on every rank: sharding takes each rank's own part of what should be one matrix.
-    torch.manual_seed(recipe.seed)
-    if recipe.adapter_name_or_path:
-        with warnings.catch_warnings():
-            # Shapes alone take no values: in a dry run, and where another rank sends them.
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-            folder = open_adapter(recipe.adapter_name_or_path)
-            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    targets = recipe.lora_target_modules
-    return get_peft_model(
-        model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            r=recipe.lora_r,
-            lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]
-            lora_dropout=recipe.lora_dropout,
-            target_modules=targets if isinstance(targets, str) else list(targets),
-            use_rslora=recipe.use_rslora,
-            use_dora=recipe.use_dora,
-        ),
-    )
-
-
-def open_adapter(name: str) -> Path:
-    """The folder with an adapter's two files; those of a hub id are fetched. Raises ``UserError``."""
-    field = "adapter_name_or_path"
-    folder = Path(os.path.expanduser(name))
-    if _is_local(name):
-        absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
-        if not os.path.isdir(folder):
-            raise UserError(Problem(field, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
-        pickled = os.path.isfile(folder / "adapter_model.bin")
-        fix = "convert adapter_model.bin: pickled weights are never opened" if pickled else ""
-        if absent:
-            raise UserError(*(Problem(field, f"no {file} in {folder}", fix=fix) for file in absent))
-        return folder
-    _ask_hub(name, None, field, *ADAPTER_FILES)
-    try:
-        paths = [try_to_load_from_cache(name, file) for file in ADAPTER_FILES]
-        if not all(isinstance(path, str) for path in paths):
-            paths = [hf_hub_download(name, file) for file in ADAPTER_FILES]
-        return Path(str(paths[0])).parent
-    except Exception as error:
-        raise UserError(Problem(field, f"{name}: {_first_line(error)}", " and ".join(ADAPTER_FILES))) from None
-
-
-def recipe_of_run(recipe: Recipe, run_file: Path) -> Recipe:
-    """``recipe`` with the model, method and adapters of the run that wrote ``run.json``. Raises ``UserError``."""
-    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path", "chat_template"]
-    keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
-    try:
-        trained = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
-        opener = Recipe.model_validate(recipe.model_dump() | {key: trained[key] for key in keys})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        found = f"{run_file} is no record of a run ({type(error).__name__})"
-        raise UserError(Problem("model_name_or_path", found, "a checkpoint in the folder of its run")) from None
-    fix = "a relative path counts from where the run was started"
-    _check_base(str(run_file), opener.model_name_or_path, opener.model_revision, fix)
-    return opener
-
-
-def base_of_adapter(folder: Path, fix: str) -> str:
-    """The base that a local adapter names, there to be opened. Raises ``UserError``, with ``fix``, if it is not."""
-    where = str(folder / ADAPTER_FILES[0])
-    try:
-        base = json.loads(Path(where).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(Problem(where, f"is no adapter's ({_first_line(error)})", fix=fix)) from None
-    if not base or not isinstance(base, str):
-        raise UserError(Problem(where, "names no base", fix=fix))
-    _check_base(where, base, None, fix)
-    return base
-
-
-def _check_base(where: str, base: str, revision: str | None, fix: str) -> None:
-    try:
-        check_place(base, revision)
-    except UserError as error:
-        raise UserError(Problem(where, f"names a base that is not there: {error.problems[0].found}", fix=fix)) from None
-
-
-def check_place(name: str, revision: str | None) -> str:
-    """The folder or hub id to open. Refuses what holds no model or cannot be had; always with the same problem."""
-    folder = os.path.expanduser(name)
-    if not _is_local(name):
-        _ask_hub(name, revision, "model_name_or_path", "config.json")
-        return name
-    if os.path.isfile(os.path.join(folder, "config.json")):
-        return folder
-    found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    raise UserError(Problem("model_name_or_path", f"{name}: {found}", "a folder with config.json, or a hub id"))
-
-
-def _is_local(name: str) -> bool:
-    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
-def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
-    """One short request: transformers retries for half a minute, for each of its files. Raises ``UserError``."""
-    try:
-        if constants.HF_HUB_OFFLINE or all(try_to_load_from_cache(name, file, revision=revision) for file in files):
-            return
-        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-    except HFValidationError as error:
-        found = f"no folder {name!r}, and it is no hub id ({_first_line(error)})"
-        raise UserError(Problem(field, found, "a local folder, or a hub id")) from None
-    except HfHubHTTPError as error:
-        found = f"no folder {name!r}, and the hub refuses it ({_first_line(error)})"
-        fix = "check the name; a private or gated model needs `hf auth login`"
-        raise UserError(Problem(field, found, fix=fix)) from None
-    except Exception as error:  # the connection's own, of whichever client library is in use
-        found = f"no folder {name!r}, and the hub cannot be reached ({_first_line(error)})"
-        raise UserError(Problem(field, found, "a local folder, or a network")) from None
-
-
 def _hub(recipe: Recipe) -> dict[str, Any]:
     return {"revision": recipe.model_revision or "main", "trust_remote_code": recipe.trust_remote_code}
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -26,7 +26,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import checkpoint, data, export, model, run, strategy
+    from kit import adapter, checkpoint, data, export, model, run, strategy
     from kit.evaluate import evaluate
     from kit.log import Log, progress, silence_libraries
     from kit.optim import build_optimizer
@@ -61,7 +61,7 @@ def main() -> None:
     train, evaluation, pad_id = datasets.train, datasets.evaluation, data.pad_id(tokenizer)
     total_steps = data.total_steps(len(train), recipe)
     if request.launch.dry_run:
-        planned = strategy.planned(topology, model.attach_adapter(meta_model, recipe))
+        planned = strategy.planned(topology, adapter.attach_adapter(meta_model, recipe))
         launch.say(
             strategy.describe(planned, recipe),
             *datasets.notes,

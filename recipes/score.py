@@ -58,7 +58,7 @@ def main() -> None:
 
 def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     """The recipe that opens what ``model_name_or_path`` is, and the checkpoint to load into that."""
-    from kit import checkpoint, model
+    from kit import checkpoint, places
 
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
     is_checkpoint = os.path.isfile(target / checkpoint.MANIFEST)
@@ -69,10 +69,10 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
         raise UserError(Problem("adapter_name_or_path", f"{target} brings its own weights", "a base model with it"))
     if not is_checkpoint:
         fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {target}"
-        update = {"model_name_or_path": model.base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
+        update = {"model_name_or_path": places.base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
         return recipe.model_copy(update={**update, "method": adapted}), None
     raise_if(Problem("model_name_or_path", f"{target}: {fault}") for fault in checkpoint.verify(target))
-    return model.recipe_of_run(recipe, target.parent.parent / "run.json"), target
+    return places.recipe_of_run(recipe, target.parent.parent / "run.json"), target
 
 
 if __name__ == "__main__":

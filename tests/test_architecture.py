@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["errors"],
     ["config", "command_line", "topology", "schedule"],
-    ["chat", "packing", "sources", "samples", "loss", "attention"],
-    ["data", "model", "optim"],
+    ["chat", "packing", "sources", "samples", "places", "loss", "attention"],
+    ["data", "adapter", "model", "optim"],
     ["launch", "strategy"],
     ["step", "evaluate", "checkpoint", "export", "log", "run"],
     ["plan", "doctor", "inspect", "report"],

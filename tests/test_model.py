@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kit.adapter import attach_adapter
 from kit.config import LoadPlan, Recipe
 from kit.errors import UserError
-from kit.model import attach_adapter, build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
 
 BF16 = LoadPlan(compute_dtype="bfloat16", device="cpu")
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")

@@ -1,0 +1,107 @@
+"""Adapters: attach new ones or those of a folder, and tell from shapes alone whether they fit."""
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kit.config import Recipe
+from kit.errors import Problem, UserError, did_you_mean
+from kit.places import ADAPTER_FILES, first_line, open_adapter
+
+
+def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
+    """Freeze the base and add the adapters of the recipe, or load those it names; nothing for ``full``."""
+    if recipe.method == "full":
+        return model
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    # The same seed on every rank: sharding takes each rank's own part of what should be one matrix.
+    torch.manual_seed(recipe.seed)
+    if recipe.adapter_name_or_path:
+        with warnings.catch_warnings():
+            # Shapes alone take no values: in a dry run, and where another rank sends them.
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+            folder = open_adapter(recipe.adapter_name_or_path)
+            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    targets = recipe.lora_target_modules
+    return get_peft_model(
+        model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=recipe.lora_r,
+            lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]
+            lora_dropout=recipe.lora_dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            use_rslora=recipe.use_rslora,
+            use_dora=recipe.use_dora,
+        ),
+    )
+
+
+def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
+    """Whether the adapters of the recipe, new or read from files, fit the model. Leaves ``meta_model`` as it is."""
+    if not recipe.adapter_name_or_path:
+        return _check_targets(recipe, meta_model)
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+
+    try:
+        folder = open_adapter(recipe.adapter_name_or_path)
+    except UserError as error:
+        return error.problems
+    try:
+        config: Any = PeftConfig.from_pretrained(str(folder))
+        base, kind, use_dora = (
+            config.base_model_name_or_path,
+            config.peft_type.value,
+            getattr(config, "use_dora", False),
+        )
+        # Neither is looked at: some ways to begin need the base's weights, and the base may have moved.
+        config.init_lora_weights, config.base_model_name_or_path = False, None
+    except Exception as error:  # whatever JSON may hold
+        found = f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}"
+        return [Problem("adapter_name_or_path", found)]
+    if kind != "LORA":
+        return [Problem("adapter_name_or_path", f"{folder} holds a {kind} adapter", "a LoRA")]
+    if use_dora and recipe.method == "qlora":
+        found = f"{folder} was made with use_dora, given with method qlora"
+        return [Problem("adapter_name_or_path", found, fix="use --method lora")]
+    try:
+        adapted = get_peft_model(copy.deepcopy(meta_model), config)
+        with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
+            stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
+        return [Problem("adapter_name_or_path", f"{folder}: {first_line(error)}", fix=f"its base is {base}")]
+    state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    wanted = {name: list(tensor.shape) for name, tensor in state.items() if "lora_" in name}
+    stored = {name: shape for name, shape in stored.items() if "lora_" in name}
+    unlike = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
+    if not unlike:
+        return []
+    has, needs = (shapes.get(unlike[0], "absent") for shapes in (stored, wanted))
+    found = f"{folder} does not fit this model in {len(unlike)} tensors: {unlike[0]} is {has}"
+    return [Problem("adapter_name_or_path", found, str(needs), f"its base is {base}")]
+
+
+def _check_targets(recipe: Recipe, meta_model: Any) -> list[Problem]:
+    problems = []
+    modules = dict(meta_model.named_modules())
+    linear = {name.rsplit(".", 1)[-1] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    expected = f"all-linear, or some of {', '.join(sorted(linear))}"
+    for target in () if recipe.lora_target_modules == "all-linear" else recipe.lora_target_modules:
+        named = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
+        if not named:
+            problems.append(
+                Problem("lora_target_modules", f"no module {target!r}", expected, did_you_mean(target, linear))
+            )
+        elif not all(isinstance(module, torch.nn.Linear) for module in named):
+            try:
+                attach_adapter(copy.deepcopy(meta_model), recipe.model_copy(update={"lora_target_modules": [target]}))
+            except (ValueError, RuntimeError, TypeError):
+                found = f"{target!r} is a {type(named[0]).__name__}, which takes no adapter"
+                problems.append(Problem("lora_target_modules", found, expected))
+    return problems

@@ -1,0 +1,113 @@
+"""What a name leads to: a folder, a run, or a hub id that is there to be had.
+
+Promises: an unreachable hub is asked once, for a few seconds; a file that would have to be unpickled is never opened.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from kit.config import Recipe
+from kit.errors import Problem, UserError
+
+HUB_SECONDS = 5.0  # to wait for the hub's first answer
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def check_place(name: str, revision: str | None) -> str:
+    """The folder or hub id to open. Refuses what holds no model or cannot be had; always with the same problem."""
+    folder = os.path.expanduser(name)
+    if not _is_local(name):
+        _ask_hub(name, revision, "model_name_or_path", "config.json")
+        return name
+    if os.path.isfile(os.path.join(folder, "config.json")):
+        return folder
+    found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
+    raise UserError(Problem("model_name_or_path", f"{name}: {found}", "a folder with config.json, or a hub id"))
+
+
+def open_adapter(name: str) -> Path:
+    """The folder with an adapter's two files; those of a hub id are fetched. Raises ``UserError``."""
+    field = "adapter_name_or_path"
+    folder = Path(os.path.expanduser(name))
+    if _is_local(name):
+        absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
+        if not os.path.isdir(folder):
+            raise UserError(Problem(field, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
+        pickled = os.path.isfile(folder / "adapter_model.bin")
+        fix = "convert adapter_model.bin: pickled weights are never opened" if pickled else ""
+        if absent:
+            raise UserError(*(Problem(field, f"no {file} in {folder}", fix=fix) for file in absent))
+        return folder
+    _ask_hub(name, None, field, *ADAPTER_FILES)
+    try:
+        paths = [try_to_load_from_cache(name, file) for file in ADAPTER_FILES]
+        if not all(isinstance(path, str) for path in paths):
+            paths = [hf_hub_download(name, file) for file in ADAPTER_FILES]
+        return Path(str(paths[0])).parent
+    except Exception as error:
+        raise UserError(Problem(field, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
+
+
+def base_of_adapter(folder: Path, fix: str) -> str:
+    """The base that a local adapter names, there to be opened. Raises ``UserError``, with ``fix``, if it is not."""
+    where = str(folder / ADAPTER_FILES[0])
+    try:
+        base = json.loads(Path(where).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
+    if not base or not isinstance(base, str):
+        raise UserError(Problem(where, "names no base", fix=fix))
+    _check_base(where, base, None, fix)
+    return base
+
+
+def recipe_of_run(recipe: Recipe, run_file: Path) -> Recipe:
+    """``recipe`` with the model, method and adapters of the run that wrote ``run.json``. Raises ``UserError``."""
+    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path", "chat_template"]
+    keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
+    try:
+        trained = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
+        opener = Recipe.model_validate(recipe.model_dump() | {key: trained[key] for key in keys})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = f"{run_file} is no record of a run ({type(error).__name__})"
+        raise UserError(Problem("model_name_or_path", found, "a checkpoint in the folder of its run")) from None
+    fix = "a relative path counts from where the run was started"
+    _check_base(str(run_file), opener.model_name_or_path, opener.model_revision, fix)
+    return opener
+
+
+def _check_base(where: str, base: str, revision: str | None, fix: str) -> None:
+    try:
+        check_place(base, revision)
+    except UserError as error:
+        raise UserError(Problem(where, f"names a base that is not there: {error.problems[0].found}", fix=fix)) from None
+
+
+def _is_local(name: str) -> bool:
+    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
+    """One short request: transformers retries for half a minute, for each of its files. Raises ``UserError``."""
+    try:
+        if constants.HF_HUB_OFFLINE or all(try_to_load_from_cache(name, file, revision=revision) for file in files):
+            return
+        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+    except HFValidationError as error:
+        found = f"no folder {name!r}, and it is no hub id ({first_line(error)})"
+        raise UserError(Problem(field, found, "a local folder, or a hub id")) from None
+    except HfHubHTTPError as error:
+        found = f"no folder {name!r}, and the hub refuses it ({first_line(error)})"
+        fix = "check the name; a private or gated model needs `hf auth login`"
+        raise UserError(Problem(field, found, fix=fix)) from None
+    except Exception as error:  # the connection's own, of whichever client library is in use
+        found = f"no folder {name!r}, and the hub cannot be reached ({first_line(error)})"
+        raise UserError(Problem(field, found, "a local folder, or a network")) from None
+
+
+def first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
