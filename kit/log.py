@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from kit.config import Recipe
-    from kit.evaluate import Evaluation
+    from kit.evaluate import Answer, Evaluation
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -74,9 +74,11 @@ class Log:
         self.training_seconds = 0.0
         self.first_evaluation: dict[str, float] = state["first_evaluation"]
         self.last_evaluation: dict[str, float] = state["last_evaluation"]
+        self.answers: list[Answer] = []
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
         if self.is_main:
+            self.path.touch()
             _drop_lines_after(self.path, state["step"])
             if sys.stderr.isatty():
                 self.bar = tqdm(initial=state["step"], total=total_steps, unit="step", dynamic_ncols=True)
@@ -117,7 +119,7 @@ class Log:
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Metrics after ``step`` steps, and a few answers if there are any."""
-        self.last_evaluation = evaluation.metrics
+        self.last_evaluation, self.answers = evaluation.metrics, evaluation.answers
         self.first_evaluation = self.first_evaluation or evaluation.metrics
         row = {"step": step, **evaluation.metrics}
         if self.is_main:

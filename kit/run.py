@@ -34,7 +34,18 @@ _PACKAGES = (
 )
 _PARTIAL = ".run.json.partial"
 # All that a run leaves in its folder; `kit` is TensorBoard's.
-_OWN = ("checkpoints", "final", ".final.partial", "metrics.jsonl", "metrics.partial", "kit", _PARTIAL, "run.json")
+_OWN = (
+    "checkpoints",
+    "final",
+    ".final.partial",
+    "metrics.jsonl",
+    "metrics.partial",
+    "report.html",
+    ".report.partial",
+    "kit",
+    _PARTIAL,
+    "run.json",
+)
 
 
 def identity(recipe: Recipe, data_fingerprint: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, checkpoint, data, export, model, run, strategy
+    from kit import adapter, checkpoint, data, export, model, report, run, strategy
     from kit.evaluate import evaluate
     from kit.log import Log, progress, silence_libraries
     from kit.optim import build_optimizer
@@ -34,9 +34,9 @@ def main() -> None:
     from kit.step import seed_everything, train_step
 
     silence_libraries()
-    # Model config, tokenizer and data: every problem at once, before any weight is read.
-    problems = Problems()
+    # --- check: model config, tokenizer, data and output folder; every problem at once, before any weight is read
     output_dir = Path(recipe.output_dir or "")
+    problems = Problems()
     sources = tokenizer = config = None
     with problems.caught():
         sources = data.open_sources(recipe)
@@ -77,6 +77,7 @@ def main() -> None:
         return
     run.check_start(recipe, finished_steps, state["step"], total_steps)
 
+    # --- build: process group, weights, optimiser; sharded, and where the last checkpoint left them
     accelerator, plan = strategy.start(recipe, topology)
     with strategy.together(accelerator):
         if accelerator.is_main_process:
@@ -95,6 +96,7 @@ def main() -> None:
     log = Log(accelerator, recipe, output_dir, state, total_steps)
     log.say(strategy.describe(actual, recipe), *datasets.notes)
 
+    # --- train: a step is a function of the seed and its number, whatever the topology
     share = (accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size, pad_id)
     schedule = (total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
     if evaluation and recipe.eval_on_start and state["step"] == 0:
@@ -131,12 +133,14 @@ def main() -> None:
                 accelerator, llm, optimizer, output_dir / "checkpoints", log.state(done), recipe.save_total_limit
             )
 
+    # --- leave: what from_pretrained opens
     card = export.model_card(recipe, actual, log.last_evaluation, total_steps)
     export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
     if accelerator.is_main_process:
         run.write_run_file(*record, finished_steps=total_steps)
+        report.write_report(output_dir, strategy.describe(actual, recipe), log.answers)
     log.close()
-    log.say(*log.summary(), f"model: {output_dir / 'final'}", f"metrics: {output_dir / 'metrics.jsonl'}")
+    log.say(*log.summary(), f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
     if request.recipe_name == DEFAULT_RECIPE:
         log.say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 

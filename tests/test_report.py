@@ -1,0 +1,48 @@
+"""A run at a glance: what is on the page is what the run left, and nothing in it can run or call home."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from kit.report import write_report
+
+
+@pytest.fixture
+def folder(tmp_path):
+    recipe = {"method": "lora", "dataset": "<b>.jsonl", "eval_dataset": None}
+    data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"num_samples": 3}}
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe, "data": data, "versions": {"torch": "2.13.0"}}))
+    rows = [
+        {"step": step, "loss": 5 - step / 2, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 9.0}
+        | {"peak_memory_bytes": 2**30}
+        for step in range(1, 5)
+    ]
+    rows += [{"step": 4, "eval_loss": 2.25, "eval_perplexity": 9.4877, "eval_tokens": 11, "eval_exact_match": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_the_page_shows_what_the_run_left(folder):
+    answer = SimpleNamespace(prompt="2 < 3?", reference="yes", text="<script>no</script>", exact=False)
+    write_report(folder, "FSDP2, 2 processes", [answer])
+    page = (folder / "report.html").read_text()
+    for text in ("FSDP2, 2 processes", "2.25", "9.4877", "2.13.0", "2 &lt; 3?", "&lt;script&gt;no", "&lt;b&gt;.jsonl"):
+        assert text in page
+    assert page.count("<svg") == 6 and "eval_dataset" not in page
+    assert not (folder / ".report.partial").exists()
+
+
+def test_nothing_in_it_runs_or_calls_home(folder):
+    write_report(folder, "single", [])
+    page = (folder / "report.html").read_text()
+    assert "<script" not in page and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
+
+
+def test_a_run_without_evaluation_has_a_page_too(folder):
+    rows = (folder / "metrics.jsonl").read_text().splitlines()[:1]
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    write_report(folder, "single", [])
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 5 and "Evaluation" not in page
