@@ -37,6 +37,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     Raises:
         UserError: everything that recipe, flags, config and launcher tell, at once.
     """
+    # Read when torch is imported. OpenMP threads that spin while they wait make a busy CPU ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     problems = list(request.problems)
     settings: Settings | None = None
     config_name = None

@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "red green blue small large round cat dog bird fish house river stone paper cloud seven eight nine".split()
 
+# As the scripts set it; here the server imports torch before they run.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Children fork from a server that has done the slow imports: a run then starts in under a second.
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
