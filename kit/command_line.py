@@ -68,6 +68,11 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
         except UserError as error:
             problems += error.problems
             in_doubt = set(Recipe.model_fields) - set(flags)
+    if "dataset" in flags and "eval_dataset" in values and "eval_dataset" not in flags:
+        # The recipe's evaluation belongs to its own data.
+        of_recipe = {"eval_dataset", "eval_on_start", "eval_steps", "predict_with_generate", "max_eval_samples"}
+        for key in {"eval_dataset"} if "eval_split_size" in flags else of_recipe:
+            values.pop(key, None)
     values |= flags
     places |= {flag: f"--{flag}" for flag in flags}
     recipe, more = _check_recipe(values, places, in_doubt)
@@ -260,7 +265,7 @@ def _unknown(name: str, where: str) -> Problem:
 def print_help() -> NoReturn:
     """Every flag by group, with its unit, default and meaning. Exits with status 0."""
     lines = [
-        "usage: accelerate launch recipes/finetune.py [--config C] [--recipe R] [--flag value ...]",
+        f"usage: accelerate launch recipes/{Path(sys.argv[0]).name} [--config C] [--recipe R] [--flag value ...]",
         "",
         "Fine-tune a causal language model. Each flag below Launch is also a key of the recipe; flags win.",
     ]

@@ -137,7 +137,9 @@ def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float]
     lines += [f"# {Path(base).name}, fine-tuned ({recipe.method})", ""]
     lines += [f"- data: `{Path(recipe.dataset).name}`, {steps} steps of {recipe.global_batch_size} samples"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
-    lines += [f"- {actual['type']} on {actual['num_processes']} processes, precision {actual['mixed_precision']}"]
+    lines += [
+        f"- {actual['type']} on {actual['num_processes']} process(es), mixed_precision {actual['mixed_precision']}"
+    ]
     lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
     load = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
     package = "transformers" if is_full else "peft"

@@ -115,6 +115,7 @@ def reporting_errors() -> Iterator[None]:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
             sys.modules["torch"].distributed.destroy_process_group()
+            _leave(0)  # a thread of the group still winding down would abort the interpreter's own shutdown
     except (UserError, TrainingError) as error:
         rank = os.environ.get("RANK", "0")
         text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"

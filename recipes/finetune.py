@@ -7,6 +7,7 @@ accelerate launch recipes/finetune.py --help                             # every
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 
 from kit import launch
 from kit.command_line import read_command_line
-from kit.config import DEFAULT_RECIPE
+from kit.config import DEFAULT_RECIPE, RECIPES
 from kit.errors import Problems, TrainingError
 
 NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
@@ -58,7 +59,7 @@ def main() -> None:
             resume_path = checkpoint.find_checkpoint(output_dir / "checkpoints", wanted, launch.say)
     problems.raise_if_any()
     tokenizer.chat_template = datasets.chat_template
-    train, evaluation, pad_id = datasets.train, datasets.evaluation, data.pad_id(tokenizer)
+    train, evaluation = datasets.train, datasets.evaluation
     total_steps = data.total_steps(len(train), recipe)
     if request.launch.dry_run:
         planned = strategy.planned(topology, adapter.attach_adapter(meta_model, recipe))
@@ -69,21 +70,25 @@ def main() -> None:
         )
         return
 
+    # What a checkpoint keeps of the loop; `log.state` makes the next one.
     state: dict[str, Any] = {"step": 0, "first_evaluation": {}, "last_evaluation": {}}
     if resume_path:
         state = checkpoint.read_state(resume_path)
     if finished_steps == total_steps and wanted == "auto" and (output_dir / "final").is_dir():
-        launch.say(f"this run is finished: {output_dir}/final", "more steps, or another --output_dir, go on")
+        launch.say(
+            f"this run is finished: {output_dir}/final",
+            "to go on, raise max_steps; to start afresh, another --output_dir",
+        )
         return
     run.check_start(recipe, finished_steps, state["step"], total_steps)
 
     # --- build: process group, weights, optimiser; sharded, and where the last checkpoint left them
-    accelerator, plan = strategy.start(recipe, topology)
-    with strategy.together(accelerator):
+    accelerator, load_plan = strategy.start(recipe, topology)
+    with strategy.together(accelerator):  # a mistake only one rank can see stops all of them
         if accelerator.is_main_process:
             run.open_output_dir(recipe)
     with strategy.together(accelerator):
-        llm = model.build_model(recipe, config, plan)
+        llm = model.build_model(recipe, config, load_plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
     if resume_path:
@@ -91,23 +96,37 @@ def main() -> None:
         launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
     record = (output_dir, recipe, request.recipe_name, actual, datasets.describe())
     if accelerator.is_main_process:
+        # The steps after the one it continues from are run again: their checkpoints are of the past.
         checkpoint.drop_after(output_dir / "checkpoints", state["step"])
         run.write_run_file(*record)
     log = Log(accelerator, recipe, output_dir, state, total_steps)
     log.say(strategy.describe(actual, recipe), *datasets.notes)
 
     # --- train: a step is a function of the seed and its number, whatever the topology
-    share = (accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size, pad_id)
-    schedule = (total_steps, recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
+    deal = partial(
+        data.micro_batches,
+        train,
+        process_index=accelerator.process_index,
+        num_processes=accelerator.num_processes,
+        micro_batch_size=recipe.per_device_train_batch_size,
+        pad_token_id=data.pad_id(tokenizer),
+    )
+    rate_of = partial(
+        learning_rate,
+        total_steps=total_steps,
+        peak=recipe.peak_learning_rate,
+        warmup_steps=recipe.warmup_steps,
+        kind=recipe.lr_scheduler_type,
+    )
     if evaluation and recipe.eval_on_start and state["step"] == 0:
         log.evaluation(0, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
     for step in range(state["step"], total_steps):
         ids = data.sample_ids(step, len(train), recipe)
-        micro_batches = data.micro_batches(train, ids, *share)
+        micro_batches = deal(ids)
         num_targets = int(train.num_supervised[ids].sum())
-        rate = learning_rate(step, *schedule)
+        rate = rate_of(step)
         seed_everything(recipe.seed, step, accelerator.process_index)
-        try:
+        try:  # forward, backward, clip, update: kit/step.py
             loss, grad_norm = train_step(
                 accelerator, llm, optimizer, micro_batches, num_targets, rate, recipe.max_grad_norm
             )
@@ -141,7 +160,7 @@ def main() -> None:
         report.write_report(output_dir, strategy.describe(actual, recipe), log.answers)
     log.close()
     log.say(*log.summary(), f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
-    if request.recipe_name == DEFAULT_RECIPE:
+    if RECIPES / DEFAULT_RECIPE in Path(recipe.dataset).parents:
         log.say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 
 

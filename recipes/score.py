@@ -37,6 +37,9 @@ def main() -> None:
     problems = Problems()
     with problems.caught():
         config = model.open_config(recipe)
+        positions = getattr(config.get_text_config(), "max_position_embeddings", recipe.max_length)
+        if "max_length" not in recipe.model_fields_set:
+            recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, positions)})
         problems += model.check_model(recipe, config, model.build_meta_model(recipe, config))
     with problems.caught():
         tokenizer = model.open_tokenizer(recipe)

@@ -381,3 +381,14 @@ print(time.process_time() - start, heavy)
     done = run(code=code)
     seconds, heavy = done.stdout.split(maxsplit=1)
     assert heavy.strip() == "set()" and float(seconds) < 0.5, done.stdout
+
+
+def test_own_data_is_not_judged_by_the_evaluation_of_the_recipe_s():
+    """`--dataset mine` with the default recipe: its evaluation set is about something else."""
+    own = read_command_line(["--dataset", "mine.jsonl"])
+    assert not own.problems and own.recipe.eval_dataset is None and not own.recipe.predict_with_generate
+    split = read_command_line(["--dataset", "mine.jsonl", "--eval_split_size", "0.1"])
+    assert not split.problems and split.recipe.predict_with_generate
+    given = read_command_line(["--dataset", "mine.jsonl", "--eval_dataset", "theirs.jsonl"])
+    assert given.recipe.eval_dataset == "theirs.jsonl" and given.recipe.eval_on_start
+    assert read_command_line([]).recipe.eval_dataset.endswith("eval.jsonl")

@@ -80,3 +80,14 @@ def test_a_checkpoint_is_found_from_beside_it_and_needs_its_run(finetune, fp32, 
     shutil.rmtree(checkpoint)
     assert "no such folder" in refusal(finetune.score("nothing", model_name_or_path=checkpoint, **flags))
     assert "model_name_or_path" in refusal(finetune.score("long", model_name_or_path="x" * 300, **flags))
+
+
+@pytest.mark.slow
+def test_samples_are_cut_at_what_the_model_can_read_unless_a_length_is_given(finetune, tmp_path, chat_file):
+    """The command of the README, as it is printed: no other flag."""
+    from conftest import make_model
+
+    short = make_model(tmp_path / "short", max_position_embeddings=64)
+    assert finetune.score("plain", model_name_or_path=short, eval_dataset=chat_file).status == 0
+    refused = finetune.score("given", model_name_or_path=short, eval_dataset=chat_file, max_length=128)
+    assert refused.status == 2 and "the model has 64 positions" in refused.output
