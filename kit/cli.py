@@ -81,7 +81,8 @@ def recipes(argv: list[str]) -> int:
         rows.append((header.num_parameters, cells))
     rows.sort()
     show(_table(["recipe", "model", "parameters", "method", "config", "GPUs"], [cells for _, cells in rows]))
-    show("\nStart one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
+    show("\nGPUs are planned from formulas, not measured.")
+    show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
     raise_if(problems)
     return 0
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from accelerate.commands.config import load_config_from_file
+from conftest import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.cli import read_header
@@ -151,17 +152,17 @@ def test_the_accelerate_configs_differ_in_what_their_names_say():
 
 
 def test_accelerate_launch_starts_two_processes_with_the_fsdp_settings(tmp_path):
+    names = ["WORLD_SIZE", "ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_MIXED_PRECISION"]
     script = tmp_path / "show.py"
-    names = ["RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_MIXED_PRECISION"]
-    script.write_text(f"import os\nprint(*[os.environ.get(name) for name in {names}], flush=True)\n", encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        "accelerate_configs/fsdp.yaml",
-    ]
-    command += ["--num_processes", "2", "--main_process_port", "0", str(script)]
+    # A file for each rank: lines of two processes on one pipe may run into each other.
+    script.write_text(
+        f"import os, pathlib\nshown = ' '.join(str(os.environ.get(name)) for name in {names})\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'rank' + os.environ['RANK']).write_text(shown)\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/fsdp.yaml"]
+    command += ["--num_processes", "2", "--main_process_port", str(free_port()), str(script)]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "FSDP_"))}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
-    assert sorted(done.stdout.split("\n")) == ["", "0 2 true 2 bf16", "1 2 true 2 bf16"], done.stderr
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["2 true 2 bf16"] * 2
