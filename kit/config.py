@@ -4,7 +4,6 @@ Plain Python and pydantic. ``Recipe`` is what may be set for a run, ``Launch`` w
 besides it, ``Topology`` and ``LoadPlan`` what follows from them. ``kit.command_line`` fills in the first two.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -319,11 +318,6 @@ def suggest_batch(size: int, unit: int) -> str:
     """The multiples of ``unit`` next to ``size``: ``24 or 32``."""
     below, above = size // unit * unit, -(-size // unit) * unit
     return " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], keys: Iterable[str]) -> list[str]:
-    """Lines ``key: old -> new`` for the ``keys`` whose values differ."""
-    return [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in keys if old.get(key) != new.get(key)]
 
 
 def expected(info: FieldInfo) -> str:

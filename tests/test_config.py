@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kit.config import FOREIGN, Launch, Recipe, contradictions, differences, expected, suggest_batch
+from kit.config import FOREIGN, Launch, Recipe, contradictions, expected, suggest_batch
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 
@@ -64,10 +64,6 @@ def test_the_learning_rate_follows_the_method_unless_it_is_given():
 def test_a_suggested_batch_size_is_one_that_works(size, unit):
     suggestions = [int(word) for word in suggest_batch(size, unit).split(" or ")]
     assert suggestions and all(n > 0 and n % unit == 0 and abs(n - size) < unit for n in suggestions)
-
-
-def test_differences_name_only_what_changed():
-    assert differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 5, "c": 4}, ["a", "b"]) == ["b: 2 -> 5"]
 
 
 def test_a_recipe_survives_the_journey_through_json():
