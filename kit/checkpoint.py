@@ -93,20 +93,7 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
     """
     scalars = read_state(path)["optimizer_scalars"]
     tensors, _ = _collect(model, optimizer)
-    reader = HuggingFaceStorageReader(str(path))
-    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    problems = [Problem(str(path), f"no tensor {name}") for name in tensors if name not in stored]
-    problems += [
-        Problem(str(path), f"tensor {name} has no place in this model") for name in stored if name not in tensors
-    ]
-    problems += [
-        Problem(str(path), f"{name} has shape {list(stored[name].size)}", f"{list(tensor.shape)}")
-        for name, tensor in tensors.items()
-        if name in stored and stored[name].size != tensor.shape
-    ]
-    if problems:
-        raise UserError(*problems[:5], Problem("resume_from_checkpoint", "of another model, method or optimiser"))
-    dcp.load(tensors, storage_reader=reader, no_dist=_alone())
+    _read_tensors(path, tensors)
     model_state, optimizer_state = _state(model, optimizer)
     for name in model_state:
         model_state[name] = tensors[f"model.{name}"]
@@ -125,23 +112,28 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
     state = trainable_only(model, get_model_state_dict(model, options=options))
     tensors = {f"model.{name}": tensor for name, tensor in state.items()}
+    _read_tensors(path, tensors, prefix="model.")
+    set_model_state_dict(model, {name: tensors[f"model.{name}"] for name in state}, options=options)
+
+
+def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = "") -> None:
+    """Fill ``tensors`` from the checkpoint, which must hold these, and no others that begin with ``prefix``."""
     reader = HuggingFaceStorageReader(str(path))
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    sizes = {name: entry.size for name, entry in stored.items() if name.startswith("model.")}
-    unlike = [
-        Problem(
-            str(path),
-            f"{name} has shape {list(sizes[name])}" if name in sizes else f"no tensor {name}",
-            str(list(tensor.shape)),
-        )
-        for name, tensor in tensors.items()
-        if sizes.get(name) != tensor.shape
+    sizes = {name: entry.size for name, entry in stored.items() if name.startswith(prefix)}
+    problems = [
+        Problem(str(path), f"no tensor {name}", str(list(tensors[name].shape))) for name in tensors.keys() - sizes
     ]
-    unlike += [Problem(str(path), f"tensor {name} has no place in this model") for name in sizes if name not in tensors]
-    if unlike:
-        raise UserError(*unlike[:5], Problem("model_name_or_path", "of another model or method"))
+    problems += [Problem(str(path), f"tensor {name} has no place in this model") for name in sizes.keys() - tensors]
+    problems += [
+        Problem(str(path), f"{name} has shape {list(sizes[name])}", str(list(tensors[name].shape)))
+        for name in tensors.keys() & sizes
+        if sizes[name] != tensors[name].shape
+    ]
+    if problems:
+        shown = sorted(problems, key=str)[:5]
+        raise UserError(*shown, Problem(str(path), "belongs to another model, method or optimiser"))
     dcp.load(tensors, storage_reader=reader, no_dist=_alone())
-    set_model_state_dict(model, {name: tensors[f"model.{name}"] for name in state}, options=options)
 
 
 def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
