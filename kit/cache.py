@@ -155,7 +155,7 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Alone at ``folder``, among all processes that share the disk. Raises ``UserError`` where nothing can be written."""
+    """Alone at ``folder`` among all processes that share the disk. Raises ``UserError`` if it cannot be written."""
     with cannot_write(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{folder}.lock")

@@ -17,17 +17,18 @@ from pydantic import BaseModel, ValidationError
 
 from kit.config import (
     DEFAULT_RECIPE,
-    FOREIGN,
     RECIPES,
+    DatasetEntry,
     Launch,
     Recipe,
     Request,
     choices,
-    contradictions,
     expected,
     is_optional,
 )
+from kit.contradictions import contradictions
 from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.foreign import FOREIGN
 
 FLAGS = Launch.model_fields | Recipe.model_fields
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
@@ -117,10 +118,21 @@ def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[P
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     for key in PATHS:
-        value = values.get(key)
-        if isinstance(value, str) and value and os.path.exists(path.parent / value):
-            values[key] = str(path.parent / value)
+        values |= {key: _beside(path.parent, values[key])} if key in values else {}
     return values, {key: f"{_shown_path(path)}:{line} {key}" for key, line in lines.items()}, problems
+
+
+def _beside(folder: Path, value: Any) -> Any:
+    """A path, or each of a list, as seen from here where ``folder`` has it."""
+    if isinstance(value, list):
+        return [_beside(folder, item) for item in value]
+    if isinstance(value, dict):
+        return value | {"path": _beside(folder, value["path"])} if "path" in value else value
+    if not isinstance(value, str) or not value:
+        return value
+    # An absolute pattern is no pattern of this folder.
+    matches = os.path.exists(folder / value) or (not os.path.isabs(value) and any(folder.glob(value)))
+    return str(folder / value) if matches else value
 
 
 def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str, int], list[Problem]]:
@@ -226,21 +238,41 @@ def _check(
     try:
         return model.model_validate(values), [], set()
     except ValidationError as error:
-        # A union reports once per member, a list once per item: the first is enough.
-        first = {str(item["loc"][0]): item for item in reversed(error.errors(include_url=False))}
+        # A union reports once per member, a list once per item: the first that goes deepest is enough.
+        items = sorted(error.errors(include_url=False), key=lambda item: -len(item["loc"]))
+        first = {str(item["loc"][0]): item for item in reversed(items)}
     problems = []
     for name in [name for name in model.model_fields if name in first]:
         info, item = model.model_fields[name], first[name]
-        if item["type"] == "missing":
+        if item["type"] == "missing" and len(item["loc"]) == 1:
             if name not in in_doubt:
                 problems.append(Problem(name, "missing", info.description or "", f"add --{name}"))
             continue
+        if any(isinstance(step, int) for step in item["loc"]) and isinstance(values[name], str | list):
+            inner = _inside_entry(places.get(name, name), item)
+            if inner:
+                problems.append(inner)
+                continue
         hint = did_you_mean(item["input"], choices(info.annotation)) if isinstance(item["input"], str) else ""
         found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
         problems.append(Problem(places.get(name, name), found, expected(info), hint))
     right = {name: value for name, value in values.items() if name not in first}
     stand_in = {name: "?" for name, info in model.model_fields.items() if info.is_required()}
     return model.model_validate(stand_in | right), problems, set(first)
+
+
+def _inside_entry(place: str, item: Any) -> Problem | None:
+    """What is wrong within one of several data sets; None if ``item`` is of another list."""
+    loc, fields = item["loc"], DatasetEntry.model_fields
+    if not any("DatasetEntry" in str(step) for step in loc):
+        return None
+    number, *keys = loc[next(i for i, step in enumerate(loc) if isinstance(step, int)) :]
+    where = f"{place}[{number}]" + (f".{keys[0]}" if keys else "")
+    if not keys or keys[0] not in fields:
+        found = "unknown key" if keys else f"found {_short.repr(item['input'])}"
+        return Problem(where, found, ", ".join(fields), did_you_mean(str(keys[0]), fields) if keys else "")
+    found = "missing" if item["type"] == "missing" else f"found {_short.repr(item['input'])}"
+    return Problem(where, found, expected(fields[keys[0]]))
 
 
 def _meant(model: type[BaseModel], name: str, value: Any) -> Any:

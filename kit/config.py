@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+import yaml
 from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -20,6 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "recipes"
 ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"
+DATA_SUFFIXES = tuple(
+    f".{kind}{packed}"
+    for kind in ("jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "zip", "tar", "tgz")
+    for packed in ("", ".gz", ".bz2", ".xz", ".zst")
+)
 
 Strategy = Literal["single", "ddp", "fsdp2", "fsdp1"]
 Precision = Literal["no", "bf16"]
@@ -62,6 +68,20 @@ def _column_mapping(value: Any) -> Any:
     return columns if len(columns) == len(pairs) else value  # text is no mapping, and is refused as such
 
 
+def _entries(value: Any) -> Any:
+    """One name stays text. Several, separated by commas or as a YAML list, become entries."""
+    if isinstance(value, str):
+        if not value.startswith("["):
+            return value if "," not in value else [{"path": path} for path in _comma_separated(value)]
+        try:
+            value = yaml.load(value, yaml.BaseLoader)
+        except yaml.YAMLError as error:
+            raise ValueError from error
+    if not isinstance(value, list):
+        return value
+    return [{"path": item} if isinstance(item, str) else item for item in value]
+
+
 def _module_names(value: Any) -> Any:
     return value if value == "all-linear" else _comma_separated(value)
 
@@ -89,6 +109,37 @@ _process = partial(_option, "Process")
 
 _SHARE_OR_COUNT = "whole number, or share below 1,"
 
+
+class DatasetEntry(BaseModel):
+    """One data set of several: what a recipe may say of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
+
+    path: str = _data(..., "file, glob, folder or hub id", min_length=1)
+    name: str = _data("", "in metrics and tables; default: the file's stem, or the hub id")
+    config: str | None = _data(None, "config of a hub id")
+    split: str | None = _data(None, "split of a hub id or a folder with splits")
+    columns: Annotated[dict[str, str] | None, BeforeValidator(_column_mapping)] = _data(
+        None, "names of columns", expected="theirs=ours, separated by commas, each of theirs once"
+    )
+    weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
+
+    def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
+        """With the recipe's settings where it has none of its own."""
+        is_file = self.path.rstrip("/").endswith(DATA_SUFFIXES)
+        name = Path(self.path).name.split(".")[0] if is_file else self.path
+        values = {
+            "name": self.name or name,
+            "config": self.config or config,
+            "split": self.split or split,
+            "columns": columns if self.columns is None else self.columns,
+        }
+        return self.model_copy(update=values)
+
+
+_Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(_entries)]
+_ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
+
 # Text is stripped, and never empty: `--dataset "$UNSET"` is a mistake.
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
@@ -101,7 +152,9 @@ class Recipe(BaseModel):
     model_name_or_path: str = _model(..., "local folder or hub id of a causal language model (safetensors)")
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _model(False, "run Python code that comes with the model; read it first")
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = _model("sdpa", "attention kernel")
+    attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
+        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa"
+    )
     gradient_checkpointing: bool = _model(False, "recompute each layer in the backward pass: less memory, more time")
 
     method: Literal["full", "lora", "qlora"] = _method(
@@ -117,18 +170,32 @@ class Recipe(BaseModel):
     use_dora: bool = _method(False, "weight-decomposed adapters")
     adapter_name_or_path: str | None = _method(None, "go on training this adapter; its own shape is kept")
 
-    dataset: str = _data(..., "file (JSONL or parquet), datasets folder, or hub id")
+    dataset: _Entries = _data(..., "file, glob, folder or hub id; several with weights as a list", expected=_ENTRIES)
+    dataset_config: str | None = _data(None, "config of a hub id: main for openai/gsm8k")
     dataset_split: str = _data("train", "split of a hub id or a folder with splits")
     dataset_columns: Annotated[dict[str, str], BeforeValidator(_column_mapping)] = _data(
         {},
         "names of columns: question=prompt,answer=completion",
         expected="theirs=ours, separated by commas, each of theirs once",
     )
+    mixing: Literal["samples", "tokens"] = _data("samples", "what the weights of several data sets are shares of")
+    streaming: bool = _data(False, "read while training instead of tokenising first; needs max_steps")
+    shuffle_buffer_size: int = _data(1000, "streamed rows that are shuffled together", "rows", ge=1)
     chat_template: str | None = _data(None, "name or file of a chat template; default: the tokenizer's own")
-    max_length: int = _data(2048, "longer samples are cut at the end", "tokens", ge=8)
+    train_on: Literal["assistant", "last", "all"] = _data(
+        "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
+    )
+    max_length: int = _data(2048, "longest sample, and size of a pack", "tokens", ge=8)
+    excess_length_strategy: Literal["truncate", "drop", "error", "split"] = _data(
+        "truncate", "of samples longer than max_length: cut the end off, leave out, stop, or (text only) cut in pieces"
+    )
+    packing: bool = _data(False, "several samples in a row of max_length tokens, none of which sees another")
+    dataset_num_proc: int | None = _data(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
-    global_batch_size: int = _optim(32, "samples per optimiser step over all processes", "samples", ge=1)
-    per_device_train_batch_size: int = _optim(1, "samples per micro-batch; accumulation follows", "samples", ge=1)
+    global_batch_size: int = _optim(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
+    per_device_train_batch_size: int = _optim(
+        1, "samples, or packs, per micro-batch; accumulation follows", "samples", ge=1
+    )
     num_train_epochs: float = _optim(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
     max_steps: int | None = _optim(None, "optimiser steps; beats num_train_epochs", "steps", ge=1)
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = _optim(
@@ -145,7 +212,8 @@ class Recipe(BaseModel):
     adam_epsilon: float = _optim(1e-8, "added to the denominator", gt=0)
     max_grad_norm: float = _optim(1.0, "clip the global gradient norm at this; 0 does not clip", ge=0)
 
-    eval_dataset: str | None = _eval(None, "like dataset; default: a seeded split of it")
+    eval_dataset: _Entries | None = _eval(None, "like dataset; default: a seeded split of it", expected=_ENTRIES)
+    eval_dataset_config: str | None = _eval(None, "config of eval_dataset; default: dataset_config")
     eval_dataset_split: str = _eval("test", "split of eval_dataset where it has several")
     eval_split_size: Annotated[float, AfterValidator(_share_or_count)] = _eval(
         0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=_SHARE_OR_COUNT
@@ -176,8 +244,26 @@ class Recipe(BaseModel):
         return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
 
     @property
+    def datasets(self) -> list[DatasetEntry]:
+        """What to train on; without what has weight 0."""
+        entries = _listed(self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns)
+        return [entry for entry in entries if entry.weight != 0]
+
+    @property
+    def eval_datasets(self) -> list[DatasetEntry]:
+        config = self.eval_dataset_config or self.dataset_config
+        return _listed(self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns)
+
+    @property
     def has_evaluation(self) -> bool:
         return self.eval_dataset is not None or self.eval_split_size > 0
+
+
+def _listed(
+    value: str | list[DatasetEntry], config: str | None, split: str, columns: dict[str, str]
+) -> list[DatasetEntry]:
+    entries = [DatasetEntry(path=value)] if isinstance(value, str) else value
+    return [entry.filled(config, split, columns) for entry in entries]
 
 
 class Launch(BaseModel):
@@ -196,63 +282,6 @@ class Launch(BaseModel):
     dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")
 
 
-# What users of other kits type, and what they mean here.
-FOREIGN = {
-    "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
-    "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
-    "bf16": "precision comes from the Accelerate config: mixed_precision: bf16",
-    "fp16": "precision comes from the Accelerate config: mixed_precision: bf16",
-    "tf32": "precision comes from the Accelerate config",
-    "dtype": "precision comes from the Accelerate config: mixed_precision",
-    "torch_dtype": "precision comes from the Accelerate config: mixed_precision",
-    "mixed_precision": "it belongs in the Accelerate config (--config)",
-    "load_in_4bit": "use --method qlora",
-    "load_in_8bit": "8-bit bases are not offered; use --method qlora",
-    "use_peft": "use --method lora",
-    "use_lora": "use --method lora",
-    "adapter": "use --method lora or qlora",
-    "finetuning_type": "use --method full, lora or qlora",
-    "fsdp": "strategy comes from the Accelerate config: --config fsdp",
-    "fsdp_config": "strategy comes from the Accelerate config: --config fsdp",
-    "deepspeed": "DeepSpeed is not offered; use --config fsdp",
-    "config_file": "after the script it is --config; accelerate launch takes --config_file before it",
-    "base_model": "use model_name_or_path",
-    "model": "use model_name_or_path",
-    "model_name": "use model_name_or_path",
-    "datasets": "use dataset",
-    "dataset_name": "use dataset",
-    "dataset_path": "use dataset",
-    "train_file": "use dataset",
-    "validation_file": "use eval_dataset",
-    "val_set_size": "use eval_split_size",
-    "max_seq_length": "use max_length",
-    "sequence_len": "use max_length",
-    "cutoff_len": "use max_length",
-    "batch_size": "use global_batch_size (a step) or per_device_train_batch_size (a micro-batch)",
-    "train_batch_size": "use global_batch_size (a step) or per_device_train_batch_size (a micro-batch)",
-    "micro_batch_size": "use per_device_train_batch_size",
-    "num_epochs": "use num_train_epochs",
-    "epochs": "use num_train_epochs",
-    "lr": "use learning_rate",
-    "lr_scheduler": "use lr_scheduler_type",
-    "warmup_ratio": "use warmup_steps: below 1 it is a share of all steps",
-    "optimizer": "use optim",
-    "lora_rank": "use lora_r",
-    "lora_target": "use lora_target_modules",
-    "target_modules": "use lora_target_modules",
-    "template": "use chat_template",
-    "eval_strategy": "use eval_steps",
-    "save_strategy": "use save_steps",
-    "do_eval": "use eval_dataset or eval_split_size",
-    "ignore_data_skip": "resuming never repeats or skips data; use resume_from_checkpoint",
-    "resume": "use resume_from_checkpoint (default auto)",
-    "push_to_hub": "nothing is uploaded; the run's final/ is an ordinary model folder",
-    "local_rank": "ranks come from the launcher's environment",
-    "num_gpus": "use num_processes",
-    "nproc_per_node": "before the script it is torchrun's; after it use --num_processes",
-}
-
-
 @dataclass(frozen=True)
 class Request:
     """The command line, read. Without ``problems`` there is a ``recipe``; with some there may be one, so that
@@ -262,62 +291,6 @@ class Request:
     recipe: Recipe | None
     recipe_name: str
     problems: list[Problem] = field(default_factory=list)
-
-
-class Contradiction(NamedTuple):
-    """Settings that are right alone and wrong together; the first of ``fields`` is the place to name."""
-
-    fields: tuple[str, ...]
-    found: str
-    fix: str
-
-
-def contradictions(recipe: Recipe) -> list[Contradiction]:
-    """What single fields cannot tell and no machine is needed to see."""
-    wrong = []
-    batch, micro_batch = recipe.global_batch_size, recipe.per_device_train_batch_size
-    if batch % micro_batch:
-        wrong.append(
-            Contradiction(
-                ("global_batch_size", "per_device_train_batch_size"),
-                f"{batch} is not divisible by per_device_train_batch_size {micro_batch}",
-                f"try {suggest_batch(batch, micro_batch)}",
-            )
-        )
-    if recipe.eval_dataset and recipe.eval_split_size:
-        wrong.append(
-            Contradiction(
-                ("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two"
-            )
-        )
-    wants = [name for name in ("eval_steps", "eval_on_start", "predict_with_generate") if getattr(recipe, name)]
-    if wants and not recipe.has_evaluation:
-        wrong.append(
-            Contradiction(
-                (wants[0], "eval_dataset", "eval_split_size"),
-                "nothing to evaluate on",
-                "set eval_dataset or eval_split_size",
-            )
-        )
-    if recipe.adapter_name_or_path and recipe.method == "full":
-        wrong.append(
-            Contradiction(
-                ("adapter_name_or_path", "method"),
-                "given with method full",
-                "use --method lora, or merge it first",
-            )
-        )
-    if recipe.use_dora and recipe.method == "qlora":
-        wrong.append(
-            Contradiction(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")
-        )
-    return wrong
-
-
-def suggest_batch(size: int, unit: int) -> str:
-    """The multiples of ``unit`` next to ``size``: ``24 or 32``."""
-    below, above = size // unit * unit, -(-size // unit) * unit
-    return " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
 
 
 def expected(info: FieldInfo) -> str:

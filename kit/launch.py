@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from kit.command_line import find_file
-from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology, suggest_batch
+from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
+from kit.contradictions import suggest_batch
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.topology import TITLES, Settings, make_settings, read_config
 

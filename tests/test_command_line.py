@@ -1,6 +1,7 @@
 """What a user types and writes: who wins, what is refused, and all that is wrong told at once, in place."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -151,7 +152,7 @@ def test_yaml_values_mean_what_their_author_meant(recipe_file, line, value):
     method: LoRA
     use_dora: maybe
     use_dora: 2
-    dataset: [a, b]
+    dataset: {a: b}
     dataset: ""
     dataset: "  "
     dataset: null
@@ -392,3 +393,34 @@ def test_own_data_is_not_judged_by_the_evaluation_of_the_recipe_s():
     given = read_command_line(["--dataset", "mine.jsonl", "--eval_dataset", "theirs.jsonl"])
     assert given.recipe.eval_dataset == "theirs.jsonl" and given.recipe.eval_on_start
     assert read_command_line([]).recipe.eval_dataset.endswith("eval.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[{path: a, weight: -1}]", r"--dataset\[0\].weight: found '-1'; expected number from 0"),
+        ("[{path: a, weight: much}]", r"--dataset\[0\].weight: found 'much'"),
+        ("[a, {path: b, wieght: 1}]", r"--dataset\[1\].wieght: unknown key; .*\n.*did you mean 'weight'"),
+        ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
+        ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected theirs=ours"),
+        ("[{path: a", r"--dataset: found '\[\{path: a'"),
+        ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*give each a name"),
+        ("[{path: a, weight: 1}, {path: b}]", r"some weights are missing: b"),
+        ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
+    ],
+)
+def test_a_list_of_data_sets_is_checked_entry_by_entry(value, message):
+    request = read_command_line(["--model_name_or_path", "m", "--dataset", value])
+    assert re.search(message, "\n".join(map(str, request.problems)))
+
+
+def test_several_data_sets_are_named_from_a_flag_or_a_recipe_and_take_the_recipes_settings(tmp_path):
+    expected = [("a", "train", {"q": "text"}, 2.0), ("other", "test", {}, 1.0)]
+    (tmp_path / "a.jsonl").touch()
+    entries = "[{path: a.jsonl, weight: 2}, {path: b.jsonl, name: other, weight: 1, split: test, columns: {}}]"
+    (tmp_path / "mine.yaml").write_text(f"model_name_or_path: m\ndataset_columns: q=text\ndataset: {entries}\n")
+    flags = ["--model_name_or_path", "m", "--dataset_columns", "q=text", "--dataset", entries]
+    for argv in (flags, ["--recipe", str(tmp_path / "mine.yaml")]):
+        datasets = read_command_line(argv).recipe.datasets
+        assert [(d.name, d.split, d.columns, d.weight) for d in datasets] == expected
+    assert datasets[0].path == str(tmp_path / "a.jsonl")  # beside the recipe, like every path in it

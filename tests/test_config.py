@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from kit.config import FOREIGN, Launch, Recipe, contradictions, expected, suggest_batch
+from kit.config import Launch, Recipe, expected
+from kit.contradictions import contradictions, suggest_batch
+from kit.foreign import FOREIGN
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 
