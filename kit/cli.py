@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kit.command_line import load_recipe, show
-from kit.config import RECIPES
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.command_line import load_recipe, read_command_line, show
+from kit.config import RECIPES, Recipe
+from kit.errors import Problem, Problems, UserError, did_you_mean, raise_if
 
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
@@ -87,8 +88,45 @@ def recipes(argv: list[str]) -> int:
     return 0
 
 
+def prepare(argv: list[str]) -> int:
+    """Tokenise ahead of a run, on a machine without a GPU: the run then opens what is in the cache."""
+    if {"-h", "--help"} & set(argv):
+        show("usage: kit prepare [--recipe R] [--flag value ...]\n\n" + COMMANDS["prepare"][0] + ".")
+        show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
+        return 0
+    from kit.cache import cache_folder
+    from kit.log import silence_libraries
+
+    silence_libraries()
+    recipe, _, data = open_recipe_data(argv)
+    if recipe.streaming:
+        raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
+    show("\n".join([*data.notes, f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}"]))
+    return 0
+
+
+def open_recipe_data(argv: list[str]) -> tuple[Recipe, Any, Any]:
+    """Recipe, tokenizer and data of a run with these flags. Raises ``UserError`` with everything that is wrong."""
+    request = read_command_line(argv)
+    raise_if(request.problems)
+    assert request.recipe is not None
+    recipe = request.recipe
+    from kit import data, model
+
+    problems = Problems()
+    sources = tokenizer = config = None
+    with problems.caught():
+        sources = data.open_sources(recipe)
+    with problems.caught():
+        tokenizer, config = model.open_tokenizer(recipe), model.open_config(recipe)
+    problems.raise_if_any()
+    assert sources is not None and config is not None
+    return recipe, tokenizer, data.open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "recipes": ("list the recipes, with the hardware each needs", recipes),
+    "prepare": ("tokenise the data of a run ahead of it, on a machine without a GPU", prepare),
 }
 
 

@@ -35,10 +35,10 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
         wrong.append(
             Contradiction(("attn_implementation", "packing"), found, "--packing, or --attn_implementation sdpa")
         )
-    if recipe.packing and recipe.attn_implementation in ("eager", "flash_attention_2"):
-        found = f"{recipe.attn_implementation} with packing"
+    if recipe.packing and recipe.attn_implementation == "flash_attention_2":
+        found = "flash_attention_2 with packing"
         wrong.append(
-            Contradiction(("attn_implementation", "packing"), found, "auto, varlen and sdpa keep samples apart")
+            Contradiction(("attn_implementation", "packing"), found, "use auto: varlen needs no other package")
         )
     if recipe.eval_dataset and recipe.eval_split_size:
         wrong.append(
@@ -95,6 +95,9 @@ def _of_streaming(recipe: Recipe) -> list[Contradiction]:
     if recipe.eval_split_size:
         fix = "give an eval_dataset: nothing can be held out of a stream"
         wrong.append(Contradiction(("streaming", "eval_split_size"), "with eval_split_size", fix))
+    if isinstance(recipe.dataset, list) and len(recipe.dataset) > 1 and recipe.dataset[0].weight is None:
+        fix = "give each data set a weight: a stream's size is not known"
+        wrong.append(Contradiction(("streaming", "dataset"), "several data sets without weights", fix))
     if isinstance(recipe.dataset, list) and recipe.mixing == "tokens":
         fix = "use mixing samples: a stream's lengths are not known beforehand"
         wrong.append(Contradiction(("streaming", "mixing"), "with mixing tokens", fix))

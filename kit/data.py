@@ -1,39 +1,30 @@
-"""What a run trains and evaluates on, in which order, in which batches.
+"""What a run trains and evaluates on.
 
 Promises:
 
 - ``open_data`` reports everything that is wrong with the data at once, before any weight is read.
-- The order is a pure function of (seed, step): no sampler, no state, nothing to save. The number of processes and
-  the micro-batch size only decide who computes which part of a step.
-- Every global batch is full, so a run that is extended goes on exactly where it ended.
-- All ranks have equally many micro-batches, so that their collectives match; where the samples of a global batch or
-  of an evaluation do not suffice, a rank gets a batch without targets. No sample is repeated to fill up.
+- What is held out is seeded, the same on every rank, and compared with the training data.
 """
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
-from kit.chat import resolve_template
+from kit.cache import digest
 from kit.config import Recipe
+from kit.encoder import Encoder, Opened
 from kit.errors import Problem, Problems, UserError
-from kit.samples import Samples, tokenise
-from kit.sources import Source, choose_fields, open_source
+from kit.feed import Feed
+from kit.formats import choose_fields
+from kit.order import SPLIT, Order, permutation
+from kit.samples import Samples, duplicates
+from kit.sources import open_source
+from kit.stream import Stream, check_beginning
+from kit.template import resolve_template
+from kit.tokenise import tokenise
 
-# Takes the place of an epoch's number in the key of the evaluation split: no epoch ever has it.
-SPLIT_STREAM = 2**64 - 1
-
-# Tensors of one micro-batch of B samples, S of whose tokens are supervised, padded on the right to T tokens:
-#   input_ids [B, T] int64, attention_mask [B, T] int64,
-#   target_positions [S] int64: b * T + t of the hidden states that predict a supervised token,
-#   targets [S] int64: those tokens.
-Batch = dict[str, torch.Tensor]
+CHAT_FIELDS = {"messages", "conversations", "instruction"}
 
 
 @dataclass(frozen=True)
@@ -42,13 +33,27 @@ class Data:
 
     train: Samples
     evaluation: Samples | None
+    order: Order
     chat_template: str | None
     notes: list[str] = field(default_factory=list)
 
     @property
     def fingerprint(self) -> str:
         """Of what is trained on; a run may go on with other evaluation data."""
-        return self.train.fingerprint
+        return digest(self.train.fingerprint, self.order.quotas) if self.order.quotas else self.train.fingerprint
+
+    def total_steps(self, recipe: Recipe) -> int:
+        """Optimiser steps of a whole run: ``max_steps``, or as many full ones as the epochs need."""
+        return recipe.max_steps or self.order.total_steps(recipe.num_train_epochs)
+
+    def open_feed(self, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]) -> Feed:
+        """``state``: of the feed when the run was last saved; a step here is known by its number, and needs none."""
+        return Feed(self.train, self.order, recipe, accelerator, pad_token_id)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the sources of the training data."""
+        return self.train.names
 
     def describe(self) -> dict[str, Any]:
         """For the record of a run."""
@@ -56,61 +61,138 @@ class Data:
         return {"fingerprint": self.fingerprint, "train": self.train.report, "evaluation": evaluation}
 
 
-Sources = list[tuple[Source, dict[str, str]]]  # training data, then evaluation data if it has its own
-
-
-def open_sources(recipe: Recipe) -> Sources:
-    """Find what ``recipe`` names and which columns count. Raises ``UserError`` with the problems of both data sets."""
-    wanted = [("dataset", recipe.dataset, recipe.dataset_split)]
-    if recipe.eval_dataset is not None:
-        wanted.append(("eval_dataset", recipe.eval_dataset, recipe.eval_dataset_split))
-    problems, sources = Problems(), []
-    for flag, name, split in wanted:
-        with problems.caught():
-            source = open_source(name, split, flag)
-            sources.append((source, choose_fields(source, recipe.dataset_columns, flag == "eval_dataset")))
+def open_sources(recipe: Recipe) -> list[Opened]:
+    """Find what ``recipe`` names and which columns count. Raises ``UserError`` with the problems of all data sets."""
+    problems, opened = Problems(), []
+    for flag, entries in (("dataset", recipe.datasets), ("eval_dataset", recipe.eval_datasets)):
+        is_evaluation = flag == "eval_dataset"
+        for entry in entries:
+            with problems.caught():
+                streaming = recipe.streaming and not is_evaluation
+                source = open_source(entry.path, entry.split or "", flag, entry.config, streaming)
+                fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation)
+                opened.append(Opened(entry, source, fields, is_evaluation))
     problems.raise_if_any()
-    return sources
+    return opened
 
 
-def open_data(recipe: Recipe, sources: Sources, tokenizer: Any, vocab_size: int, show_progress: bool = False) -> Data:
+def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size: int) -> Data | Stream:
     """Read, validate and tokenise ``sources``, or take them from the cache.
 
-    ``vocab_size``: rows of the model's embedding. ``show_progress``: draw a bar if standard error is a terminal.
-    Raises ``UserError`` with all problems of both data sets.
+    ``vocab_size``: rows of the model's embedding.
+    Raises ``UserError`` with all problems of all data sets.
     """
     template = resolve_template(tokenizer, recipe.chat_template)
-    problems, opened, notes = Problems(), [], []
-    if recipe.predict_with_generate and "text" in sources[-1][1]:
-        found = f"{sources[-1][0].name} is plain text, which asks nothing"
-        problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
-    for source, fields in sources:
-        with problems.caught():
-            as_chat = recipe.chat_template is not None
-            samples = tokenise(source, fields, tokenizer, template, as_chat, recipe.max_length, show_progress)
-            if samples.max_id >= vocab_size:
-                found = f"token id {samples.max_id}, but the model has {vocab_size} embeddings"
-                fix = "use the tokenizer that belongs to the model"
-                raise UserError(Problem(source.name, found, "ids below it", fix))
-            opened.append(samples)
-            notes += samples.notes(recipe.max_length)
+    encoder = Encoder(
+        tokenizer,
+        template,
+        prompts_as_chat=recipe.chat_template is not None,
+        train_on=recipe.train_on,
+        max_length=recipe.max_length,
+        excess_length_strategy=recipe.excess_length_strategy,
+    )
+    problems = Problems(_misfits(recipe, sources))
     if pad_id(tokenizer) >= vocab_size:
         found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
         fix = "take pad_token out of tokenizer_config.json: padding is masked, any id serves"
         problems.append(Problem("model_name_or_path", found, fix=fix))
+    parts: dict[bool, list[Samples]] = {False: [], True: []}
+    notes = []
+    for opened in sources:
+        with problems.caught():
+            if recipe.streaming and not opened.is_evaluation:
+                max_id, more = check_beginning(opened, encoder)
+                _check_ids(max_id, opened, vocab_size)
+                notes += more
+                continue
+            samples = tokenise(opened, encoder, recipe.dataset_num_proc)
+            _check_samples(samples, opened, recipe, vocab_size)
+            parts[opened.is_evaluation].append(samples)
+            notes += samples.stores[0].notes(recipe.max_length)
     problems.raise_if_any()
-    train, evaluation = opened[0], opened[1] if len(opened) > 1 else None
+
+    evaluation = Samples([samples.stores[0] for samples in parts[True]]) if parts[True] else None
+    training = [opened for opened in sources if not opened.is_evaluation]
+    if recipe.streaming:
+        return Stream(training, encoder, _first(evaluation, recipe, notes), template, notes)
+    train = Samples([samples.stores[0] for samples in parts[False]])
+    weights = [opened.entry.weight for opened in training]
     if recipe.eval_split_size:
         train, evaluation = _hold_out(train, recipe.eval_split_size, recipe.seed)
         notes.append(f"{len(evaluation)} samples held out for evaluation, {len(train)} left to train on")
-    if evaluation and recipe.max_eval_samples and recipe.max_eval_samples < len(evaluation):
-        notes.append(f"evaluation on the first {recipe.max_eval_samples} of {len(evaluation)} samples")
-        evaluation = evaluation.select(np.arange(recipe.max_eval_samples), f"first {recipe.max_eval_samples}")
-    if len(train) < recipe.global_batch_size:
-        few = f"{len(train)} samples are fewer than global_batch_size {recipe.global_batch_size}"
+    evaluation = _first(evaluation, recipe, notes)
+    notes += _leak_notes(train, evaluation)
+    order = Order(
+        train.lengths,
+        train.sources,
+        recipe.seed,
+        recipe.global_batch_size,
+        None if weights[0] is None else [weight or 0.0 for weight in weights],
+        recipe.mixing,
+        recipe.max_length if recipe.packing else None,
+    )
+    if order.num_items(0) < recipe.global_batch_size:
+        items = "packs" if recipe.packing else "samples"
+        few = f"{order.num_items(0)} {items} are fewer than global_batch_size {recipe.global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
-    counts = f"{len(train)} samples, {train.lengths.sum()} tokens, {train.num_supervised.sum()} of them supervised"
-    return Data(train, evaluation, template, [f"training data: {counts}", *notes])
+    return Data(train, evaluation, order, template, [_summary(train), *notes])
+
+
+def _misfits(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
+    """Settings that do not fit the format of a source."""
+    problems = []
+    for opened in sources:
+        name, fields = opened.source.name, opened.fields
+        asks = opened.is_evaluation or recipe.eval_split_size
+        if recipe.predict_with_generate and asks and ("text" in fields or "input_ids" in fields):
+            found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
+            problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
+        if recipe.excess_length_strategy == "split" and "text" not in fields:
+            found = f"split, but {name} holds {' and '.join(fields)}: half a conversation teaches nothing"
+            problems.append(Problem("excess_length_strategy", found, "truncate, drop or error"))
+    return problems
+
+
+def _first(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
+    """As many evaluation samples as the recipe wants."""
+    if evaluation is None or recipe.max_eval_samples is None or recipe.max_eval_samples >= len(evaluation):
+        return evaluation
+    notes.append(f"evaluation on the first {recipe.max_eval_samples} of {len(evaluation)} samples")
+    return evaluation.select(np.arange(recipe.max_eval_samples), f"first {recipe.max_eval_samples}")
+
+
+def _check_ids(max_id: int, opened: Opened, vocab_size: int) -> None:
+    if max_id >= vocab_size:
+        found = f"token id {max_id}, but the model has {vocab_size} embeddings"
+        raise UserError(
+            Problem(opened.source.name, found, "ids below it", "use the tokenizer that belongs to the model")
+        )
+
+
+def _check_samples(samples: Samples, opened: Opened, recipe: Recipe, vocab_size: int) -> None:
+    """What the finished samples of one source show to be wrong."""
+    name = opened.source.name
+    _check_ids(samples.max_id, opened, vocab_size)
+    is_chat = CHAT_FIELDS & set(opened.fields) and recipe.train_on != "all"
+    if is_chat and samples.num_targets.sum() == (samples.lengths - 1).sum():
+        found = "every token of every conversation is supervised, the questions too"
+        raise UserError(Problem(name, found, fix="check the chat template, or say --train_on all"))
+
+
+def _summary(train: Samples) -> str:
+    num_tokens, num_targets = (int(values.sum(dtype=np.int64)) for values in (train.lengths, train.num_targets))
+    share = num_targets / num_tokens
+    return f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
+
+
+def _leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
+    if evaluation is None:
+        return []
+    exact, similar = duplicates(evaluation, train)
+    if not exact and not similar:
+        return []
+    found = f"{exact} token for token, {similar} but for case, spacing and punctuation"
+    return [f"warning: {exact + similar} of {len(evaluation)} evaluation samples are in the training data: {found}"]
 
 
 def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:
@@ -123,7 +205,7 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
         raise UserError(
             Problem("eval_split_size", found, f"1 to {len(samples) - 1} samples, or a share that gives that")
         )
-    order = _permutation(len(samples), seed, SPLIT_STREAM)
+    order = permutation(len(samples), seed, SPLIT)
     reason = f"split {num_held_out} seed {seed}"
     held_out, rest = np.sort(order[:num_held_out]), np.sort(order[num_held_out:])
     return samples.select(rest, f"{reason} rest"), samples.select(held_out, f"{reason} held out")
@@ -134,86 +216,9 @@ def pad_id(tokenizer: Any) -> int:
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
 
 
-@lru_cache(maxsize=2)  # a step may lie across two epochs; where it spans more, they come one after another
-def _permutation(num_samples: int, seed: int, stream: int) -> np.ndarray:
-    """int64 [num_samples]. Sorts raw words of the generator: numpy guarantees those, not its shuffling, for ever."""
-    words = np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(num_samples)
-    return np.argsort(words, kind="stable")
-
-
-def total_steps(num_samples: int, recipe: Recipe) -> int:
-    """Optimiser steps of a whole run: ``max_steps``, or as many full ones as the epochs need."""
-    if recipe.max_steps is not None:
-        return recipe.max_steps
-    # As the decimal that was written: in binary 1.1 epochs of 10 samples would be more than 11 samples.
-    return math.ceil(Fraction(str(recipe.num_train_epochs)) * num_samples / recipe.global_batch_size)
-
-
-def sample_ids(step: int, num_samples: int, recipe: Recipe) -> list[int]:
-    """The global batch of ``step`` (from 0): indices of its samples, the same on any topology.
-
-    Slot s is place s % num_samples of epoch s // num_samples, each with its own permutation. A batch runs on across
-    the end of an epoch, the last one of a run too: where a run ends does not change any of its batches.
-    """
-    first = step * recipe.global_batch_size
-    places = [divmod(slot, num_samples) for slot in range(first, first + recipe.global_batch_size)]
-    return [int(_permutation(num_samples, recipe.seed, epoch)[place]) for epoch, place in places]
-
-
-def micro_batches(
-    samples: Samples,
-    ids: Sequence[int],
-    process_index: int,
-    num_processes: int,
-    micro_batch_size: int,
-    pad_token_id: int,
-) -> list[Batch]:
-    """This rank's share of the global batch ``ids``: ceil(len(ids) / (ranks * size)) batches, as on every rank."""
-    return list(_deal(samples, ids, process_index, num_processes, micro_batch_size, pad_token_id))
-
-
-def evaluation_batches(
-    samples: Samples, process_index: int, num_processes: int, micro_batch_size: int, pad_token_id: int
-) -> Iterator[Batch]:
-    """This rank's share of all samples, each of them on exactly one rank; equally many batches on every rank."""
-    return _deal(samples, range(len(samples)), process_index, num_processes, micro_batch_size, pad_token_id)
-
-
-def _deal(
-    samples: Samples, ids: Sequence[int], process_index: int, num_processes: int, size: int, pad_token_id: int
-) -> Iterator[Batch]:
-    # Longest first: similar lengths meet in a batch and on all ranks at a time, and memory peaks at once or never.
-    order = np.array(ids)[np.argsort(-samples.lengths[ids], kind="stable")]
-    for first in range(0, len(order), num_processes * size):
-        shares = np.array_split(order[first : first + num_processes * size], num_processes)
-        yield collate(samples, shares[process_index].tolist(), pad_token_id)
-
-
-def collate(samples: Samples, ids: Sequence[int], pad_token_id: int) -> Batch:
-    """Samples as tensors, see ``Batch``. Without ``ids``: one token that nothing attends to and no target."""
-    pairs = [samples[i] for i in ids]
-    length = max((len(tokens) for tokens, _ in pairs), default=1)
-    input_ids = np.full((max(len(pairs), 1), length), pad_token_id, np.int64)
-    attention_mask = np.zeros_like(input_ids)
-    supervised = np.zeros_like(input_ids, dtype=bool)
-    for row, (tokens, mask) in enumerate(pairs):
-        input_ids[row, : len(tokens)] = tokens
-        attention_mask[row, : len(tokens)] = 1
-        supervised[row, : len(tokens)] = mask
-    if not pairs:
-        attention_mask[:] = 1  # softmax over nothing is NaN, and so would be the gradients
-    rows, columns = np.nonzero(supervised[:, 1:])
-    return {
-        "input_ids": torch.from_numpy(input_ids),
-        "attention_mask": torch.from_numpy(attention_mask),
-        "target_positions": torch.from_numpy(rows * length + columns),
-        "targets": torch.from_numpy(input_ids[rows, columns + 1]),
-    }
-
-
 def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]]:
     """Ids before the last supervised run of sample ``i``, and that run: what to ask, and the answer to expect."""
-    tokens, mask = samples[i]
-    end = int(np.flatnonzero(mask)[-1]) + 1
-    start = int(np.flatnonzero(mask[:end] == 0)[-1]) + 1 if not mask[:end].all() else 0
+    tokens, weights = samples[i]
+    end = int(np.flatnonzero(weights)[-1]) + 1
+    start = int(np.flatnonzero(weights[:end] == 0)[-1]) + 1 if not weights[:end].all() else 0
     return tokens[:start].tolist(), tokens[start:end].tolist()

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from accelerate.utils import gather_object
 
-from kit.data import Samples, evaluation_batches, pad_id, prompt_and_reference
+from kit.batches import evaluation_batches
+from kit.data import pad_id, prompt_and_reference
+from kit.samples import Samples
 from kit.strategy import generating
 
 if TYPE_CHECKING:
@@ -34,8 +37,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``metrics``: ``eval_loss`` in nats per supervised token, ``eval_perplexity``, ``eval_tokens`` (supervised), and
-    with generation ``eval_exact_match`` (a share). The same on every rank."""
+    """``metrics``: ``eval_loss`` in nats per supervised token, ``eval_perplexity``, ``eval_tokens`` (supervised),
+    ``eval_loss/<name>`` and ``eval_tokens/<name>`` for each of several data sets, and with generation
+    ``eval_exact_match`` (a share). The same on every rank."""
 
     metrics: dict[str, float]
     answers: list[Answer] = field(default_factory=list)
@@ -64,23 +68,28 @@ def evaluate(
     return Evaluation(metrics, answers)
 
 
-def _loss(accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, progress: Any) -> dict[str, float]:
-    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-    rank, world, size = (
-        accelerator.process_index,
-        accelerator.num_processes,
-        recipe.per_device_train_batch_size,
-    )
+def _loss(
+    accelerator: Any, model: Any, samples: Samples, recipe: Any, tokenizer: Any, progress: Any
+) -> dict[str, float]:
+    num_sources = len(samples.stores)
+    sums = torch.zeros(3, num_sources, dtype=torch.float64, device=accelerator.device)
+    rank, world, size = accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size
     batches = evaluation_batches(samples, rank, world, size, pad_id(tokenizer))
     with torch.no_grad():
         for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (world * size))):
-            tensors = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            sums[0] += model(**tensors)
-            sums[1] += tensors["targets"].numel()
-    loss_sum, num_tokens = accelerator.reduce(sums, reduction="sum").tolist()
-    loss = loss_sum / num_tokens
+            inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            weights, sources = inputs.pop("weights").double(), inputs.pop("sources")
+            values = torch.stack([model(**inputs) * weights, weights, torch.ones_like(weights)])  # [3, S]
+            sums += values @ F.one_hot(sources, num_sources).double()
+    sums = accelerator.reduce(sums, reduction="sum")
+    loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
+    loss = loss_sum / weight
     # exp overflows a float beyond this; a loss so high needs no exact perplexity.
-    return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
+    metrics = {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
+    for name, (part, part_weight, part_tokens) in zip(samples.names, sums.T.tolist(), strict=True):
+        if num_sources > 1 and part_weight:
+            metrics |= {f"eval_loss/{name}": part / part_weight, f"eval_tokens/{name}": int(part_tokens)}
+    return metrics
 
 
 def _answers(

@@ -135,7 +135,9 @@ def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float]
         "",
     ]
     lines += [f"# {Path(base).name}, fine-tuned ({recipe.method})", ""]
-    lines += [f"- data: `{Path(recipe.dataset).name}`, {steps} steps of {recipe.global_batch_size} samples"]
+    named = ", ".join(f"`{entry.name}`" for entry in recipe.datasets)
+    items = "packs" if recipe.packing else "samples"
+    lines += [f"- data: {named}, {steps} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     lines += [
         f"- {actual['type']} on {actual['num_processes']} process(es), mixed_precision {actual['mixed_precision']}"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from kit.config import Recipe
     from kit.evaluate import Answer, Evaluation
+    from kit.feed import GlobalBatch
+    from kit.step import StepResult
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -64,10 +66,11 @@ class Log:
         output_dir: Path,
         state: dict[str, Any],
         total_steps: int,
+        source_names: list[str],
     ) -> None:
         self.accelerator, self.recipe = accelerator, recipe
         self.is_main = accelerator.is_main_process
-        self.total_steps = total_steps
+        self.total_steps, self.source_names = total_steps, source_names
         self.started = self.last_time = time.perf_counter()
         self.last_line = 0.0
         self.tokens = self.steps = 0
@@ -92,9 +95,17 @@ class Log:
                 tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
 
-    def step(self, step: int, **metrics: float) -> None:
-        """After 1-based ``step``: ``metrics`` as in ``metrics.jsonl``, ``tokens`` counted over all ranks."""
-        self.tokens += int(metrics["tokens"])
+    def step(self, step: int, batch: "GlobalBatch", result: "StepResult", learning_rate: float) -> None:
+        """After 1-based ``step``; counts of tokens are over all ranks."""
+        metrics = {
+            "epoch": batch.epoch,
+            "loss": result.loss,
+            "learning_rate": learning_rate,
+            "grad_norm": result.grad_norm,
+            "supervised_tokens": int(batch.num_targets.sum()),
+            "tokens": int(batch.num_tokens.sum()),
+        }
+        self.tokens += metrics["tokens"]
         self.steps += 1
         if not self.is_main:
             return
@@ -108,6 +119,11 @@ class Log:
         self.tokens, self.last_time = 0, now
         row = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
+        if len(self.source_names) > 1:
+            columns = zip(self.source_names, result.losses, batch.num_targets, batch.num_tokens, strict=True)
+            for name, loss, num_targets, num_tokens in columns:
+                row |= {f"loss/{name}": loss} if num_targets else {}
+                row |= {f"supervised_tokens/{name}": int(num_targets), f"tokens/{name}": int(num_tokens)}
         self._write(row)
         text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {rate:,.0f} tok/s  {memory / 2**30:.1f} GiB"
         if self.bar is not None:
@@ -135,16 +151,17 @@ class Log:
         # Time spent evaluating is no training time.
         self.last_time = time.perf_counter()
 
-    def state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint after ``step`` steps keeps of the log."""
-        return {"step": step, "first_evaluation": self.first_evaluation, "last_evaluation": self.last_evaluation}
+    def state(self, step: int, feed: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint after ``step`` steps keeps of the loop."""
+        evaluations = {"first_evaluation": self.first_evaluation, "last_evaluation": self.last_evaluation}
+        return {"step": step, "feed": feed, **evaluations}
 
     def summary(self) -> list[str]:
         """First and last evaluation, a line for each measure."""
         first, last = self.first_evaluation, self.last_evaluation
         if first == last:
             return []
-        return [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in last if name != "eval_tokens"]
+        return [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in last if not name.startswith("eval_tokens")]
 
     def close(self) -> None:
         if self.bar is not None:

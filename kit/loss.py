@@ -1,4 +1,4 @@
-"""Summed token loss from hidden states, without full logits.
+"""The loss of each supervised token from hidden states, without full logits.
 
 The loss is computed inside the model's forward, at the one place where every strategy has the head's weights
 gathered: inside the head. Only positions that predict a supervised token get logits, a chunk at a time, recomputed
@@ -15,15 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kit.attention import BOUNDS, VARLEN
+
 # Positions per chunk. Logits of one chunk: chunk x vocabulary x (2 + 4 + 4) bytes.
 CHUNK_TOKENS = 2048
 
 
 def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
-    """Teach a causal LM to return its summed loss. Call before wrapping; plain calls go on as before.
+    """Teach a causal LM to return the loss of each target. Call before wrapping; plain calls go on as before.
 
-    Afterwards ``model(input_ids, attention_mask, target_positions=P, targets=Y)`` returns the cross-entropy in nats
-    summed over the S targets, float32, shape []. P [S] holds flat positions ``b * T + t``, Y [S] the ids they predict.
+    Afterwards ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy in nats of each of
+    the S targets, float32 [S]. P [S] holds flat positions ``b * T + t``, Y [S] the ids they predict.
     """
     head = model.get_output_embeddings()
     plain_model_forward, plain_head_forward = model.forward, head.forward
@@ -32,19 +34,18 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = transform(plain_head_forward(hidden).float())
-        return F.cross_entropy(logits, targets, reduction="sum")
+        return F.cross_entropy(logits, targets, reduction="none")
 
     def head_forward(self: Any, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
             return plain_head_forward(hidden)
-        # The empty sum keeps the graph, so that a rank without targets still takes part in the backward pass.
-        total = hidden.float().sum() * 0.0
+        losses = []  # without targets: one empty chunk, so that the rank still takes part in the backward pass
         for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
             if torch.is_grad_enabled():
-                total = total + checkpoint(chunk_loss, chunk, chunk_targets, use_reentrant=False)
+                losses.append(checkpoint(chunk_loss, chunk, chunk_targets, use_reentrant=False))
             else:
-                total = total + chunk_loss(chunk, chunk_targets)
-        return total
+                losses.append(chunk_loss(chunk, chunk_targets))
+        return torch.cat(losses)
 
     def model_forward(self: Any, *args: Any, targets: Any = None, target_positions: Any = None, **kwargs: Any) -> Any:
         if targets is None:
@@ -52,10 +53,12 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
         for name in ("labels", "logits_to_keep", "return_dict"):  # adapters pass these on
             kwargs.pop(name, None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        if self.config._attn_implementation != VARLEN:  # the bounds of packed samples; others read position_ids
+            kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDS}
         if not head_is_known:
             logits = plain_model_forward(*args, use_cache=False, **kwargs).logits.flatten(0, 1)  # [B * T, V]
             chosen = logits.index_select(0, target_positions).float()
-            return F.cross_entropy(chosen, targets, reduction="sum") + logits.float().sum() * 0.0
+            return F.cross_entropy(chosen, targets, reduction="none")
         hidden = getattr(self, self.base_model_prefix)(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
         return self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)

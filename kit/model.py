@@ -21,6 +21,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from kit.adapter import attach_adapter, check_adapter
+from kit.attention import VARLEN, unfit
+from kit.attention import register as register_attention
 from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, UserError
 from kit.loss import install_loss_head
@@ -64,15 +66,24 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
     if is_encoder or getattr(config, "is_encoder_decoder", False):
         kind = "an encoder" if is_encoder else "an encoder and a decoder"
         raise UserError(Problem("model_name_or_path", f"{found}: {config.model_type} is {kind}"))
+    attention = attention_of(recipe, config)
     try:
-        return _on_meta(recipe, config, recipe.attn_implementation)
+        return _on_meta(recipe, config, attention)
     except Exception as error:
         try:
             other = _on_meta(recipe, config, "eager")
         except Exception:
             raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
-        found = f"{type(other).__name__} has no {recipe.attn_implementation} attention here"
+        found = f"{type(other).__name__} has no {attention} attention here"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
+
+
+def attention_of(recipe: Recipe, config: Any) -> str:
+    """The attention kernel by the name transformers knows it by."""
+    register_attention()
+    if recipe.attn_implementation != "auto":
+        return recipe.attn_implementation
+    return VARLEN if recipe.packing and not unfit(config) else "sdpa"
 
 
 def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
@@ -99,6 +110,8 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
                 "--method qlora quantises it",
             )
         )
+    if recipe.attn_implementation == VARLEN and (reason := unfit(config)):
+        problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions and recipe.max_length > positions:
         found = f"{recipe.max_length} tokens, the model has {positions} positions"
@@ -131,7 +144,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         model, loaded = loader.from_pretrained(
             check_place(recipe.model_name_or_path, recipe.model_revision),
             config=config,
-            attn_implementation=recipe.attn_implementation,
+            attn_implementation=attention_of(recipe, config),
             use_safetensors=True,
             output_loading_info=True,
             **options,

@@ -18,7 +18,8 @@ from kit.errors import Problem, UserError, raise_if
 # shape, topology, and how far it goes.
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns chat_template max_length global_batch_size optim learning_rate
+use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
+excess_length_strategy packing global_batch_size optim learning_rate
 lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
 """.split()
 
@@ -96,12 +97,14 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> int:
 
 def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
     """What the run reads and ``overwrite_output_dir`` would delete first."""
-    keys = ("model_name_or_path", "dataset", "eval_dataset", "adapter_name_or_path", "chat_template")
+    keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
+    paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
+    paths += [("dataset", entry.path) for entry in recipe.datasets]
+    paths += [("eval_dataset", entry.path) for entry in recipe.eval_datasets]
     return [
         Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
-        for key in (*keys, "resume_from_checkpoint")
-        if (value := getattr(recipe, key))
-        and os.path.exists(value)
+        for key, value in paths
+        if os.path.exists(value)
         and folder.resolve() in Path(value).resolve().parents
     ]
 

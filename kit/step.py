@@ -1,57 +1,67 @@
 """One optimiser step: micro-batches in, exact global loss and gradient norm out.
 
-The loss of a step is the sum over all supervised tokens of the global batch divided by their number. Every rank
-knows that number from the data order, so nothing is counted over ranks and no mean of means can arise.
+The loss of a step is the weighted sum over all supervised tokens of the global batch divided by the sum of their
+weights, which are 1 as a rule. Every rank knows that sum before the step, so no mean of means can arise.
 """
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from kit.errors import TrainingError
+from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import clip_grad_norm
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from kit.feed import GlobalBatch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The same on every rank; losses in nats per supervised token, weighted as the tokens are."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    losses: list[float]  # of each source; NaN for one that had no target in this step
 
 
 def train_step(
     accelerator: "Accelerator",
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    micro_batches: Sequence[Mapping[str, torch.Tensor]],
-    num_targets: int,
+    batch: "GlobalBatch",
     learning_rate: float,
     max_grad_norm: float,
-) -> tuple[float, float]:
+) -> StepResult:
     """Accumulate, clip, step.
 
-    Args:
-        micro_batches: this rank's share of the global batch, equally many on every rank.
-        num_targets: supervised tokens of the whole global batch, over all ranks.
-
-    Returns:
-        Loss in nats per supervised token, and the gradient norm before clipping; the same on every rank.
-
     Raises:
-        TrainingError: one of the two is not finite; weights and moments are as before the step.
+        TrainingError: loss or gradient norm is not finite; weights and moments are as before the step.
     """
-    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    num_sources, total_weight = len(batch.target_weights), batch.target_weights.sum()
+    sums = torch.zeros(num_sources, dtype=torch.float64, device=accelerator.device)  # of weighted nats
     # DDP and FSDP average gradients over ranks; the objective is a sum over all of them.
-    scale = accelerator.num_processes / num_targets
-    for i, batch in enumerate(micro_batches):
-        last = i == len(micro_batches) - 1
+    scale = accelerator.num_processes / total_weight
+    for i, micro_batch in enumerate(batch.micro_batches):
+        last = i == len(batch.micro_batches) - 1
+        inputs = to_device(micro_batch, accelerator.device)
+        weights, sources = inputs.pop("weights"), inputs.pop("sources")
         with nullcontext() if last else accelerator.no_sync(model):
-            loss_sum = model(**to_device(batch, accelerator.device))  # []
-            accelerator.backward(loss_sum * scale)
-        total += loss_sum.detach()
-    total = accelerator.reduce(total, reduction="sum")
+            losses = model(**inputs) * weights  # [S]
+            accelerator.backward(losses.sum() * scale)
+        sums += losses.detach().double() @ F.one_hot(sources, num_sources).double()
+    sums = accelerator.reduce(sums, reduction="sum")
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
-    loss_value, norm_value = torch.stack([total / num_targets, norm.double()]).tolist()
+    *by_source, norm_value = torch.cat([sums, norm.double().reshape(1)]).tolist()
+    loss_value = sum(by_source) / total_weight
     if not (np.isfinite(loss_value) and np.isfinite(norm_value)):
         optimizer.zero_grad()
         raise TrainingError(f"loss {loss_value}, gradient norm {norm_value}")
@@ -59,7 +69,47 @@ def train_step(
         group["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad()
-    return loss_value, norm_value
+    shares = [
+        value / weight if weight else math.nan for value, weight in zip(by_source, batch.target_weights, strict=True)
+    ]
+    return StepResult(loss_value, norm_value, shares)
+
+
+def check_isolation(accelerator: "Accelerator", model: torch.nn.Module, vocab_size: int) -> None:
+    """Refuse a model in which the samples of a pack see each other; called by all ranks.
+
+    Two packs of two samples differ in the first one only. The second sample's losses are the same in both, or else
+    something went from one to the other: attention without bounds, a convolution, a recurrent state.
+
+    Raises:
+        UserError: ``packing`` cannot be used with this model.
+    """
+    length = 16
+    tokens = np.random.default_rng(0).integers(vocab_size, size=(3, length))
+    positions = torch.arange(length).repeat(2)[None]
+    bounds = torch.tensor([0, length, 2 * length], dtype=torch.int32)
+    targets = torch.from_numpy(tokens[2, 1:])
+
+    def losses(first: np.ndarray) -> torch.Tensor:
+        batch = {
+            "input_ids": torch.from_numpy(np.concatenate([first, tokens[2]]))[None],
+            "position_ids": positions,
+            "target_positions": torch.arange(length, 2 * length - 1),
+            "targets": targets,
+            **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
+            **dict.fromkeys(("max_length_q", "max_length_k"), length),
+        }
+        return model(**to_device(batch, accelerator.device))
+
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        one, other = losses(tokens[0]), losses(tokens[1])
+    model.train(was_training)
+    difference = (one - other).abs().max().item()
+    if not difference < 1e-3:
+        found = f"samples of a pack see each other in this model (losses differ by {difference:.2g})"
+        raise UserError(Problem("packing", found, "the same losses whatever comes before", "do without packing"))
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
@@ -70,5 +120,9 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(value)
 
 
-def to_device(batch: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A batch with its tensors on ``device``."""
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }

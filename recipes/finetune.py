@@ -32,7 +32,7 @@ def main() -> None:
     from kit.log import Log, progress, silence_libraries
     from kit.optim import build_optimizer
     from kit.schedule import learning_rate
-    from kit.step import seed_everything, train_step
+    from kit.step import check_isolation, seed_everything, train_step
 
     silence_libraries()
     # --- check: model config, tokenizer, data and output folder; every problem at once, before any weight is read
@@ -51,7 +51,7 @@ def main() -> None:
     if sources and tokenizer and config:
         with problems.caught():
             vocab_size = config.get_text_config().vocab_size
-            datasets = data.open_data(recipe, sources, tokenizer, vocab_size, launch.is_main())
+            datasets = data.open_data(recipe, sources, tokenizer, vocab_size)
             finished_steps = run.check_output_dir(recipe, datasets.fingerprint)
             # A folder that is about to be emptied has nothing to go on from.
             restart = recipe.overwrite_output_dir and recipe.resume_from_checkpoint == "auto"
@@ -59,8 +59,8 @@ def main() -> None:
             resume_path = checkpoint.find_checkpoint(output_dir / "checkpoints", wanted, launch.say)
     problems.raise_if_any()
     tokenizer.chat_template = datasets.chat_template
-    train, evaluation = datasets.train, datasets.evaluation
-    total_steps = data.total_steps(len(train), recipe)
+    evaluation = datasets.evaluation
+    total_steps = datasets.total_steps(recipe)
     if request.launch.dry_run:
         planned = strategy.planned(topology, adapter.attach_adapter(meta_model, recipe))
         launch.say(
@@ -91,6 +91,8 @@ def main() -> None:
         llm = model.build_model(recipe, config, load_plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
+    if recipe.packing:
+        check_isolation(accelerator, llm, vocab_size)
     if resume_path:
         checkpoint.load_checkpoint(llm, optimizer, resume_path)
         launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
@@ -99,18 +101,11 @@ def main() -> None:
         # The steps after the one it continues from are run again: their checkpoints are of the past.
         checkpoint.drop_after(output_dir / "checkpoints", state["step"])
         run.write_run_file(*record)
-    log = Log(accelerator, recipe, output_dir, state, total_steps)
-    log.say(strategy.describe(actual, recipe), *datasets.notes)
+    feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state.get("feed", {}))
+    log = Log(accelerator, recipe, output_dir, state, total_steps, datasets.names)
+    log.say(strategy.describe(actual, recipe), *datasets.notes, *feed.notes())
 
     # --- train: a step is a function of the seed and its number, whatever the topology
-    deal = partial(
-        data.micro_batches,
-        train,
-        process_index=accelerator.process_index,
-        num_processes=accelerator.num_processes,
-        micro_batch_size=recipe.per_device_train_batch_size,
-        pad_token_id=data.pad_id(tokenizer),
-    )
     rate_of = partial(
         learning_rate,
         total_steps=total_steps,
@@ -121,35 +116,28 @@ def main() -> None:
     if evaluation and recipe.eval_on_start and state["step"] == 0:
         log.evaluation(0, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
     for step in range(state["step"], total_steps):
-        ids = data.sample_ids(step, len(train), recipe)
-        micro_batches = deal(ids)
-        num_targets = int(train.num_supervised[ids].sum())
+        batch = feed.take(step)
         rate = rate_of(step)
         seed_everything(recipe.seed, step, accelerator.process_index)
         try:  # forward, backward, clip, update: kit/step.py
-            loss, grad_norm = train_step(
-                accelerator, llm, optimizer, micro_batches, num_targets, rate, recipe.max_grad_norm
-            )
+            result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm)
         except TrainingError as error:
-            places = ", ".join(train.place(i) for i in ids)
+            places = ", ".join(batch.places)
             raise TrainingError(f"step {step + 1}: {error}; weights are as before it. Samples: {places}") from None
 
         done = step + 1
         last = done == total_steps
-        log.step(
-            done,
-            epoch=done * recipe.global_batch_size / len(train),
-            loss=loss,
-            learning_rate=rate,
-            grad_norm=grad_norm,
-            supervised_tokens=num_targets,
-            tokens=int(train.lengths[ids].sum()),
-        )
+        log.step(done, batch, result, rate)
         if evaluation and (last or (recipe.eval_steps and done % recipe.eval_steps == 0)):
             log.evaluation(done, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
         if last or (recipe.save_steps and done % recipe.save_steps == 0):
             checkpoint.save_checkpoint(
-                accelerator, llm, optimizer, output_dir / "checkpoints", log.state(done), recipe.save_total_limit
+                accelerator,
+                llm,
+                optimizer,
+                output_dir / "checkpoints",
+                log.state(done, feed.state()),
+                recipe.save_total_limit,
             )
 
     # --- leave: what from_pretrained opens
@@ -160,7 +148,7 @@ def main() -> None:
         report.write_report(output_dir, strategy.describe(actual, recipe), log.answers)
     log.close()
     log.say(*log.summary(), f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
-    if RECIPES / DEFAULT_RECIPE in Path(recipe.dataset).parents:
+    if RECIPES / DEFAULT_RECIPE in Path(recipe.datasets[0].path).parents:
         log.say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     with problems.caught():
         tokenizer = model.open_tokenizer(recipe)
         vocab_size = config.get_text_config().vocab_size
-        datasets = data.open_data(recipe, data.open_sources(recipe), tokenizer, vocab_size, launch.is_main())
+        datasets = data.open_data(recipe, data.open_sources(recipe), tokenizer, vocab_size)
     problems.raise_if_any()
 
     accelerator, plan = strategy.start(recipe, topology)

@@ -15,7 +15,8 @@ from kit.run import IDENTITY, check_output_dir, check_start, open_output_dir, wr
 
 # What may change between two starts of one run: it does not change what a step computes, but for rounding.
 MAY_CHANGE = """
-trust_remote_code attn_implementation gradient_checkpointing dataset dataset_split
+trust_remote_code attn_implementation gradient_checkpointing dataset dataset_split dataset_config dataset_num_proc
+eval_dataset_config
 per_device_train_batch_size num_train_epochs max_steps
 eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_steps eval_on_start predict_with_generate
 max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps
@@ -102,7 +103,7 @@ def test_another_run_is_refused_with_every_setting_that_differs(recipe, started)
 def test_each_setting_of_the_identity_is_looked_at(recipe, started, setting):
     old = getattr(recipe(), setting)
     others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
-    others |= {"lr_scheduler_type": "linear"}
+    others |= {"lr_scheduler_type": "linear", "mixing": "tokens", "train_on": "last", "excess_length_strategy": "drop"}
     new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
     assert f"{setting}: " in refusal(recipe(**{setting: new}))
 

@@ -1,0 +1,184 @@
+"""A block of rows to arrays of ids and weights: parse, check, tokenise, fit into ``max_length``; all counted and named.
+
+Pure but for the source that parses its own blocks, so that any process can do it.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from kit.cache import digest
+from kit.chat import Encoded, encode_all
+from kit.config import DatasetEntry
+from kit.errors import Problem
+from kit.files import Block
+from kit.formats import OPTIONAL, plain_text, to_sample
+from kit.sources import Source
+
+# Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
+CODE_VERSION = 2
+MAX_WEIGHTS = 256  # different weights of tokens in one data set: a byte for each token says which
+SAMPLE = np.dtype(
+    [
+        ("start", "<i8"),  # of its tokens in the file of ids
+        ("length", "<i4"),
+        ("part", "<i4"),  # file of the source
+        ("number", "<i8"),  # line or row in it, from 1
+        ("num_targets", "<i4"),  # supervised tokens that have a token before them
+        ("target_weight", "<f8"),  # sum of their weights
+        ("ids_hash", "<u8"),
+        ("text_hash", "<u8"),  # of the letters and digits alone: other case, spaces or punctuation do not matter
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source, which of its columns count (our field to theirs), and what the recipe says of it."""
+
+    entry: DatasetEntry
+    source: Source
+    fields: dict[str, str]
+    is_evaluation: bool = False
+
+
+@dataclass
+class Piece:
+    """What a block of rows became: arrays for the cache, and what is to be told."""
+
+    samples: np.ndarray  # SAMPLE [N], starts from 0
+    input_ids: np.ndarray  # int32 [T]
+    weight_codes: np.ndarray  # uint8 [T]: which of `weights`
+    weights: list[float]
+    problems: list[Problem] = field(default_factory=list)
+    refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # first place, and how many
+    counts: Counter[str] = field(default_factory=Counter)
+    remarks: Counter[str] = field(default_factory=Counter)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
+        start, length = self.samples["start"][i], self.samples["length"][i]
+        codes = self.weight_codes[start : start + length]
+        return self.input_ids[start : start + length], np.array(self.weights, np.float32)[codes]
+
+
+_Kept = tuple[int, int, Encoded, int]  # part, number, ids and weights, hash of the text
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How rows become samples: everything that ids and weights depend on but the rows themselves."""
+
+    tokenizer: Any
+    template: str | None
+    prompts_as_chat: bool
+    train_on: str
+    max_length: int
+    excess_length_strategy: str
+
+    def key(self) -> list[Any]:
+        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        del state["truncation"], state["padding"]  # left behind by earlier calls, and of no effect here
+        settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
+        return [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
+
+    def encode_block(self, opened: Opened, part: int, block: Block) -> Piece:
+        """Parse, check and tokenise ``block`` of the source's part number ``part``."""
+        return self.encode(opened, ((part, number, row) for number, row in opened.source.parts[part].rows(block)))
+
+    def encode(self, opened: Opened, rows: Iterable[tuple[int, int, Any]]) -> Piece:
+        """Check and tokenise rows, each with the number of its part, its own number, and what was parsed."""
+        source, fields = opened.source, opened.fields
+        piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
+        places: list[tuple[int, int]] = []
+        samples = []
+        for part, number, row in rows:
+            place = source.place(part, number)
+            if row is None:
+                piece.counts["num_blank_lines"] += 1
+            elif isinstance(row, Problem):
+                piece.problems.append(row)
+            elif missing := [name for ours, name in fields.items() if name not in row and ours not in OPTIONAL]:
+                found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
+                piece.problems.append(Problem(place, found, " and ".join(fields.values()) + " in every row"))
+            else:
+                sample = to_sample(row, fields)
+                if isinstance(sample, list):
+                    piece.problems += [replace(problem, where=f"{place} {problem.where}") for problem in sample]
+                else:
+                    places.append((part, number))
+                    samples.append(sample)
+        results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
+        kept: list[_Kept] = []
+        for (part, number), sample, result in zip(places, samples, results, strict=True):
+            if isinstance(result, Problem):  # usually of the template, and the same for many rows
+                first, count = piece.refusals.get(result, (source.place(part, number), 0))
+                piece.refusals[result] = first, count + 1
+                continue
+            piece.counts["num_rows"] += 1
+            piece.remarks.update({remark for encoded in result for remark in encoded.remarks})
+            text_hash = xxhash.xxh3_64_intdigest(re.sub(r"\W+", "", plain_text(sample).casefold()))
+            for encoded in result:
+                if len(encoded.input_ids) > self.max_length and self.excess_length_strategy == "error":
+                    found = f"{len(encoded.input_ids)} tokens"
+                    fix = "raise max_length, or choose another --excess_length_strategy"
+                    problem = Problem(source.place(part, number), found, f"at most {self.max_length}", fix)
+                    piece.problems.append(problem)
+                else:
+                    kept += [(part, number, cut, text_hash) for cut in self._fit(encoded, piece.counts)]
+        self._fill(piece, kept)
+        return piece
+
+    def _fit(self, encoded: Encoded, counts: Counter[str]) -> list[Encoded]:
+        """The sample within ``max_length``, as none, one or several."""
+        limit, ids, weights = self.max_length, encoded.input_ids, encoded.weights
+        pieces = [encoded]
+        if len(ids) > limit:
+            match self.excess_length_strategy:
+                case "drop":
+                    counts["num_dropped_long"] += 1
+                    return []
+                case "split":
+                    counts["num_split"] += 1
+                    # They share a token, so that each token but the first of all has one before it, and is a target.
+                    cuts = range(0, len(ids) - 1, limit - 1)
+                    pieces = [Encoded(ids[i : i + limit], weights[i : i + limit]) for i in cuts]
+                case _:
+                    counts["num_truncated"] += 1
+                    pieces = [Encoded(ids[:limit], weights[:limit])]
+        learned = [piece for piece in pieces if any(piece.weights[1:])]
+        counts["num_dropped_unsupervised"] += len(pieces) - len(learned)
+        return learned
+
+    def _fill(self, piece: Piece, kept: list[_Kept]) -> None:
+        if not kept:
+            return
+        parts, numbers, pieces, text_hashes = zip(*kept, strict=True)
+        lengths = np.array([len(encoded.input_ids) for encoded in pieces])
+        piece.input_ids = np.fromiter(chain.from_iterable(e.input_ids for e in pieces), np.int32, lengths.sum())
+        weights = np.fromiter(chain.from_iterable(e.weights for e in pieces), np.float32, lengths.sum())
+        codes = weights.astype(np.uint8)
+        if (codes != weights).any() or codes.max() > 1:
+            values, codes = np.unique(np.append(weights, np.float32([0, 1])), return_inverse=True)
+            piece.weights, codes = values.tolist(), codes[:-2] % MAX_WEIGHTS
+            if len(values) > MAX_WEIGHTS:
+                found = f"{len(values)} different weights in {len(kept)} samples"
+                piece.problems.append(Problem("weight", found, f"at most {MAX_WEIGHTS} in a data set"))
+        piece.weight_codes = codes.astype(np.uint8)
+        piece.samples = samples = np.zeros(len(kept), SAMPLE)
+        samples["length"], samples["start"] = lengths, np.cumsum(lengths) - lengths
+        samples["part"], samples["number"], samples["text_hash"] = parts, numbers, np.array(text_hashes, np.uint64)
+        targets = weights > 0
+        targets[samples["start"]] = False  # nothing predicts a first token
+        samples["num_targets"] = np.add.reduceat(targets, samples["start"], dtype=np.int64)
+        samples["target_weight"] = np.add.reduceat(weights * targets, samples["start"], dtype=np.float64)
+        bounds = zip(samples["start"].tolist(), lengths.tolist(), strict=True)
+        hashes = [xxhash.xxh3_64_intdigest(piece.input_ids[start : start + n].data) for start, n in bounds]
+        samples["ids_hash"] = np.array(hashes, np.uint64)

@@ -1,0 +1,95 @@
+"""What a step is given: this rank's micro-batches, and what all ranks' together hold.
+
+``Feed`` deals samples that are at hand, ``kit.stream`` those that are read while training; a loop cannot tell them
+apart.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kit.batches import Batch, deal, micro_batches, padding_share
+from kit.config import Recipe
+from kit.order import Order
+from kit.samples import Samples
+
+STEPS_LOOKED_AT = 50  # for the share of padding
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """One optimiser step. Counts are over all ranks, one for each source."""
+
+    micro_batches: list[Batch]  # of this rank
+    target_weights: np.ndarray  # float64 [num_sources], sums of the targets' weights: the loss is divided by their sum
+    num_targets: np.ndarray  # int64 [num_sources]
+    num_tokens: np.ndarray  # int64 [num_sources]
+    epoch: float  # after this step
+    places: Sequence[str]  # where its samples come from: all of them, or of a stream this rank's
+
+
+class Feed:
+    """Global batches of samples at hand. The next one is made while a step runs."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        order: Order,
+        recipe: Recipe,
+        accelerator: Any,
+        pad_token_id: int,
+    ) -> None:
+        self._samples, self._order, self._recipe, self._pad = samples, order, recipe, pad_token_id
+        self._rank, self._world = accelerator.process_index, accelerator.num_processes
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: dict[int, Future[GlobalBatch]] = {}
+
+    def take(self, step: int) -> GlobalBatch:
+        """The global batch of ``step``, from 0."""
+        for number in (step, step + 1):
+            if number not in self._ahead:
+                self._ahead[number] = self._thread.submit(self._make, number)
+        return self._ahead.pop(step).result()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the feed: nothing, a step is known by its number."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """How full the rows are, and how sources are mixed."""
+        samples, epoch = self._samples, self._order.epoch(0)
+        lines = []
+        if self._recipe.packing:
+            share = samples.lengths[epoch.members].sum(dtype=np.int64) / (len(epoch) * self._recipe.max_length)
+            lines.append(f"packing: {len(epoch)} packs of {self._recipe.max_length} tokens, {share:.2%} full")
+        else:
+            batches = (self._order.batch(step) for step in range(STEPS_LOOKED_AT))
+            size = self._recipe.per_device_train_batch_size
+            dealt = [step for batch in batches for step in deal(samples.lengths, batch, self._world, size, False)]
+            lines.append(f"padding: {padding_share(samples.lengths, dealt):.1%} of the computed tokens")
+        for i, (name, quota) in enumerate(zip(samples.names, self._order.quotas, strict=False)):
+            num_samples = int((samples.sources == i).sum())
+            share = quota / sum(self._order.quotas)
+            lines.append(f"mixing: {name} {share:.1%} of the samples, {quota / num_samples:.2f} passes an epoch")
+        return lines
+
+    def _make(self, step: int) -> GlobalBatch:
+        items = self._order.batch(step)
+        ids = np.concatenate(items)
+        sources, num_sources = self._samples.sources[ids], len(self._samples.stores)
+
+        def by_source(values: np.ndarray) -> np.ndarray:
+            return np.bincount(sources, values[ids], num_sources)
+
+        size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
+        return GlobalBatch(
+            micro_batches(self._samples, items, self._rank, self._world, size, self._pad, packing),
+            target_weights=by_source(self._samples.target_weights),
+            num_targets=by_source(self._samples.num_targets).astype(np.int64),
+            num_tokens=by_source(self._samples.lengths).astype(np.int64),
+            epoch=self._order.epochs_after(step + 1),
+            places=[self._samples.place(i) for i in ids],
+        )

@@ -1,0 +1,273 @@
+"""Training data that is read while training: for sets that never fit on a disk.
+
+Promises:
+
+- The same samples in the same global batches on every topology. A stream is cut into as many lanes as a global batch
+  has items; item i of a step comes from lane i, and a rank reads for its own lanes only.
+- Exact resume: a checkpoint keeps one cursor for each lane and source; nothing comes twice or is left out.
+- Rows are shuffled within windows of ``shuffle_buffer_size``, and files from epoch to epoch.
+- The first rows are checked before anything is loaded; later a row that cannot be used is skipped and counted.
+
+Of S sub-streams each reads every S-th file and has every S-th lane, so that with files enough no file is read by two
+ranks. Row j of a sub-stream belongs to its lane (j + epoch) mod n: rows are counted as they are read, and only a
+rank's own are tokenised.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from kit.batches import Item, collate, deal
+from kit.cache import digest
+from kit.config import Recipe
+from kit.encoder import Encoder, Opened
+from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.feed import GlobalBatch
+from kit.order import LANE, MIX, PACKS, PARTS, permutation, uniform
+from kit.packing import pack
+from kit.samples import Samples
+from kit.sources import shown
+
+# Of a lane: epoch, window within it, items taken of the window.
+Cursors = np.ndarray  # int64 [num_sources, lanes, 3]
+
+
+@dataclass(frozen=True)
+class _Element:
+    """An item of a lane: a sample, or the samples of a pack, and where the lane stands after it."""
+
+    samples: list[tuple[np.ndarray, np.ndarray]]  # ids and weights
+    places: list[str]
+    cursor: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What ``open_data`` gives for ``streaming``: like ``kit.data.Data``, with samples still to be read."""
+
+    opened: list[Opened]
+    encoder: Encoder
+    evaluation: Samples | None
+    chat_template: str | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fingerprint(self) -> str:
+        sources = [(each.source.digest, sorted(each.fields.items()), each.entry.weight) for each in self.opened]
+        return digest(sources, *self.encoder.key())
+
+    @property
+    def names(self) -> list[str]:
+        return [each.entry.name for each in self.opened]
+
+    def total_steps(self, recipe: Recipe) -> int:
+        assert recipe.max_steps is not None
+        return recipe.max_steps
+
+    def open_feed(self, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]) -> "StreamFeed":
+        return StreamFeed(self, recipe, accelerator, pad_token_id, state)
+
+    def describe(self) -> dict[str, Any]:
+        evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
+        train = {"num_files": sum(len(each.source.parts) for each in self.opened)}
+        return {"fingerprint": self.fingerprint, "train": train, "evaluation": evaluation}
+
+
+def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
+    """The largest token id of the first block, and remarks. Raises ``UserError`` where rows of it cannot be used."""
+    source = opened.source
+    block = next(iter(source.parts[0].blocks(list(opened.fields.values()))), None)
+    piece = encoder.encode_block(opened, 0, block) if block else None
+    if piece is None or not len(piece.samples) + len(piece.problems) + len(piece.refusals):
+        raise UserError(Problem(source.name, "no row to learn from at its beginning", "at least one"))
+    raise_if(shown([*piece.problems, *piece.refusals], source.name))
+    return int(piece.input_ids.max()), [f"{source.name}: {text}" for text in piece.remarks]
+
+
+class StreamFeed:
+    """Global batches of a stream. The next one is read while a step runs."""
+
+    def __init__(
+        self, stream: Stream, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]
+    ) -> None:
+        self._recipe, self._accelerator, self._pad = recipe, accelerator, pad_token_id
+        num_lanes, self._rank, self._world = (
+            recipe.global_batch_size,
+            accelerator.process_index,
+            accelerator.num_processes,
+        )
+        weights = np.array([1.0 if each.entry.weight is None else each.entry.weight for each in stream.opened])
+        self._shares = np.cumsum(weights / weights.sum())
+        self._own = range(self._rank, num_lanes, self._world)
+        self._cursors = np.zeros((len(weights), num_lanes, 3), np.int64)
+        if state:
+            self._cursors[:] = state["cursors"]
+        self._readers: list[dict[int, _SubStream]] = []  # of each source, by lane
+        for number, each in enumerate(stream.opened):
+            num_parts = len(each.source.parts)
+            num_streams = max(n for n in range(1, num_parts + 1) if num_lanes % n == 0)
+            readers = [
+                _SubStream(each, stream.encoder, recipe, number, i, num_streams, self._own, self._cursors[number])
+                for i in {lane % num_streams for lane in self._own}
+            ]
+            self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: dict[int, Future[list[tuple[int, int, _Element]]]] = {}
+
+    def take(self, step: int) -> GlobalBatch:
+        """The global batch of ``step``, from 0; called by all ranks, for each step in turn."""
+        for number in (step, step + 1):
+            if number not in self._ahead:
+                self._ahead[number] = self._thread.submit(self._read, number)
+        elements = self._ahead.pop(step).result()
+        rows = _Rows(elements)
+        size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
+        shares = deal(rows.lengths, rows.items, 1, size, packing)
+        counts = np.zeros((3, len(self._shares)))
+        for source, lane, element in elements:
+            self._cursors[source, lane] = element.cursor
+            for ids, sample_weights in element.samples:
+                counts[:, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
+        counts = self._sum_over_ranks(counts)
+        return GlobalBatch(
+            [collate(rows, share, self._pad, packing) for (share,) in shares],
+            target_weights=counts[0],
+            num_targets=counts[1].astype(np.int64),
+            num_tokens=counts[2].astype(np.int64),
+            epoch=float(self._cursors[:, list(self._own), 0].max()),
+            places=[place for _, _, element in elements for place in element.places],
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Where every lane stands after the last step taken; called by all ranks."""
+        own = np.zeros_like(self._cursors)
+        own[:, list(self._own)] = self._cursors[:, list(self._own)]
+        return {"cursors": self._sum_over_ranks(own).astype(np.int64).tolist()}
+
+    def notes(self) -> list[str]:
+        return [f"streaming: rows shuffled within {self._recipe.shuffle_buffer_size}"]
+
+    @property
+    def num_skipped(self) -> int:
+        """Rows this rank could not use."""
+        return sum(reader.num_skipped for readers in self._readers for reader in set(readers.values()))
+
+    def _read(self, step: int) -> list[tuple[int, int, _Element]]:
+        """Source, lane and item for each of this rank's lanes."""
+        draws = uniform(self._recipe.global_batch_size, self._recipe.seed, MIX, step)
+        sources = np.searchsorted(self._shares, draws, side="right").clip(max=len(self._shares) - 1)
+        return [(int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own]
+
+    def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
+        import torch
+
+        tensor = torch.from_numpy(values.astype(np.float64)).to(self._accelerator.device)
+        return self._accelerator.reduce(tensor, reduction="sum").cpu().numpy()
+
+
+class _Rows:
+    """Samples of one step in the form ``collate`` takes."""
+
+    def __init__(self, elements: Sequence[tuple[int, int, _Element]]) -> None:
+        sizes = [len(element.samples) for _, _, element in elements]
+        self._samples = [sample for _, _, element in elements for sample in element.samples]
+        self.lengths = np.array([len(ids) for ids, _ in self._samples])
+        self.sources = np.repeat([source for source, _, _ in elements], sizes)
+        self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._samples[i]
+
+
+class _SubStream:
+    """Every S-th file of a source, for this rank's share of its lanes."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        encoder: Encoder,
+        recipe: Recipe,
+        source: int,
+        number: int,
+        num_streams: int,
+        own: range,
+        cursors: np.ndarray,
+    ) -> None:
+        self._opened, self._encoder, self._recipe, self._source = opened, encoder, recipe, source
+        self._parts = list(range(number, len(opened.source.parts), num_streams))
+        self._lanes = list(range(number, recipe.global_batch_size, num_streams))  # of all ranks
+        self.lanes = [lane for lane in self._lanes if lane in own]
+        self._window_size = max(recipe.shuffle_buffer_size, len(self._lanes))
+        self._queues: dict[int, deque[_Element]] = {lane: deque() for lane in self.lanes}
+        self._starts = {lane: tuple(cursors[lane].tolist()) for lane in self.lanes}
+        epoch, window, _ = min(self._starts.values())
+        self._windows = self._read_windows(epoch, window)
+        self._last_found = epoch  # the last epoch that had a sample
+        self.num_skipped = 0
+
+    def take(self, lane: int) -> _Element:
+        while not self._queues[lane]:
+            self._fill()
+        return self._queues[lane].popleft()
+
+    def _fill(self) -> None:
+        """Read one window more, for all lanes of this rank."""
+        epoch, window, rows = next(self._windows)
+        num_lanes = len(self._lanes)
+        lane_of = {row[:2]: self._lanes[(j + epoch) % num_lanes] for j, row in enumerate(rows)}
+        piece = self._encoder.encode(self._opened, [row for row in rows if lane_of[row[:2]] in self._queues])
+        self.num_skipped += len(piece.problems) + sum(count for _, count in piece.refusals.values())
+        members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
+        places = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
+        for i, place in enumerate(places):
+            members[lane_of[place]].append(i)
+        for lane, indices in members.items():
+            for taken, item in enumerate(self._items(piece.samples["length"], indices, epoch, window, lane), start=1):
+                if (epoch, window, taken) > self._starts[lane]:
+                    samples = [piece[i] for i in item]
+                    named = [self._opened.source.place(*places[i]) for i in item]
+                    self._queues[lane].append(_Element(samples, named, (epoch, window, taken)))
+        if places:
+            self._last_found = epoch
+        elif epoch > self._last_found + 1:
+            raise TrainingError(f"{self._opened.source.name}: a whole epoch without a sample that could be used")
+
+    def _items(
+        self, lengths: np.ndarray, indices: list[int], epoch: int, window: int, lane: int
+    ) -> Iterator[list[int]]:
+        seed, number, stream = self._recipe.seed, epoch << 40 | window, self._source << 32 | lane
+        order = np.array(indices, np.int64)[permutation(len(indices), seed, LANE, number, stream)]
+        if not self._recipe.packing:
+            yield from ([int(i)] for i in order)
+            return
+        packs = pack(lengths[order], self._recipe.max_length)
+        for p in permutation(len(packs), seed, PACKS, number, stream):
+            yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
+
+    def _read_windows(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
+        """Epoch, window and its rows (part, number, content), from ``window`` of ``epoch`` on, without end."""
+        columns = list(self._opened.fields.values())
+        while True:
+            order = permutation(len(self._parts), self._recipe.seed, PARTS, epoch, self._source)
+            skipped = window * self._window_size  # rows to go before the window begins
+            rows: list[tuple[int, int, Any]] = []
+            for number in (self._parts[i] for i in order):
+                part = self._opened.source.parts[number]
+                for block in part.blocks(columns):
+                    if skipped >= block.num_rows:
+                        skipped -= block.num_rows
+                        continue
+                    for row_number, row in islice(part.rows(block), skipped, None):
+                        rows.append((number, row_number, row))
+                        if len(rows) == self._window_size:
+                            yield epoch, window, rows
+                            rows, window = [], window + 1
+                    skipped = 0
+            if rows or not window:
+                yield epoch, window, rows
+            epoch, window = epoch + 1, 0

@@ -1,0 +1,198 @@
+"""The samples of a source: made once by several processes, cached, memory-mapped.
+
+Promises:
+
+- A cache entry's key holds everything that its ids depend on, code included.
+- Any number of processes may ask for the same samples at once, before any process group exists: one of them
+  tokenises, with helpers on every core, and the others wait for it.
+- Memory stays flat: blocks of rows go through, and what they become goes to disk.
+- Every row is accounted for: kept, cut, left out or wrong, counted and named.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
+from kit.encoder import MAX_WEIGHTS, Encoder, Opened, Piece
+from kit.errors import Problem, UserError, raise_if
+from kit.files import Block
+from kit.samples import Samples, Store
+from kit.sources import Source, shown
+
+MAX_PROBLEMS = 1000  # so many bad rows are enough to know
+
+
+def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None) -> Samples:
+    """The samples of a source, from the cache or into it.
+
+    ``num_processes``: that tokenise; None for one per core. Raises ``UserError`` with the bad rows, or if nothing is
+    left, or if the source cannot be read or the cache not be written.
+    """
+    key = digest(opened.source.digest, sorted(opened.fields.items()), *encoder.key())
+    folder = cache_folder() / "samples" / key
+    stored = open_entry(folder)
+    if stored is None:
+        with locked(folder):
+            stored = open_entry(folder)  # another process may have made it meanwhile
+            if stored is None:
+                _make(folder, opened, encoder, num_processes)
+                stored = open_entry(folder)
+    assert stored is not None
+    arrays, info = stored
+    return Samples([Store(opened.source, opened.entry.name, arrays, info, key)])
+
+
+def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | None) -> None:
+    source = opened.source
+    with cannot_write(folder.parent):
+        writer = Writer(folder)
+    try:
+        whole = _Whole(writer)
+        hidden = not sys.stderr.isatty()
+        bar = tqdm(total=source.total, desc="tokenising", unit=source.unit, unit_scale=True, disable=hidden)
+        with bar, _damage(source):
+            for size, piece in _encoded(opened, encoder, num_processes):
+                bar.update(size)
+                with cannot_write(folder.parent):
+                    whole.add(piece)
+                if len(whole.problems) > MAX_PROBLEMS:
+                    break
+        info = whole.finished(source.name, encoder.max_length)
+        with cannot_write(folder.parent):
+            writer.finish(info)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+@contextmanager
+def _damage(source: Source) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, BrokenProcessPool):
+        raise
+    except Exception as error:  # whatever the libraries make of a damaged file; a bad line is no exception
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(Problem(source.name, f"damaged or unreadable ({reason})")) from None
+
+
+def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
+    for number, part in enumerate(source.parts):
+        for block in part.blocks(columns):
+            yield number, block
+
+
+def _encoded(opened: Opened, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
+    """Progress and piece of each block, in their order."""
+    blocks = _blocks(opened.source, list(opened.fields.values()))
+    first = list(islice(blocks, 2))
+    blocks = chain(first, blocks)
+    if num_processes is None:
+        num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    is_daemon = multiprocessing.current_process().daemon  # may not have children
+    if num_processes == 1 or len(first) < 2 or not sys.platform.startswith("linux") or is_daemon:
+        for part, block in blocks:
+            yield block.size, encoder.encode_block(opened, part, block)
+        return
+    # Forked: the helpers have everything imported. Nothing here has a GPU context or a process group yet.
+    pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"), _become_helper, (encoder, opened))
+    with pool:
+        waiting: deque[tuple[int, Any]] = deque()
+        try:
+            for part, block in blocks:
+                waiting.append((block.size, pool.submit(_help, part, block)))
+                if len(waiting) > 2 * num_processes:  # read ahead, but not the whole source into memory
+                    yield _taken(waiting)
+            while waiting:
+                yield _taken(waiting)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _taken(waiting: "deque[tuple[int, Any]]") -> tuple[int, Piece]:
+    size, future = waiting.popleft()
+    try:
+        return size, future.result()
+    except BrokenProcessPool:
+        fix = "it may have been killed for its memory: try --dataset_num_proc 1"
+        raise UserError(Problem("dataset_num_proc", "a process that tokenises died", fix=fix)) from None
+
+
+_ENCODE: Callable[[int, Block], Piece]  # of a helper
+
+
+def _become_helper(encoder: Encoder, opened: Opened) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    global _ENCODE
+    _ENCODE = partial(encoder.encode_block, opened)
+
+
+def _help(part: int, block: Block) -> Piece:
+    return _ENCODE(part, block)
+
+
+class _Whole:
+    """Pieces on their way to a cache entry."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.num_tokens = self.max_id = 0
+        self.weights = [0.0, 1.0]
+        self.problems: list[Problem] = []
+        self.refusals: dict[Problem, tuple[str, int]] = {}
+        self.counts: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
+
+    def add(self, piece: Piece) -> None:
+        self.counts += piece.counts
+        self.remarks += piece.remarks
+        self.problems += piece.problems
+        for problem, (first, count) in piece.refusals.items():
+            place, before = self.refusals.get(problem, (first, 0))
+            self.refusals[problem] = place, before + count
+        if self.problems or self.refusals or not len(piece.samples):
+            return
+        self.weights += [weight for weight in piece.weights if weight not in self.weights]
+        if len(self.weights) > MAX_WEIGHTS:
+            self.problems.append(Problem("weight", f"more than {MAX_WEIGHTS} different weights in a data set"))
+            return
+        codes = np.array([self.weights.index(weight) for weight in piece.weights], np.uint8)
+        piece.samples["start"] += self.num_tokens
+        self.num_tokens += len(piece.input_ids)
+        self.max_id = max(self.max_id, int(piece.input_ids.max()))
+        self._writer.append(
+            {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
+        )
+
+    def finished(self, name: str, max_length: int) -> dict[str, Any]:
+        """What is to be known besides the arrays. Raises ``UserError`` with what was wrong with the rows."""
+        for problem, (first, count) in self.refusals.items():
+            more = f" and {count - 1} more" if count > 1 else ""
+            self.problems.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
+        raise_if(shown(self.problems, name))
+        if not self.num_tokens:
+            found = f"none of {self.counts['num_rows']} samples has a supervised token within max_length"
+            fix = f"raise max_length, which is {max_length}"
+            if not self.counts["num_truncated"] and not self.counts["num_dropped_long"]:
+                found, fix = f"nothing in {self.counts['num_rows']} samples is supervised", "see `kit inspect`"
+            raise UserError(Problem(name, found if self.counts["num_rows"] else "no rows", "at least one", fix))
+        return {
+            "counts": dict(self.counts),
+            "remarks": dict(self.remarks),
+            "weights": self.weights,
+            "max_id": self.max_id,
+        }

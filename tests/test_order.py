@@ -1,0 +1,128 @@
+"""The order of a run: a function of seed and step, whatever computes it, with every share as it was asked for."""
+
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from kit.batches import deal, padding_share
+from kit.order import Order, permutation
+
+
+def order(num=100, batch=8, seed=42, **options):
+    lengths = np.random.default_rng(7).integers(5, 200, num)
+    sources = options.pop("sources", np.zeros(num, np.int16))
+    return Order(lengths, sources, seed, batch, **options), lengths
+
+
+def ids(order, steps):
+    return [[item.tolist() for item in order.batch(step)] for step in steps]
+
+
+@pytest.mark.parametrize("capacity", [None, 256])
+@pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
+def test_a_step_is_known_by_its_number_alone(capacity, weights):
+    sources = (np.arange(100) >= 90).astype(np.int16)
+    straight = ids(order(sources=sources, capacity=capacity, weights=weights)[0], range(30))
+    again = order(sources=sources, capacity=capacity, weights=weights)[0]
+    assert ids(again, reversed(range(30))) == straight[::-1]
+    assert ids(order(sources=sources, capacity=capacity, weights=weights, seed=1)[0], range(30)) != straight
+
+
+@pytest.mark.parametrize("capacity", [None, 256])
+@pytest.mark.parametrize("batch", [1, 7, 8, 100, 130])
+def test_each_epoch_has_every_sample_once_and_the_next_begins_where_it_ends(capacity, batch):
+    made, _ = order(batch=batch, capacity=capacity)
+    num_steps = made.total_steps(3)
+    items = [tuple(item) for step in range(num_steps) for item in made.batch(step)]
+    size = made.num_items(0)
+    assert len(items) == num_steps * batch and 0 <= len(items) - 3 * size < batch
+    epochs = [items[i * size : (i + 1) * size] for i in range(3)]
+    assert all(sorted(chain.from_iterable(epoch)) == list(range(100)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize(("num_epochs", "steps"), [(1, 13), (1.1, 14), (0.5, 7), (2, 25), (0.01, 1)])
+def test_epochs_are_rounded_up_to_whole_steps(num_epochs, steps):
+    assert order()[0].total_steps(num_epochs) == steps
+
+
+def test_packs_are_within_their_capacity_and_in_another_order_each_epoch():
+    made, lengths = order(num=2000, capacity=512)
+    items = [tuple(item) for step in range(made.total_steps(2)) for item in made.batch(step)]
+    assert all(lengths[list(item)].sum() <= 512 for item in items)
+    size = made.num_items(0)
+    first, second = items[:size], items[size : 2 * size]
+    assert len(set(first) & set(second)) < 0.7 * size  # samples of equal length change places
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 0.05 * size
+
+
+def test_weights_are_shares_of_the_samples_and_each_source_goes_through_all_it_has():
+    sources = np.repeat([0, 1, 2], [80, 15, 5]).astype(np.int16)
+    made, _ = order(sources=sources, weights=[1.0, 1.0, 2.0], batch=10)
+    assert made.quotas == [25, 25, 50]
+    first_epoch = Counter(chain.from_iterable(chain.from_iterable(ids(made, range(10)))))
+    assert [sum(first_epoch[i] for i in np.flatnonzero(sources == s)) for s in range(3)] == [25, 25, 50]
+    assert set(first_epoch[i] for i in range(95, 100)) == {10}  # oversampled evenly
+    assert set(first_epoch[i] for i in range(80, 95)) == {1, 2}
+    # 80 samples in portions of 25: after 16 epochs each was seen five times
+    all_epochs = Counter(chain.from_iterable(chain.from_iterable(ids(made, range(160)))))
+    assert set(all_epochs[i] for i in range(80)) == {5}
+
+
+def test_weights_can_be_shares_of_the_tokens():
+    lengths = np.repeat([10, 100], [500, 50])
+    made = Order(lengths, np.repeat([0, 1], [500, 50]), 0, 10, weights=[1.0, 1.0], mixing="tokens")
+    epoch = made.epoch(0).members
+    assert lengths[epoch][epoch < 500].sum() == lengths[epoch][epoch >= 500].sum() == 5000
+
+
+def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
+    sources = (np.arange(100) >= 30).astype(np.int16)
+    made, _ = order(sources=sources, capacity=300, weights=[5.0, 1.0], batch=3)
+    sizes = [made.num_items(epoch) for epoch in range(6)]
+    assert len(set(sizes)) > 1
+    items = [tuple(item) for step in range(made.total_steps(6)) for item in made.batch(step)][: sum(sizes)]
+    fresh, _ = order(sources=sources, capacity=300, weights=[5.0, 1.0], batch=3)
+    expected = []
+    for number in range(6):
+        epoch = fresh.epoch(number)
+        expected += [tuple(epoch.members[a:b]) for a, b in zip(epoch.starts[:-1], epoch.starts[1:], strict=True)]
+    assert items == expected
+    assert made.epochs_after(0) == 0 and 1 <= made.epochs_after(-(-sizes[0] // 3)) < 1.2
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("ranks", "size"), [(1, 8), (2, 4), (8, 1), (1, 1), (4, 2)])
+def test_a_global_batch_is_the_same_however_it_is_dealt(packing, ranks, size):
+    made, lengths = order(capacity=400 if packing else None)
+    for step in range(50):
+        batch = made.batch(step)
+        dealt = deal(lengths, batch, ranks, size, packing)
+        assert len(dealt) == 8 // (ranks * size) and all(len(micro_step) == ranks for micro_step in dealt)
+        items = sorted(tuple(item) for micro_step in dealt for share in micro_step for item in share)
+        assert items == sorted(tuple(item) for item in batch)
+        assert all(len(share) == size for micro_step in dealt for share in micro_step)
+
+
+@pytest.mark.parametrize("num_items", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("packing", [False, True])
+def test_every_rank_has_as_many_micro_batches_where_items_are_few(num_items, packing):
+    items = [np.array([i]) for i in range(num_items)]
+    dealt = deal(np.arange(1, 20), items, 4, 2, packing)
+    assert len(dealt) == -(-num_items // 8) and all(len(step) == 4 for step in dealt)
+    assert sorted(int(i) for step in dealt for share in step for item in share for i in item) == list(range(num_items))
+
+
+def test_lengths_are_grouped_so_that_little_is_padded():
+    made, lengths = order(batch=64)
+    batch = made.batch(0)
+    grouped = padding_share(lengths, deal(lengths, batch, 2, 4, packing=False))
+    as_they_come = padding_share(lengths, [[batch[i : i + 4]] for i in range(0, 64, 4)])
+    assert grouped < 0.1 < 0.25 < as_they_come
+
+
+def test_permutations_of_different_use_have_nothing_in_common():
+    drawn = [tuple(permutation(50, 42, *key)) for key in [(0,), (1,), (0, 1), (1, 0, 1), (1, 1, 0), (2,), (3,)]]
+    assert len(set(drawn)) == len(drawn) and all(sorted(p) == list(range(50)) for p in drawn)
