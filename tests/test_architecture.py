@@ -12,8 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module imports from its own line or those above, never from below.
 LAYERS = [
     ["errors"],
-    ["config", "command_line", "topology", "schedule"],
-    ["chat", "packing", "sources", "samples", "places", "loss", "attention"],
+    ["config", "contradictions", "foreign", "command_line", "topology", "schedule"],
+    [
+        *["archives", "records", "files", "tables", "hub", "messages", "formats", "sources"],
+        *["cache", "template", "turns", "chat", "encoder", "tokenise", "samples"],
+        *["packing", "order", "batches", "feed", "stream", "places", "loss", "attention"],
+    ],
     ["data", "adapter", "model", "optim"],
     ["launch", "strategy"],
     ["step", "evaluate", "checkpoint", "export", "log", "run"],

@@ -1,0 +1,225 @@
+"""A row of a data set, whoever wrote it, to a sample of ours. Pure: nothing is read, no library is needed.
+
+A sample is one of:
+
+- ``{"messages": [...]}``, ``{"prompt": [...], "completion": [...]}``: conversations, either with ``tools`` (a list of
+  objects) or without. A message has ``role`` (system, user, assistant or tool) and ``content`` (text). That of an
+  assistant may have ``tool_calls`` (``{"type": "function", "function": {"name": ..., "arguments": {...}}}``, with
+  ``id`` or without), ``reasoning_content`` and ``weight`` (float, absent = 1, 0 = not learned from); any may have
+  ``name`` and ``tool_call_id``. A system message comes first or not at all.
+- ``{"prompt": text, "completion": text}`` and ``{"text": text}``.
+- ``{"input_ids": [...]}``, with ``labels`` (-100 where not learned from, else the id itself) or without.
+
+Promises: what does not fit is told with its field, such as ``messages[2].role``; nothing that would change what is
+learned is guessed or dropped.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kit.errors import Problem, Problems, UserError, did_you_mean, raise_if
+from kit.messages import SPEAKERS, Message, check_text, read_messages, read_tools
+
+# Columns of each format and those that may come with them; the first complete one is taken.
+FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("messages",): ("tools",),
+    ("conversations",): ("system", "tools"),
+    ("prompt", "completion"): ("tools",),
+    ("instruction", "output"): ("input", "system"),
+    ("input_ids",): ("labels",),
+    ("text",): (),
+}
+FIELDS = tuple(dict.fromkeys(field for needed, optional in FORMATS.items() for field in needed + optional))
+OPTIONAL = ("tools", "system", "input")  # may be absent or null in a single row
+EXPECTED = "messages, or prompt and completion, or text, or conversations, or instruction and output, or input_ids"
+
+IGNORED = -100  # in labels
+
+Sample = dict[str, Any]
+
+
+def choose_fields(
+    columns: Sequence[str], mapping: Mapping[str, str], name: str, may_lack: bool = False
+) -> dict[str, str]:
+    """Which of ``columns`` gives each of our fields: ``{"prompt": "question", "completion": "answer"}``.
+
+    ``mapping`` is the recipe's ``dataset_columns`` (theirs to ours). Of several complete formats, the one that it
+    names most of is taken, else the first of ``FORMATS``. ``name``: of the data set, for messages. ``may_lack``: the
+    columns were named for another data set; where this one has a complete format without those it lacks, it takes
+    that. Raises ``UserError``.
+    """
+    if may_lack:
+        present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
+        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present)):
+            mapping = present
+    problems: list[Problem] = []
+    for theirs, ours in mapping.items():
+        where = f"dataset_columns {theirs}={ours}"
+        if ours not in FIELDS:
+            problems.append(Problem(where, f"{ours!r} is no field", ", ".join(FIELDS), did_you_mean(ours, FIELDS)))
+        elif list(mapping.values()).count(ours) > 1:
+            problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
+        if theirs not in columns:
+            found, hint = f"{name} has no column {theirs!r}", did_you_mean(theirs, columns)
+            problems.append(Problem(where, found, "one of " + ", ".join(columns), hint))
+    raise_if(problems)
+    complete = _complete(columns, mapping)
+    if not complete:
+        fix = "say which column is which: --dataset_columns theirs=ours,theirs=ours"
+        raise UserError(Problem(name, f"columns {', '.join(columns)}", EXPECTED, fix))
+    for theirs, ours in mapping.items():
+        if ours not in complete[0]:
+            found = f"{ours} does not go with {' and '.join(complete[0])}"
+            problems.append(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format"))
+    raise_if(problems)
+    return complete[0]
+
+
+def _complete(columns: Sequence[str], mapping: Mapping[str, str]) -> list[dict[str, str]]:
+    """Our field to their column for each format that is there, best first; each begins with a key of MAKERS."""
+    theirs_of = {name: name for name in columns if name in FIELDS and name not in mapping}
+    theirs_of |= {ours: theirs for theirs, ours in mapping.items()}
+    complete = [
+        {field: theirs_of[field] for field in needed + optional if field in theirs_of}
+        for needed, optional in FORMATS.items()
+        if all(field in theirs_of for field in needed)
+    ]
+    return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
+
+
+def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any] | list[Problem]:
+    """A sample in our form, or its problems; ``where`` of each is within the row, empty for the row itself.
+
+    ``fields`` is what ``choose_fields`` gave, in its order.
+    """
+    try:
+        values = {ours: row[theirs] for ours, theirs in fields.items()}
+    except KeyError:
+        values = {ours: row.get(theirs) for ours, theirs in fields.items()}
+        needed = [theirs for ours, theirs in fields.items() if ours not in OPTIONAL]
+        if missing := [theirs for theirs in needed if theirs not in row]:
+            found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
+            return [Problem("", found, " and ".join(needed) + " in every row")]
+    problems = Problems()
+    sample = MAKERS[next(iter(fields))](values, problems)
+    return list(problems) or sample
+
+
+def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
+    return {"messages": read_messages("messages", values["messages"], problems)} | _tools(values, problems)
+
+
+def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
+    begins = _system(values, problems)
+    messages = read_messages("conversations", values["conversations"], problems, SPEAKERS, may_begin=not begins)
+    return {"messages": begins + messages} | _tools(values, problems)
+
+
+def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
+    prompt, completion = values["prompt"], values["completion"]
+    if isinstance(prompt, list) != isinstance(completion, list):
+        found = f"prompt is a {type(prompt).__name__}, completion a {type(completion).__name__}"
+        problems.append(Problem("prompt", found, "two texts, or two lists of messages"))
+        return {}
+    if not isinstance(prompt, list):
+        problems += check_text("prompt", prompt) + check_text("completion", completion)
+        return {"prompt": prompt, "completion": completion}
+    sample = {
+        "prompt": read_messages("prompt", prompt, problems, needs_answer=False),
+        "completion": read_messages("completion", completion, problems, may_begin=False),
+    }
+    return sample | _tools(values, problems)
+
+
+def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
+    instruction, more, output = values["instruction"], values.get("input"), values["output"]
+    messages = _system(values, problems)
+    problems += check_text("instruction", instruction) + check_text("output", output)
+    if more is not None:
+        problems += check_text("input", more, may_be_empty=True)
+    if problems:
+        return {}
+    asked = f"{instruction}\n\n{more}" if more and more.strip() else instruction
+    return {"messages": [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": output}]}
+
+
+def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
+    ids = values["input_ids"]
+    problems += _check_ids("input_ids", ids)
+    if "labels" not in values:
+        return {"input_ids": ids}
+    labels = values["labels"]
+    if not isinstance(labels, list):
+        problems.append(Problem("labels", _kind(labels), "a list of ids"))
+    elif not problems and len(labels) != len(ids):
+        problems.append(Problem("labels", f"{len(labels)} of them for {len(ids)} input_ids", "as many"))
+    elif not problems and (labels != ids or set(map(type, labels)) != {int}):
+        pairs = enumerate(zip(labels, ids, strict=True))
+        wrong = next((i for i, (label, id_) in pairs if label not in (id_, IGNORED) or type(label) is not int), None)
+        if wrong is not None:
+            expected = f"{IGNORED}, or {ids[wrong]} as in input_ids: labels are not shifted"
+            problems.append(Problem(f"labels[{wrong}]", f"{labels[wrong]!r}"[:80], expected))
+    return {"input_ids": ids, "labels": labels}
+
+
+def _from_text(values: Mapping[str, Any], problems: Problems) -> Sample:
+    problems += check_text("text", values["text"])
+    return {"text": values["text"]}
+
+
+MAKERS = {
+    "messages": _from_messages,
+    "prompt": _from_pair,
+    "text": _from_text,
+    "conversations": _from_conversations,
+    "instruction": _from_instruction,
+    "input_ids": _from_token_ids,
+}
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else f"a {type(value).__name__}"
+
+
+def _check_ids(where: str, ids: Any) -> list[Problem]:
+    if not isinstance(ids, list):
+        return [Problem(where, _kind(ids), "a list of ids")]
+    if not ids:
+        return [Problem(where, "empty", "at least one id")]
+    if set(map(type, ids)) == {int} and min(ids) >= 0:
+        return []
+    wrong = next(i for i, value in enumerate(ids) if type(value) is not int or value < 0)
+    return [Problem(f"{where}[{wrong}]", f"{ids[wrong]!r}"[:80], "a whole number of at least 0")]
+
+
+def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:
+    """The column ``system`` as the messages it makes: one or, where it is blank, none."""
+    system = values.get("system")
+    if system is None or system == "":
+        return []
+    problems += check_text("system", system, may_be_empty=True)
+    return [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+
+
+def _tools(values: Mapping[str, Any], problems: Problems) -> Sample:
+    tools: list[Any] = []
+    if values.get("tools"):
+        with problems.caught():
+            tools = read_tools("tools", values["tools"])
+    return {"tools": tools} if tools else {}
+
+
+def plain_text(sample: Mapping[str, Any]) -> str:
+    """All text of a sample in our form, to tell samples that say the same; empty for token ids."""
+    if "text" in sample:
+        return sample["text"]
+    parts = [sample[field] for field in ("messages", "prompt", "completion") if field in sample]
+    return "\n".join(part if isinstance(part, str) else "\n".join(map(_said, part)) for part in parts)
+
+
+def _said(message: Message) -> str:
+    texts = [message.get("reasoning_content"), message["content"]]
+    if "tool_calls" in message:
+        texts.append(json.dumps(message["tool_calls"], ensure_ascii=False))
+    return "\n".join(text for text in texts if text)

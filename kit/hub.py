@@ -1,0 +1,125 @@
+"""Data sets of the ``datasets`` library: folders that it saved, and the hub.
+
+Promises: what the library or the hub refuses is told with what there is to choose from, and without long retries.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.archives import first_line
+from kit.errors import Problem, UserError, did_you_mean
+from kit.files import Part
+from kit.tables import Shard
+
+HUB_SECONDS = 5.0  # to wait for the hub's first answer
+
+
+@dataclass(frozen=True)
+class Found:
+    """Parts under a name to show, and what tells their content from any other: files, and marks that JSON can hold."""
+
+    name: str
+    parts: Sequence[Part]
+    files: Sequence[Path]
+    marks: Sequence[Any]
+
+
+def is_saved(path: Path) -> bool:
+    """Whether it is a folder that ``save_to_disk`` wrote."""
+    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
+    """A folder for which ``is_saved``; of several splits the one called ``split``. Raises ``UserError``."""
+    if (path / "dataset_dict.json").is_file():
+        try:
+            splits = [str(each) for each in json.loads((path / "dataset_dict.json").read_text())["splits"]]
+        except (ValueError, KeyError, TypeError) as error:
+            found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({first_line(error)})"
+            raise UserError(Problem(flag, found)) from None
+        if split not in splits:
+            raise UserError(_no_split(name, split, splits, flag))
+        path = path / split
+    import datasets
+
+    try:
+        return _loaded(name, datasets.load_from_disk(str(path)))
+    except Exception as error:  # whatever the library makes of a damaged folder
+        raise UserError(Problem(flag, f"{name!r} cannot be opened ({first_line(error)})")) from None
+
+
+def _loaded(name: str, dataset: Any) -> Found:
+    # Not the library's own fingerprint: that one depends on paths and times, and differs between machines.
+    files = [Path(entry["filename"]) for entry in dataset.cache_files]
+    marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
+    return Found(name, [Shard(name, dataset, len(dataset))], files, marks)
+
+
+def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bool) -> Found:
+    """A data set of the hub, downloaded or, with ``streaming``, to be read in shards. Raises ``UserError``."""
+    import datasets
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    tried = f"no file or folder {name!r}"
+    revision = None
+    if not constants.HF_HUB_OFFLINE:
+        # One short request first: load_dataset retries for half a minute when the hub cannot be reached.
+        try:
+            revision = HfApi().dataset_info(name, timeout=HUB_SECONDS).sha
+        except HfHubHTTPError as error:
+            fix = "check the name; a private or gated data set needs `hf auth login`"
+            raise UserError(Problem(flag, f"{tried}, and the hub refuses it ({first_line(error)})", fix=fix)) from None
+        except Exception as error:  # the connection's own, of whichever client library is in use
+            fix = "if it was downloaded before, set HF_HUB_OFFLINE=1"
+            found = f"{tried}, and the hub cannot be reached ({first_line(error)})"
+            raise UserError(Problem(flag, found, fix=fix)) from None
+    try:
+        dataset = datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except Exception as error:  # its builders raise everything
+        if problem := _choice(str(error), name, split, flag, config):
+            raise UserError(problem) from None
+        offline = " offline (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded{offline}: {first_line(error)}"
+        raise UserError(Problem(flag, found)) from None
+    shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
+    if not streaming:
+        return _loaded(shown, dataset)
+    num_shards = dataset.num_shards
+    if num_shards == 1:
+        parts = [Shard(shown, dataset, _num_rows(dataset, split))]
+    else:
+        parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
+    return Found(shown, parts, [], [revision or name, config, split])
+
+
+def _num_rows(dataset: Any, split: str) -> int | None:
+    """What the data set's card says."""
+    splits = dataset.info.splits or {}
+    return splits[split].num_examples if split in splits else None
+
+
+def _choice(message: str, name: str, split: str, flag: str, config: str | None) -> Problem | None:
+    """A message of the library that lists what there is, as ours."""
+    *_, choices = [[], *re.findall(r"\[('[^\[\]]*')\]", message)]
+    names = re.findall(r"'([^']*)'", "".join(choices))
+    if "available configs" in message:
+        fix = f"--{flag}_config {names[0]}" if names else ""
+        return Problem(f"{flag}_config", f"{name} needs one of {', '.join(names)}", fix=fix)
+    if message.startswith("BuilderConfig"):
+        hint = did_you_mean(str(config), names)
+        return Problem(f"{flag}_config", f"{name} has no config {config!r}", ", ".join(names), hint)
+    if re.match("(Unknown|Bad) split", message):
+        if "[" in split and split.partition("[")[0] in names:
+            return Problem(f"{flag}_split", f"{split!r}: a stream has no slices", ", ".join(names))
+        return _no_split(name, split, names, flag)
+    return None
+
+
+def _no_split(name: str, split: str, splits: list[str], flag: str) -> Problem:
+    hint = did_you_mean(split, splits)
+    return Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), hint)

@@ -1,0 +1,227 @@
+"""Messages of a conversation, whoever wrote them, to messages of ours; ``kit.formats`` says what those are. Pure.
+
+Problems are added to a list; ``where`` is the field, such as ``messages[2].role``.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kit.errors import Problem, Problems, UserError, did_you_mean
+
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+# Of ShareGPT and what came after it.
+SPEAKERS = ROLES | {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "function_response": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+}
+ONLY_ASSISTANT = "only assistant turns are learned from"
+Message = dict[str, Any]
+
+
+def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
+    if value is None:
+        return [Problem(where, "missing", "text")]
+    if not isinstance(value, str):
+        return [Problem(where, f"a {type(value).__name__}", "text")]
+    if not may_be_empty and not value.strip():
+        return [Problem(where, "empty", "text")]
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return [Problem(where, f"half of a surrogate pair at character {error.start}", "valid Unicode")]
+    return []
+
+
+def read_messages(
+    where: str,
+    given: Any,
+    problems: Problems,
+    roles: Mapping[str, str] = ROLES,
+    may_begin: bool = True,
+    needs_answer: bool = True,
+) -> list[Message]:
+    """``given`` as our messages; of no use if it adds to ``problems``.
+
+    ``may_begin``: with a system message; ``needs_answer``: an assistant turn. With ``roles`` SPEAKERS, messages may
+    have ``from`` and ``value`` instead of ``role`` and ``content``.
+    """
+    if not isinstance(given, list):
+        problems.append(Problem(where, f"a {type(given).__name__}", "a list of messages"))
+        return []
+    if not given:
+        problems.append(Problem(where, "empty", "a list of messages"))
+        return []
+    num_problems = len(problems)
+    messages = [
+        _plain(message, roles) or _message(f"{where}[{i}]", message, roles, problems) for i, message in enumerate(given)
+    ]
+    for i, message in enumerate(messages):
+        if message.get("role") == "system" and not (may_begin and i == 0):
+            is_second = may_begin and messages[0].get("role") == "system"
+            found = "a second system message" if is_second else "a system message behind others"
+            problems.append(Problem(f"{where}[{i}].role", found, "one, first"))
+    if needs_answer and len(problems) == num_problems and all(message["role"] != "assistant" for message in messages):
+        problems.append(Problem(where, "no assistant turn", "at least one: nothing else is learned"))
+    return messages
+
+
+def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
+    """The message, if it is one of the usual sort: nearly all are, so this is made to be fast."""
+    if type(message) is not dict or len(message) != 2:
+        return None
+    if "role" in message:
+        said, content = message["role"], message.get("content")
+    elif roles is SPEAKERS:
+        said, content = message.get("from"), message.get("value")
+    else:
+        return None
+    if type(said) is not str or said == "function_call" or type(content) is not str:
+        return None
+    role = roles.get(said)
+    if not role or check_text("", content):
+        return None
+    return {"role": role, "content": content}
+
+
+def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) -> Message:
+    if not isinstance(given, dict):
+        problems.append(Problem(at, f"a {type(given).__name__}", "an object with role and content"))
+        return {}
+    given = _without_nulls(given)
+    is_old = roles is SPEAKERS and "role" not in given
+    role_key, content_key = ("from", "value") if is_old else ("role", "content")
+    said, content, calls = given.get(role_key), given.get(content_key), given.get("tool_calls")
+    role = roles.get(said) if isinstance(said, str) else None
+    if role is None:
+        found, hint = "missing" if said is None else f"found {said!r}", did_you_mean(str(said), roles)
+        problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), hint))
+    message: Message = {"role": role, "content": content}
+    content_at, calls_at = f"{at}.{content_key}", f"{at}.tool_calls"
+    if said == "function_call":
+        content, calls, calls_at = None, content, content_at
+    if calls:
+        with problems.caught():
+            calls = _tool_calls(calls_at, calls)
+            if calls and role not in ("assistant", None):
+                raise UserError(Problem(calls_at, f"calls of the {role}", "them on assistant turns only"))
+    if calls:
+        message["tool_calls"] = calls
+    if role == "assistant" and "reasoning_content" in given:
+        message["reasoning_content"] = given["reasoning_content"]
+        problems += check_text(f"{at}.reasoning_content", given["reasoning_content"], may_be_empty=True)
+    for key in ("name", "tool_call_id"):
+        if given.get(key):
+            message[key] = given[key]
+            problems += check_text(f"{at}.{key}", given[key])
+    with problems.caught():
+        content = _joined(content_at, content)
+        message["content"] = "" if content is None and calls else content
+        may_be_empty = bool(role == "tool" or calls or message.get("reasoning_content"))
+        problems += check_text(content_at, message["content"], may_be_empty)
+        weight = _weight(at, given, role)
+        if weight is not None:
+            message["weight"] = weight
+    return message
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives all objects of a column the same keys, and fills those that one lacks with null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _joined(where: str, content: Any) -> Any:
+    """Content given as a list of pieces of text, as one text."""
+    if not isinstance(content, list):
+        return content
+    for i, piece in enumerate(content):
+        if not isinstance(piece, dict) or piece.get("type") != "text" or not isinstance(piece.get("text"), str):
+            kind = piece.get("type") if isinstance(piece, dict) else None
+            found = f"a part of type {kind!r}" if kind not in (None, "text") else "not a part with text"
+            raise UserError(Problem(f"{where}[{i}]", found, 'text, or parts such as {"type": "text", "text": "..."}'))
+    return "".join(piece["text"] for piece in content)
+
+
+def _weight(at: str, message: Message, role: str | None) -> float | None:
+    """How much an assistant turn counts; None where nothing is said."""
+    train, weight = message.get("train"), message.get("weight")
+    if train is not None and not isinstance(train, bool):
+        raise UserError(Problem(f"{at}.train", f"a {type(train).__name__}", "true or false"))
+    if weight is not None:
+        where, expected = f"{at}.weight", "a number of at least 0"
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise UserError(Problem(where, f"a {type(weight).__name__}", expected))
+        if not 0 <= weight <= sys.float_info.max:
+            raise UserError(Problem(where, f"{weight:g}" if isinstance(weight, float) else f"{weight}"[:20], expected))
+    if role == "assistant":
+        return 0.0 if train is False else None if weight is None else float(weight)
+    if role and (train or weight):
+        key, value = ("train", "true") if train else ("weight", f"{weight:g}")
+        raise UserError(Problem(f"{at}.{key}", f"{value} on a turn of the {role}", f"it on no other: {ONLY_ASSISTANT}"))
+    return None
+
+
+def _tool_calls(where: str, calls: Any) -> list[Message]:
+    """Calls as our templates want them. Raises ``UserError``."""
+    calls = _parsed(where, calls)
+    calls = [calls] if isinstance(calls, dict) else calls
+    if not isinstance(calls, list):
+        raise UserError(Problem(where, f"a {type(calls).__name__}", "a list of calls"))
+    made = []
+    for i, call in enumerate(calls):
+        at = f"{where}[{i}]"
+        call = _parsed(at, call)
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
+        given = function.get("arguments", {})
+        # As an object: templates write it as JSON themselves, and would quote a text once more.
+        arguments = _parsed(f"{at}.arguments", given or {})
+        if not isinstance(arguments, dict):
+            raise UserError(Problem(f"{at}.arguments", f"a {type(arguments).__name__}", "an object"))
+        identity = {"id": call["id"]} if "id" in call else {}
+        made.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}} | identity)
+    return _writable(where, made)
+
+
+def read_tools(where: str, tools: Any) -> list[Any]:
+    """What an assistant may call, as a list of objects; empty where there is nothing. Raises ``UserError``."""
+    tools = _parsed(where, _without_nulls(tools) or [])
+    if not isinstance(tools, list):
+        raise UserError(Problem(where, f"a {type(tools).__name__}", "a list of tools"))
+    tools = [_parsed(f"{where}[{i}]", tool) for i, tool in enumerate(tools)]
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise UserError(Problem(f"{where}[{i}]", f"a {type(tool).__name__}", "an object"))
+    return _writable(where, tools)
+
+
+def _parsed(where: str, value: Any) -> Any:
+    """A value, or what it holds if it is JSON text: objects with different keys cannot lie in one Arrow column."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else []
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            Problem(where, f"not JSON ({str(error).split(':')[0]})", "JSON as text, or what it stands for")
+        ) from None
+
+
+def _writable(where: str, value: Any) -> Any:
+    """``value``, which a template can write as JSON. Raises ``UserError``."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, TypeError, ValueError) as error:
+        raise UserError(Problem(where, f"nothing that JSON can hold ({error})")) from None
+    return value

@@ -1,0 +1,149 @@
+"""Rows of tables: parquet and Arrow files, and data sets of ``datasets``. Arrow stays Arrow until a row is needed.
+
+Promises those of ``kit.files``. A parquet or Arrow file that is compressed as a whole, or in an archive, is held in
+memory whole.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kit.archives import Stored, first_line, opened, split_name
+from kit.errors import Problem, UserError
+from kit.files import BLOCK_ROWS, Block, to_the_end
+from kit.records import Row
+
+
+@dataclass(frozen=True)
+class _Table:
+    unit: ClassVar[str] = " rows"
+    has_lines: ClassVar[bool] = False
+    name: str
+
+    @to_the_end
+    def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
+        first = 1
+        for table in self._tables(columns):
+            for start in range(0, table.num_rows, BLOCK_ROWS):
+                block = _block(table.slice(start, BLOCK_ROWS), first)
+                first += block.num_rows
+                yield block
+
+    def _tables(self, columns: list[str] | None) -> Iterator[Any]:
+        """Arrow tables or record batches, of any number of rows."""
+        raise NotImplementedError
+
+    def rows(self, block: Block) -> Iterator[Row]:
+        if isinstance(block.payload, list):
+            return iter(block.payload)
+        import pyarrow
+
+        table = pyarrow.ipc.open_stream(block.payload).read_all()
+        try:
+            rows = _to_dicts(table)
+        except Exception:  # a value that Python has no type for, or text that is none
+            rows = [
+                _to_dict_or_problem(table.slice(i, 1), f"{self.name} row {block.first + i}") for i in range(len(table))
+            ]
+        return enumerate(rows, block.first)
+
+
+@dataclass(frozen=True)
+class TableFile(_Table):
+    """Parquet, or Arrow as a file or a stream."""
+
+    stored: Stored
+    size: int | None = None
+
+    def _tables(self, columns: list[str] | None) -> Iterator[Any]:
+        from pyarrow import ipc, parquet
+
+        with _as_arrow(self.stored) as file:
+            if self.stored.suffix == ".parquet":
+                with parquet.ParquetFile(file) as table:
+                    yield from table.iter_batches(BLOCK_ROWS, columns=columns)
+                return
+            is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
+            reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
+            for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+                yield batch if columns is None else batch.select([c for c in columns if c in batch.schema.names])
+
+
+@dataclass(frozen=True)
+class Shard(_Table):
+    """Rows of a data set of ``datasets``, or of a shard of a streaming one."""
+
+    dataset: Any
+    size: int | None = None
+
+    def _tables(self, columns: list[str] | None) -> Iterator[Any]:
+        names = self.dataset.column_names
+        dataset = self.dataset.with_format("arrow")
+        if columns is not None and names is not None:
+            dataset = dataset.select_columns([column for column in columns if column in names])
+        return dataset.iter(BLOCK_ROWS)
+
+
+def _as_arrow(stored: Stored) -> Any:
+    """A file that can be read in any order: in memory where it has to be taken out of something."""
+    import pyarrow
+
+    if not stored.member and not split_name(stored.path)[1]:
+        return pyarrow.OSFile(stored.path)  # a map of a file that is cut meanwhile would kill the process
+    with opened(stored) as reader:
+        content = reader.read()
+        if reader.damage:
+            raise EOFError(reader.damage)
+    return pyarrow.BufferReader(content)
+
+
+def _block(table: Any, first: int) -> Block:
+    import pyarrow
+
+    stream = pyarrow.BufferOutputStream()  # pickled as it is, a slice would take the whole table along
+    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write(table)
+    return Block(first, table.num_rows, table.num_rows, stream.getvalue().to_pybytes())
+
+
+def _to_dict_or_problem(row: Any, where: str) -> Any:
+    try:
+        return _to_dicts(row)[0]
+    except Exception as error:
+        return Problem(where, f"cannot be read ({first_line(error)})")
+
+
+def _to_dicts(table: Any) -> list[dict[str, Any]]:
+    columns = [column.to_pylist() for column in table.columns]  # twice as fast as table.to_pylist()
+    for i, kind in enumerate(table.schema.types):
+        if "arrow.json" in str(kind):
+            columns[i] = [_parse_json(value, kind) for value in columns[i]]
+    if not columns:
+        return [{} for _ in range(table.num_rows)]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _parse_json(value: Any, kind: Any) -> Any:
+    """A value of Arrow type ``kind``, with what is marked as JSON in it parsed: ``datasets`` keeps mixed types so."""
+    from pyarrow import types
+
+    if value is None:
+        return None
+    if types.is_struct(kind):
+        return {field.name: _parse_json(value[field.name], field.type) for field in kind}
+    if types.is_list(kind) or types.is_large_list(kind):
+        return [_parse_json(item, kind.value_type) for item in value]
+    return json.loads(value) if str(kind).startswith("extension<arrow.json") else value
+
+
+def num_parquet_rows(name: str, stored: Stored) -> int:
+    """From the file's footer. Raises ``UserError`` where that cannot be read."""
+    from pyarrow import parquet
+
+    try:
+        with _as_arrow(stored) as file, parquet.ParquetFile(file) as table:
+            return table.metadata.num_rows
+    except Exception as error:  # several libraries are at work
+        raise UserError(Problem(name, f"not a readable parquet file ({first_line(error)})")) from None
