@@ -68,9 +68,10 @@ def _stamp(path: Path) -> list[int]:
 def _read_digest(path: Path, memory: Path) -> str:
     stamp = _stamp(path)
     state = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            state.update(chunk)
+    buffer = memoryview(bytearray(1 << 20))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            state.update(buffer[:size])
     if stamp == _stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
         with suppress(OSError):  # a cache that cannot be written costs time, no more
             _replace(memory, json.dumps({"path": str(path), "stamp": stamp, "digest": state.hexdigest()}))

@@ -124,8 +124,40 @@ def open_recipe_data(argv: list[str]) -> tuple[Recipe, Any, Any]:
     return recipe, tokenizer, data.open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
 
 
+def inspect(argv: list[str]) -> int:
+    """Show what a run with these flags would learn from."""
+    parser = argparse.ArgumentParser(
+        prog="kit inspect",
+        description=COMMANDS["inspect"][0] + ".",
+        epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ...",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", type=int, default=5, metavar="N", help="samples to show (default: 5)")
+    parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
+    options, rest = parser.parse_known_args(argv)
+    from kit import inspect as inspection
+    from kit.log import silence_libraries
+
+    silence_libraries()
+    raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
+    recipe, tokenizer, data = open_recipe_data(rest)
+    if recipe.streaming:
+        fix = "look at some of its files: leave --streaming out"
+        raise UserError(Problem("streaming", "a stream cannot be looked at as a whole", fix=fix))
+    gathered = inspection.look(recipe, tokenizer, data, options.n)
+    show(inspection.as_text(gathered, colour=sys.stdout.isatty()))
+    if options.html:
+        try:
+            Path(options.html).write_text(inspection.as_page(gathered), encoding="utf-8")
+        except OSError as error:
+            raise UserError(Problem("--html", f"{options.html}: {error.strerror}", "a file to write to")) from None
+        show(f"\npage: {options.html}")
+    return 0
+
+
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "recipes": ("list the recipes, with the hardware each needs", recipes),
+    "inspect": ("show samples as they are tokenised, with what is learned from marked", inspect),
     "prepare": ("tokenise the data of a run ahead of it, on a machine without a GPU", prepare),
 }
 

@@ -19,7 +19,7 @@ from kit.chat import Encoded, encode_all
 from kit.config import DatasetEntry
 from kit.errors import Problem
 from kit.files import Block
-from kit.formats import OPTIONAL, plain_text, to_sample
+from kit.formats import plain_text, to_sample
 from kit.sources import Source
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
@@ -105,13 +105,10 @@ class Encoder:
                 piece.counts["num_blank_lines"] += 1
             elif isinstance(row, Problem):
                 piece.problems.append(row)
-            elif missing := [name for ours, name in fields.items() if name not in row and ours not in OPTIONAL]:
-                found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
-                piece.problems.append(Problem(place, found, " and ".join(fields.values()) + " in every row"))
             else:
                 sample = to_sample(row, fields)
                 if isinstance(sample, list):
-                    piece.problems += [replace(problem, where=f"{place} {problem.where}") for problem in sample]
+                    piece.problems += [replace(p, where=f"{place} {p.where}".rstrip()) for p in sample]
                 else:
                     places.append((part, number))
                     samples.append(sample)
@@ -124,7 +121,7 @@ class Encoder:
                 continue
             piece.counts["num_rows"] += 1
             piece.remarks.update({remark for encoded in result for remark in encoded.remarks})
-            text_hash = xxhash.xxh3_64_intdigest(re.sub(r"\W+", "", plain_text(sample).casefold()))
+            text_hash = xxhash.xxh3_64_intdigest(re.sub(r"\W+", "", plain_text(sample).casefold()).encode())
             for encoded in result:
                 if len(encoded.input_ids) > self.max_length and self.excess_length_strategy == "error":
                     found = f"{len(encoded.input_ids)} tokens"

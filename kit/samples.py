@@ -119,7 +119,7 @@ def duplicates(evaluation: Samples, train: Samples) -> tuple[int, int]:
     """How many evaluation samples also stand in the training data: token for token, and in other case, spacing or
     punctuation."""
     exact = np.isin(evaluation.hashes("ids_hash"), train.hashes("ids_hash"))
-    empty = xxhash.xxh3_64_intdigest("")  # of samples that came as tokens, or hold no letter
+    empty = xxhash.xxh3_64_intdigest(b"")  # of samples that came as tokens, or hold no letter
     text = evaluation.hashes("text_hash")
     similar = np.isin(text, train.hashes("text_hash")) & (text != np.uint64(empty)) & ~exact
     return int(exact.sum()), int(similar.sum())

@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -64,7 +63,7 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
         whole = _Whole(writer)
         hidden = not sys.stderr.isatty()
         bar = tqdm(total=source.total, desc="tokenising", unit=source.unit, unit_scale=True, disable=hidden)
-        with bar, _damage(source):
+        with bar:
             for size, piece in _encoded(opened, encoder, num_processes):
                 bar.update(size)
                 with cannot_write(folder.parent):
@@ -77,17 +76,6 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
     except BaseException:
         writer.discard()
         raise
-
-
-@contextmanager
-def _damage(source: Source) -> Iterator[None]:
-    try:
-        yield
-    except (UserError, BrokenProcessPool):
-        raise
-    except Exception as error:  # whatever the libraries make of a damaged file; a bad line is no exception
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(Problem(source.name, f"damaged or unreadable ({reason})")) from None
 
 
 def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:

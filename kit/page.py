@@ -1,0 +1,53 @@
+"""Pages that open in a browser without network: one file, no script, pictures inside."""
+
+import html
+import io
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib.figure import Figure
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem } p.line { color: #57606a }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
+svg { width: 100%; height: auto } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; vertical-align: top; padding: .25rem .75rem;
+border-bottom: 1px solid #d0d7de } .scroll { overflow-x: auto }
+"""
+
+
+def page(title: str, parts: list[str], style: str = "") -> str:
+    """The whole document. ``style``: rules besides those of all pages."""
+    head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    head += f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style>"
+    return f"{head}{''.join(parts)}</html>\n"
+
+
+def section(title: str, body: str) -> str:
+    return f"<h2>{title}</h2><div class=scroll>{body}</div>"
+
+
+def table(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{_shown(row.get(name))}</td>' for name in columns)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def svg(figure: Figure) -> str:
+    """A figure to be put into a page; the same figure gives the same text."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = html.escape(str(value))
+    return f"<pre>{text}</pre>" if " " in text else text

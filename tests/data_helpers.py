@@ -1,0 +1,83 @@
+"""Small tokenizers, and small data sets on disk, opened as a run opens them."""
+
+import json
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from kit.config import Recipe
+from kit.data import open_data, open_sources
+
+VOCAB_SIZE = 1000
+CORPUS = [
+    "Hello there, how are you?\n\n",
+    "I am well. Hello Hello Hi Hi",
+    "user assistant system\n\n",
+    "Bye now Bye now 42 42 42 the answer is 42\n\n",
+] * 4
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>"]
+SPECIAL += ["<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "[INST]", "[/INST]"]
+
+
+def byte_level_tokenizer(special=tuple(SPECIAL), **tokens):
+    """Like GPT-2's: no prefix space, no BOS unless given."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = ["<|endoftext|>", *tokens.values(), *special]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=names, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{"eos_token": "<|endoftext|>", **tokens})
+
+
+def sentencepiece_tokenizer(kind, special=()):
+    """Like Llama 2's: a space is put before the text, at its start only (metaspace) or after special tokens too."""
+    names = ["<unk>", "<s>", "</s>"]
+    pieces = [*names, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    merges = [("▁", "4"), ("4", "2"), ("▁", "42"), ("▁", "H"), ("▁H", "i"), ("H", "i"), ("▁", "i"), ("▁i", "s")]
+    pieces += [a + b for a, b in merges]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
+    if kind == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in [*names, *special]])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def chat(*contents, system=None):
+    messages = [{"role": "system", "content": system}] if system else []
+    roles = ["user", "assistant"] * len(contents)
+    return {"messages": messages + [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]}
+
+
+def recipe(**changes):
+    return Recipe(**{"model_name_or_path": "model", "dataset": "train.jsonl", **changes})
+
+
+def open_all(tokenizer, vocab_size=VOCAB_SIZE, **changes):
+    settings = recipe(**changes)
+    return open_data(settings, open_sources(settings), tokenizer, vocab_size)
+
+
+def write(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+
+
+def pairs(num, word="a"):
+    """Of ever different length."""
+    return [{"prompt": f"Q{i} ", "completion": f"{word} " * (1 + i * 7 % 11) + str(i)} for i in range(num)]
+
+
+class Ranks:
+    """Stands for an Accelerator where only ranks are asked for; ``reduce`` adds nothing."""
+
+    device = "cpu"
+
+    def __init__(self, process_index=0, num_processes=1):
+        self.process_index, self.num_processes = process_index, num_processes
+
+    def reduce(self, tensor, reduction):
+        return tensor

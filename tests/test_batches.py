@@ -1,0 +1,155 @@
+"""Samples as tensors: every target at its place, alone in a row or in a pack, whichever rank computes it."""
+
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+from data_helpers import Ranks, byte_level_tokenizer, open_all, pairs, recipe, write
+
+from kit.batches import collate, evaluation_batches, micro_batches
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    tokenizer = byte_level_tokenizer()
+
+    def make(num):
+        folder = tmp_path_factory.mktemp("data")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KIT_CACHE", str(folder / "cache"))
+            patch.chdir(folder)
+            write(folder / "train.jsonl", *pairs(num))
+            return open_all(tokenizer).train
+
+    return make
+
+
+def rows_of(batch):
+    """The unpadded rows of a padded batch that have targets."""
+    rows = [
+        ids[: int(mask.sum())].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    return rows if len(batch["targets"]) else []
+
+
+def segments_of(batch):
+    """The samples of a packed batch that have targets."""
+    bounds, ids = batch["cu_seq_lens_q"].tolist(), batch["input_ids"].flatten()
+    has_target = {int(np.searchsorted(bounds, p, side="right")) - 1 for p in batch["target_positions"].tolist()}
+    return [ids[bounds[i] : bounds[i + 1]].tolist() for i in sorted(has_target)]
+
+
+def single(*ids):
+    return [np.array([i]) for i in ids]
+
+
+def test_targets_are_the_tokens_after_their_positions(many):
+    train = many(6)
+    batch = collate(train, single(5, 0, 3), pad_token_id=7, packing=False)
+    num_rows, length = batch["input_ids"].shape
+    assert (num_rows, length) == (3, max(train.lengths[[5, 0, 3]]))
+    expected = []
+    for row, i in enumerate([5, 0, 3]):
+        ids, weights = train[i]
+        assert batch["input_ids"][row].tolist() == ids.tolist() + [7] * (length - len(ids))
+        assert batch["attention_mask"][row].tolist() == [1] * len(ids) + [0] * (length - len(ids))
+        expected += [(row * length + t, int(ids[t + 1])) for t in range(len(ids) - 1) if weights[t + 1]]
+    assert list(zip(batch["target_positions"].tolist(), batch["targets"].tolist(), strict=True)) == expected
+    assert batch["weights"].tolist() == [1.0] * len(expected) and set(batch["sources"].tolist()) == {0}
+
+
+def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
+    train = many(6)
+    batch = collate(train, [np.array([5, 1]), np.array([0])], pad_token_id=7, packing=True)
+    assert "attention_mask" not in batch
+    length = batch["input_ids"].shape[1]
+    lengths = train.lengths.tolist()
+    assert length == max(lengths[5] + lengths[1], lengths[0])
+    row = batch["input_ids"][0].tolist()
+    assert row[: lengths[5]] == train[5][0].tolist() and row[lengths[5] :] == train[1][0].tolist()
+    assert batch["position_ids"][0].tolist() == [*range(lengths[5]), *range(lengths[1])]
+    assert batch["position_ids"][1].tolist() == [*range(lengths[0]), *range(length - lengths[0])]
+    bounds = [0, lengths[5], length, length + lengths[0], 2 * length]
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == bounds
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+    assert batch["max_length_q"] == batch["max_length_k"] == max(b - a for a, b in pairwise(bounds))
+    # nothing is predicted across the border of two samples
+    expected = []
+    for i, start in ((5, 0), (1, lengths[5]), (0, length)):
+        ids, weights = train[i]
+        expected += [(start + t, int(ids[t + 1])) for t in range(len(ids) - 1) if weights[t + 1]]
+    assert list(zip(batch["target_positions"].tolist(), batch["targets"].tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, packing):
+    batch = collate(many(1), [], pad_token_id=7, packing=packing)
+    assert batch["input_ids"].tolist() == [[7]]
+    assert packing or batch["attention_mask"].tolist() == [[1]]
+    assert not packing or batch["cu_seq_lens_q"].tolist() == [0, 1]
+    assert all(len(batch[name]) == 0 for name in ("targets", "target_positions", "weights", "sources"))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("num_processes", "size"), [(1, 1), (1, 4), (2, 2), (4, 1), (4, 2), (3, 2)])
+@pytest.mark.parametrize("num", [1, 3, 8, 9])
+def test_ranks_share_a_batch_and_have_equally_many_micro_batches(packing, num_processes, size, num, many):
+    train = many(9)
+    items = single(*range(num))
+    ranks = [micro_batches(train, items, rank, num_processes, size, 0, packing) for rank in range(num_processes)]
+    assert {len(batches) for batches in ranks} == {-(-num // (num_processes * size))}
+    read = segments_of if packing else rows_of
+    rows = [row for batches in ranks for batch in batches for row in read(batch)]
+    assert sorted(rows) == sorted(train[i][0].tolist() for i in range(num))
+
+
+@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (2, 3), (3, 2), (8, 4)])
+def test_evaluation_takes_each_sample_once_and_all_ranks_equally_many_batches(num_processes, size, many):
+    train = many(13)
+    ranks = [list(evaluation_batches(train, rank, num_processes, size, 0)) for rank in range(num_processes)]
+    assert len({len(batches) for batches in ranks}) == 1
+    rows = [row for batches in ranks for batch in batches for row in rows_of(batch)]
+    assert sorted(rows) == sorted(ids.tolist() for ids, _ in train)
+
+
+def test_similar_lengths_meet_at_the_same_time(many):
+    train = many(32)
+    ranks = [micro_batches(train, single(*range(32)), rank, 4, 2, 0, False) for rank in range(4)]
+    widths = [[batch["input_ids"].shape[1] for batch in batches] for batches in zip(*ranks, strict=True)]
+    assert all(min(now) >= max(later) for now, later in pairwise(widths))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", *pairs(40))
+    write(tmp_path / "b.jsonl", *pairs(10, "b"))
+    flags = {
+        "dataset": "[{path: a.jsonl, weight: 1}, {path: b.jsonl, weight: 1}]",
+        "global_batch_size": 8,
+        "max_length": 128,
+        "packing": packing,
+    }
+    tokenizer = byte_level_tokenizer()
+    feeds = {
+        (rank, world, size): open_all(tokenizer, **flags).open_feed(
+            recipe(**flags, per_device_train_batch_size=size), Ranks(rank, world), 0, {}
+        )
+        for world, size in [(1, 8), (2, 4), (8, 1)]
+        for rank in range(world)
+    }
+    for step in range(6):
+        taken = {key: feed.take(step) for key, feed in feeds.items()}
+        first = taken[0, 1, 8]
+        for batch in taken.values():
+            assert batch.places == first.places and batch.epoch == first.epoch
+            assert (batch.target_weights == first.target_weights).all()
+        for world in (1, 2, 8):
+            batches = [b for key, taken_ in taken.items() if key[1] == world for b in taken_.micro_batches]
+            assert len(batches) == world
+            targets = list(chain.from_iterable(batch["sources"].tolist() for batch in batches))
+            assert np.bincount(targets, minlength=2).tolist() == first.num_targets.tolist()
+            assert sum(batch["weights"].sum().item() for batch in batches) == first.target_weights.sum()
+    assert any("mixing: b 50.0% of the samples, 2.50 passes an epoch" in line for line in feeds[0, 1, 8].notes())

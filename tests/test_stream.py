@@ -1,0 +1,149 @@
+"""Streams: the same samples in the same steps on every topology, and after every stop."""
+
+import json
+
+import numpy as np
+import pytest
+from data_helpers import Ranks, byte_level_tokenizer, open_all, recipe, write
+
+from kit.errors import TrainingError, UserError
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def make_files(folder, num_files, rows_each=100):
+    rng = np.random.default_rng(0)
+    for f in range(num_files):
+        rows = [
+            {"prompt": f"file {f} row {i} ", "completion": "a " * int(rng.integers(1, 30))} for i in range(rows_each)
+        ]
+        write(folder / f"part-{f}.jsonl", *rows)
+
+
+def flags(**changes):
+    return {
+        "dataset": "part-*.jsonl",
+        "streaming": True,
+        "max_steps": 100,
+        "global_batch_size": BATCH,
+        "shuffle_buffer_size": 40,
+        "max_length": 128,
+        **changes,
+    }
+
+
+class Together(Ranks):
+    """Sums over ranks that take their turns: the last one to come has the sum."""
+
+    def reduce(self, tensor, reduction):
+        return tensor
+
+
+def feeds(tokenizer, world, size, state=None, **changes):
+    settings = flags(per_device_train_batch_size=size, **changes)
+    opened = open_all(tokenizer, **settings)
+    return [opened.open_feed(recipe(**settings), Together(rank, world), 0, state or {}) for rank in range(world)]
+
+
+def places(ranks, steps):
+    """Of each step, the samples of all ranks."""
+    return [sorted(place for feed in ranks for place in feed.take(step).places) for step in steps]
+
+
+def state_of(ranks):
+    """The sum over ranks, as ``reduce`` would make it."""
+    return {"cursors": sum(np.array(feed.state()["cursors"]) for feed in ranks).tolist()}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("num_files", [1, 3, 8])
+def test_every_topology_reads_the_same_steps(packing, num_files, tmp_path, tokenizer):
+    make_files(tmp_path, num_files)
+    runs = [places(feeds(tokenizer, *shape, packing=packing), range(50)) for shape in [(1, 8), (2, 4), (8, 1)]]
+    assert runs[0] == runs[1] == runs[2]
+    assert all(len(set(step)) >= BATCH for step in runs[0][:5])
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("stop", [1, 7, 23])
+def test_a_stream_goes_on_where_it_stopped_on_any_topology(packing, stop, tmp_path, tokenizer):
+    make_files(tmp_path, 3)
+    whole = places(feeds(tokenizer, 2, 4, packing=packing), range(50))
+    before = feeds(tokenizer, 2, 4, packing=packing)
+    assert places(before, range(stop)) == whole[:stop]
+    state = json.loads(json.dumps(state_of(before)))
+    for shape in [(2, 4), (4, 2), (1, 8)]:
+        assert places(feeds(tokenizer, *shape, state, packing=packing), range(stop, 50)) == whole[stop:]
+
+
+def test_an_epoch_has_every_row_once_and_another_order(tmp_path, tokenizer):
+    make_files(tmp_path, 4, rows_each=40)
+    steps = places(feeds(tokenizer, 1, 8), range(40))
+    seen = [place for step in steps for place in step]
+    assert sorted(seen[:160]) == sorted(f"part-{f}.jsonl:{i + 1}" for f in range(4) for i in range(40))
+    assert sorted(seen[160:]) == sorted(seen[:160]) and seen[160:] != seen[:160]
+
+
+def test_files_are_read_by_one_rank_only_where_there_are_enough(tmp_path, tokenizer, monkeypatch):
+    make_files(tmp_path, 8)
+    files = []
+    for feed in feeds(tokenizer, 2, 4):
+        files.append({place.split(":")[0] for step in range(8) for place in feed.take(step).places})
+    assert len(files[0]) == len(files[1]) == 4 and not files[0] & files[1]
+
+
+def test_the_counts_are_those_of_the_samples(tmp_path, tokenizer):
+    make_files(tmp_path, 2)
+    opened = open_all(tokenizer, **flags())
+    (feed,) = feeds(tokenizer, 1, 8)
+    batch = feed.take(0)
+    assert batch.num_targets.sum() == sum(len(b["targets"]) for b in batch.micro_batches) == batch.target_weights.sum()
+    assert batch.num_tokens.sum() == sum(int(b["attention_mask"].sum()) for b in batch.micro_batches)
+    assert opened.names == ["part-*"] and len(opened.fingerprint) == 32
+
+
+def test_sources_are_mixed_by_weight(tmp_path, tokenizer):
+    make_files(tmp_path, 2)
+    mix = "[{path: part-0.jsonl, weight: 3}, {path: part-1.jsonl, weight: 1}]"
+    runs = [places(feeds(tokenizer, *shape, dataset=mix), range(100)) for shape in [(1, 8), (4, 2)]]
+    assert runs[0] == runs[1]
+    share = np.mean([place.startswith("part-0") for step in runs[0] for place in step])
+    assert 0.7 < share < 0.8
+
+
+def test_bad_rows_at_the_beginning_stop_the_run_and_later_ones_are_skipped(tmp_path, tokenizer):
+    make_files(tmp_path, 1, rows_each=6000)
+    lines = (tmp_path / "part-0.jsonl").read_text().splitlines()
+    (tmp_path / "part-0.jsonl").write_text("\n".join([*lines, "{"]))
+    (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=10_000)
+    feed.take(0)
+    assert feed.num_skipped == 1
+    (tmp_path / "part-0.jsonl").write_text("\n".join([lines[0], "{", *lines]))
+    with pytest.raises(UserError, match=r"part-0.jsonl:2: not JSON"):
+        feeds(tokenizer, 1, 8)
+
+
+def test_a_stream_shorter_than_a_batch_still_feeds_every_lane(tmp_path, tokenizer):
+    make_files(tmp_path, 1, rows_each=3)
+    (feed,) = feeds(tokenizer, 1, 8)
+    assert [len(feed.take(step).places) for step in range(5)] == [8] * 5
+
+
+def test_a_stream_that_runs_out_of_use_ends_the_run_in_words(tmp_path, tokenizer):
+    make_files(tmp_path, 1, rows_each=20)
+    opened = open_all(tokenizer, **flags())
+    (tmp_path / "part-0.jsonl").write_text('{"prompt": 1}\n' * 20)
+    feed = opened.open_feed(recipe(**flags()), Ranks(), 0, {})
+    with pytest.raises(TrainingError, match="a whole epoch without a sample that could be used"):
+        feed.take(0)

@@ -1,0 +1,346 @@
+"""Rows to samples: every row accounted for, made once, by as many processes as there are, and kept."""
+
+import errno
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
+
+from kit import cache as kit_cache
+from kit import encoder, tokenise
+from kit.data import open_data, open_sources
+from kit.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache" / "samples"
+
+
+def contents(train):
+    return [(train.place(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(train)]
+
+
+# What becomes of long samples, and of those that teach nothing
+
+LONG_ROWS = [
+    {"prompt": "a b ", "completion": "c"},  # fits
+    {"prompt": "a b ", "completion": "c " * 50},  # part of its answer fits
+    {"prompt": "a " * 50, "completion": "c"},  # only its prompt would be left
+]
+
+
+def test_what_is_too_long_is_cut_at_the_end_and_kept_while_something_supervised_is_left(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *LONG_ROWS)
+    opened = open_all(tokenizer, max_length=16)
+    assert "train.jsonl: 2 of 3 samples cut at 16 tokens" in opened.notes
+    assert "train.jsonl: 1 of 3 samples dropped: nothing supervised left" in opened.notes
+    report = opened.train.report
+    assert (report["num_samples"], report["num_truncated"], report["num_dropped_unsupervised"]) == (2, 2, 1)
+    assert opened.train.lengths.tolist()[1] == 16 and report["num_tokens"] == sum(opened.train.lengths)
+    ids, weights = opened.train[1]
+    assert opened.train.num_targets[1] == weights.sum() and weights[-1] == 1 and ids.dtype == np.int32
+
+
+def test_what_is_too_long_is_left_out_where_that_is_asked_for(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *LONG_ROWS)
+    opened = open_all(tokenizer, max_length=16, excess_length_strategy="drop")
+    assert [opened.train.place(i) for i in range(len(opened.train))] == ["train.jsonl:1"]
+    assert "train.jsonl: 2 of 3 samples left out: longer than 16 tokens" in opened.notes
+
+
+def test_what_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *LONG_ROWS)
+    with pytest.raises(UserError, match=r"train.jsonl:2: \d+ tokens; expected at most 16\n.*\n.*train.jsonl:3: "):
+        open_all(tokenizer, max_length=16, excess_length_strategy="error")
+
+
+def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_once(tmp_path, tokenizer):
+    text = "Hello there, how are you? " * 20
+    write(tmp_path / "train.jsonl", {"text": text})
+    whole = open_all(tokenizer, max_length=2048).train[0][0].tolist()
+    opened = open_all(tokenizer, max_length=16, excess_length_strategy="split")
+    pieces = [ids.tolist() for ids, _ in opened.train]
+    assert len(whole) > 60 and all(len(piece) <= 16 for piece in pieces)
+    assert pieces[0] + [id_ for piece in pieces[1:] for id_ in piece[1:]] == whole
+    assert opened.train.num_targets.sum() == len(whole) - 1
+    assert "train.jsonl: 1 of 1 samples cut in pieces of 16 tokens" in opened.notes
+
+
+def test_only_text_can_be_cut_in_pieces(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(3))
+    with pytest.raises(UserError, match=r"excess_length_strategy: split, but train.jsonl holds prompt and completion"):
+        open_all(tokenizer, excess_length_strategy="split")
+
+
+def test_the_first_token_is_no_target(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"text": "Hello"})
+    train = open_all(tokenizer).train
+    assert train.num_targets[0] == train.lengths[0] - 1
+
+
+def test_a_sample_of_one_token_teaches_nothing(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"text": tokenizer.eos_token}, {"text": "Hello"})
+    train = open_all(tokenizer).train
+    assert (len(train), train.report["num_dropped_unsupervised"], train.place(0)) == (1, 1, "train.jsonl:2")
+
+
+def test_nothing_left_is_an_error(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"prompt": "a " * 50, "completion": "c"})
+    with pytest.raises(UserError, match="none of 1 samples has a supervised token within max_length"):
+        open_all(tokenizer, max_length=16)
+
+
+def test_weights_of_messages_reach_the_samples(tmp_path, tokenizer):
+    messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
+    messages[1]["weight"], messages[3]["weight"] = 0.25, 3
+    other = chat("Hi", "42")["messages"]
+    write(tmp_path / "train.jsonl", {"messages": messages}, {"messages": other})
+    train = open_all(tokenizer, chat_template="chatml").train
+    weights = train[0][1]
+    assert set(weights.tolist()) == {0, 0.25, 3} and set(train[1][1].tolist()) == {0, 1}
+    assert train.target_weights[0] == weights.sum() and train.num_targets[0] == (weights > 0).sum()
+
+
+def test_a_chat_set_with_everything_masked_is_an_error(tmp_path, tokenizer):
+    messages = chat("Hi", "Hello")["messages"]
+    messages[1]["train"] = False
+    write(tmp_path / "train.jsonl", {"messages": messages})
+    with pytest.raises(UserError, match=r"train.jsonl: nothing in 1 samples is supervised"):
+        open_all(tokenizer, chat_template="chatml")
+
+
+def test_a_chat_set_with_nothing_masked_is_an_error_unless_it_is_asked_for(tmp_path, tokenizer):
+    (tmp_path / "all.jinja").write_text("{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}")
+    write(tmp_path / "train.jsonl", {"messages": [{"role": "assistant", "content": "Hello"}]})
+    with pytest.raises(UserError, match=r"every token of every conversation is supervised.*\n.*--train_on all"):
+        open_all(tokenizer, chat_template="all.jinja")
+    assert open_all(tokenizer, chat_template="chatml", train_on="all").train.num_targets[0] > 5
+
+
+def test_a_refusing_template_is_told_once_with_a_place(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *[chat("Hi", "Hello")] * 3)
+    with pytest.raises(UserError) as caught:
+        open_all(tokenizer)
+    assert len(caught.value.problems) == 1
+    assert "no chat template of its own (at train.jsonl:1 and 2 more)" in str(caught.value)
+
+
+def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(2))
+    with pytest.raises(UserError, match="but the model has 20 embeddings"):
+        open_all(tokenizer, 20)
+
+
+def test_tokens_that_come_ready_made_are_taken_as_they_are(tmp_path, tokenizer):
+    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 10], "labels": [9, 10]}]
+    write(tmp_path / "train.jsonl", *rows)
+    train = open_all(tokenizer).train
+    assert [ids.tolist() for ids, _ in train] == [[5, 6, 7, 8], [9, 10]]
+    assert train[0][1].tolist() == [0, 0, 1, 1] and train.num_targets.tolist() == [2, 1]
+
+
+# Several processes
+
+
+def many(num):
+    return [chat(f"Question {i}? " * (1 + i % 5), f"Answer {i}. " * (1 + i % 7)) for i in range(num)]
+
+
+def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache):
+    rows = many(6000)
+    rows[10] = ""
+    write(tmp_path / "train.jsonl", *rows)
+    files = []
+    for num_processes in (1, 3):
+        train = open_all(tokenizer, chat_template="chatml", dataset_num_proc=num_processes).train
+        (folder,) = cache.glob("*/")
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        assert len(train) == 5999 and train.place(10) == "train.jsonl:12"
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+    assert files[0] == files[1]
+
+
+def test_what_one_of_several_processes_finds_wrong_is_told_with_its_line(tmp_path, tokenizer, cache):
+    rows = many(6000)
+    rows[5000] = "{"
+    rows[5500]["messages"][0]["role"] = "usr"
+    write(tmp_path / "train.jsonl", *rows)
+    with pytest.raises(UserError, match=r"train.jsonl:5001: not JSON(.|\n)*train.jsonl:5501 messages\[0\].role"):
+        open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
+    assert not list(cache.glob("*/entry.json")) and not [p for p in cache.iterdir() if p.is_dir()]
+
+
+def test_a_helper_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "train.jsonl", *many(6000))
+    here = os.getpid()
+    monkeypatch.setattr(encoder, "encode_all", lambda *_: os.kill(os.getpid(), 9) if os.getpid() != here else None)
+    with pytest.raises(UserError, match=r"dataset_num_proc: a process that tokenises died\n.*--dataset_num_proc 1"):
+        open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
+
+
+# The cache
+
+
+def forbid_tokenising(monkeypatch):
+    monkeypatch.setattr(encoder, "encode_all", lambda *_: pytest.fail("tokenised again"))
+
+
+def test_the_second_time_comes_from_the_cache_wherever_the_file_lies(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "train.jsonl", *pairs(5))
+    first = open_all(tokenizer)
+    (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
+    forbid_tokenising(monkeypatch)
+    second = open_all(tokenizer, dataset="moved.jsonl")
+    assert second.fingerprint == first.fingerprint
+    assert second.train.place(2) == "moved.jsonl:3"
+    assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first.train, second.train, strict=True))
+
+
+def test_whatever_changes_the_ids_changes_the_fingerprint(tmp_path, tokenizer, monkeypatch):
+    def fingerprint(tokenizer=tokenizer, **changes):
+        return open_all(tokenizer, **changes).fingerprint
+
+    write(tmp_path / "train.jsonl", *pairs(5))
+    other = byte_level_tokenizer()
+    other.eos_token = "<|im_end|>"
+    seen = [fingerprint(), fingerprint(max_length=16), fingerprint(chat_template="chatml"), fingerprint(other)]
+    seen += [fingerprint(eval_split_size=2), fingerprint(eval_split_size=2, seed=1)]
+    seen += [fingerprint(train_on="all"), fingerprint(excess_length_strategy="drop")]
+    monkeypatch.setattr(encoder, "CODE_VERSION", -1)
+    seen.append(fingerprint())
+    write(tmp_path / "train.jsonl", *pairs(6))
+    seen.append(fingerprint())
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("name", ["samples.bin", "input_ids.bin", "weight_codes.bin", "entry.json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_damaged_cache_entry_is_made_again(name, damage, remembered, tmp_path, tokenizer, cache, monkeypatch):
+    monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0 if remembered else 60.0)
+    write(tmp_path / "train.jsonl", *pairs(5))
+    before = contents(open_all(tokenizer).train)
+    assert contents(open_all(tokenizer).train) == before
+    (file,) = cache.glob(f"*/{name}")
+    times = file.stat()
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 64
+    if damage == "gone":
+        file.unlink()
+    else:
+        time.sleep(0.02)  # longer than the clock of a file system ticks
+        file.write_bytes(content if damage == "flipped" else content[:-5])
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a careless copy would
+    assert contents(open_all(tokenizer).train) == before
+    assert len(list(cache.glob("*/entry.json"))) == 1
+
+
+def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0)
+    file = tmp_path / "file"
+    file.write_text("one")
+    first = kit_cache.file_digest(file)
+    monkeypatch.setattr(kit_cache, "_read_digest", lambda *_: "read")
+    assert kit_cache.file_digest(file) == first
+    time.sleep(0.02)
+    file.write_text("two")
+    assert kit_cache.file_digest(file) == "read"
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "train.jsonl", *pairs(5))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"cannot be written.*\n.*KIT_CACHE"):
+        open_all(tokenizer)
+
+
+def test_a_cache_without_room_is_told_and_left_clean(tmp_path, tokenizer, monkeypatch, cache):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path / "train.jsonl", *pairs(5))
+    monkeypatch.setattr(kit_cache.Writer, "append", fail)
+    with pytest.raises(UserError, match=r"cache: .* cannot be written \(No space left on device\)"):
+        open_all(tokenizer)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def _open_and_count(barrier, queue, tokenizer):
+    calls, encode_all = [], encoder.encode_all
+    encoder.encode_all = lambda *arguments: calls.append(1) or encode_all(*arguments)
+    barrier.wait()
+    settings = recipe()
+    queue.put((open_data(settings, open_sources(settings), tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
+
+
+def test_of_processes_that_start_together_one_tokenises(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(50))
+    fork = multiprocessing.get_context("fork")
+    barrier, queue = fork.Barrier(3), fork.Queue()
+    processes = [fork.Process(target=_open_and_count, args=(barrier, queue, tokenizer)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=15) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sorted(num_calls for _, num_calls in results) == [0, 0, 1]
+    assert len({fingerprint for fingerprint, _ in results}) == 1
+
+
+OVERSIZE = """
+import resource, sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from data_helpers import byte_level_tokenizer, open_all
+import kit.batches, torch
+tokenizer = byte_level_tokenizer()
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+limit = int(status["VmData"].split()[0]) * 1024 + {room}
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+train = open_all(tokenizer, dataset_num_proc={processes}, max_length=100_000).train
+print(sum(int(weights.sum()) for _, weights in train))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux only")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_data_set_four_times_larger_than_the_memory_it_may_use(processes, tmp_path):
+    room = 24 << 20
+    line = json.dumps({"text": "Hello there, how are you? 42 " * 300}) + "\n"
+    with (tmp_path / "train.jsonl").open("w") as file:
+        for _ in range(4 * room // len(line)):
+            file.write(line)
+    tests = os.path.dirname(__file__)
+    code = OVERSIZE.format(tests=tests, root=os.path.dirname(tests), room=room, processes=processes)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 1e7
+
+
+def test_interrupted_tokenising_leaves_no_entry(tmp_path, tokenizer, monkeypatch, cache):
+    write(tmp_path / "train.jsonl", *many(3000))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenise._Whole, "add", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
