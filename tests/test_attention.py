@@ -1,0 +1,434 @@
+"""Packed samples see nothing of each other; everything that is not packed is sdpa's."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    DeepseekV3Config,
+    Gemma2Config,
+    Gemma3Config,
+    GPT2Config,
+    JambaConfig,
+    JambaForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    RwkvConfig,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+import kit.attention
+from kit.attention import VARLEN, LazyMask, keeps_samples_apart, register, unfit
+
+LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
+IMPLEMENTATIONS = ["sdpa", VARLEN]
+
+
+def llama(implementation, **changes):
+    """A random Llama whose weights are large enough for a leak to be seen."""
+    shape = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    register()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM._from_config(LlamaConfig(**shape | changes), attn_implementation=implementation)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 5 if parameter.dim() > 1 else 1
+    for layer in model.model.layers:
+        layer.self_attn.scaling = 0.3  # not what attention would take by default
+    return model.eval()
+
+
+def ids(*shape, seed=0):
+    return torch.randint(1, 100, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(rows=LENGTHS):
+    """A micro-batch as a packed call takes it."""
+    lengths = torch.tensor([length for row in rows for length in row])
+    borders = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
+    return {
+        "input_ids": ids(len(rows), sum(rows[0])),
+        "position_ids": torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows]),
+        "use_cache": False,
+        "cu_seq_lens_q": borders,
+        "cu_seq_lens_k": borders,
+        "max_length_q": int(lengths.max()),
+        "max_length_k": int(lengths.max()),
+    }
+
+
+def samples(batch, values):
+    """``values`` [B, T, ...] cut at the borders of the samples."""
+    return values.flatten(0, 1).split(batch["cu_seq_lens_q"].diff().tolist())
+
+
+def worst(model, batch, **call):
+    """Largest difference of a packed sample's logits from those of the sample alone."""
+    with torch.no_grad():
+        together = samples(batch, model(**call).logits)
+        alone = [model(sample[None], use_cache=False).logits[0] for sample in samples(batch, batch["input_ids"])]
+    return max((a - b).abs().max().item() for a, b in zip(together, alone, strict=True))
+
+
+@pytest.fixture
+def no_dense_mask(monkeypatch):
+    def refuse(**arguments):
+        raise AssertionError("a dense mask was built")
+
+    monkeypatch.setattr(kit.attention, "sdpa_mask", refuse)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [LENGTHS[:1], LENGTHS, [[24]]], ids=["one row", "two rows", "one sample"])
+def test_a_packed_sample_has_the_logits_it_has_alone(implementation, rows):
+    batch = packed(rows)
+    assert worst(llama(implementation), batch, **batch) < 1e-4
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_without_borders_and_positions_samples_leak(implementation):
+    """The control: what the tests above would see."""
+    batch = packed()
+    assert worst(llama(implementation), batch, input_ids=batch["input_ids"], use_cache=False) > 0.1
+
+
+def test_positions_alone_keep_samples_apart_too():
+    batch = packed()
+    call = {name: batch[name] for name in ("input_ids", "position_ids", "use_cache")}
+    assert worst(llama(VARLEN), batch, **call) < 1e-4
+
+
+def test_a_packed_call_builds_no_dense_mask(no_dense_mask):
+    with torch.no_grad():
+        llama(VARLEN)(**packed())
+
+
+def test_samples_of_no_tokens_pad_the_borders_to_a_constant_shape():
+    batch = packed()
+    plain = llama(VARLEN)(**batch).logits
+    last = batch["cu_seq_lens_q"][-1:]
+    batch |= {name: torch.cat([batch["cu_seq_lens_q"], last, last]) for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
+    assert torch.equal(llama(VARLEN)(**batch).logits, plain)
+
+
+def gradients(model, calls):
+    """Of the summed log-likelihoods of the first token after each position, over all calls."""
+    for call in calls:
+        logits = model(**call).logits
+        logits.log_softmax(-1)[..., 7].sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_close(a, b):
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-4 * b[name].abs().max().item(), msg=name)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_of_packed_samples_are_the_sum_of_those_alone(implementation):
+    batch = packed()
+    alone = [{"input_ids": sample[None], "use_cache": False} for sample in samples(batch, batch["input_ids"])]
+    assert_close(gradients(llama(implementation), [batch]), gradients(llama(implementation), alone))
+
+
+def test_activation_checkpointing_changes_no_gradient(no_dense_mask):
+    plain = gradients(llama(VARLEN).train(), [packed()])
+    model = llama(VARLEN).train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    recomputed = []
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: recomputed.append(1))
+    assert_close(gradients(model, [packed()]), plain)
+    assert len(recomputed) == 2
+
+
+def test_autocast_gives_what_it_gives_with_sdpa():
+    batch = packed()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (llama(name)(**batch).logits.float() for name in (VARLEN, "sdpa"))
+    exact = llama("sdpa")(**batch).logits
+    assert 0 < (ours - exact).abs().max() < 2 * (theirs - exact).abs().max()
+
+
+def padded():
+    mask = torch.ones(3, 10, dtype=torch.int64)
+    mask[1, 6:] = 0
+    mask[2, :4] = 0
+    return {"input_ids": ids(3, 10), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_a_padded_batch_is_what_sdpa_makes_of_it(use_cache):
+    batch = padded()
+    seen = batch["attention_mask"].bool()
+    with torch.no_grad():
+        ours, theirs = (llama(name)(**batch, use_cache=use_cache).logits for name in (VARLEN, "sdpa"))
+        unmasked = llama(VARLEN)(batch["input_ids"], use_cache=use_cache).logits
+    assert torch.equal(ours[seen], theirs[seen])
+    assert (ours - unmasked)[seen].abs().max() > 0.1  # the padding on the left
+
+
+def test_the_mask_is_built_once_for_all_layers(monkeypatch):
+    built = []
+    original = kit.attention.sdpa_mask
+    monkeypatch.setattr(kit.attention, "sdpa_mask", lambda **arguments: built.append(1) or original(**arguments))
+    with torch.no_grad():
+        llama(VARLEN)(**padded(), use_cache=False)
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_generation_with_a_cache_is_what_sdpa_generates(cache, num_tokens):
+    batch = padded()
+    batch["input_ids"], batch["attention_mask"] = batch["input_ids"][[0, 2]], batch["attention_mask"][[0, 2]]
+    options = {"max_new_tokens": num_tokens, "do_sample": False, "cache_implementation": cache}
+    ours, theirs = (llama(name).generate(**batch, **options) for name in (VARLEN, "sdpa"))
+    assert ours.shape == (2, 10 + num_tokens)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("value", [1, 0], ids=["hides nothing", "hides tokens"])
+def test_a_packed_call_with_a_mask_is_refused(value):
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[:, -2:] = value
+    with pytest.raises(ValueError, match="attention_mask"):
+        llama(VARLEN)(**packed(), attention_mask=mask)
+
+
+def test_a_packed_call_with_a_mask_of_the_callers_own_is_refused():
+    with pytest.raises(ValueError, match="attention_mask"):
+        llama(VARLEN)(**packed(), attention_mask=torch.ones(2, 1, 24, 24, dtype=torch.bool))
+
+
+def test_a_packed_call_after_earlier_tokens_is_refused():
+    model, batch = llama(VARLEN), packed()
+    cache = model(batch["input_ids"], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values: 24 earlier tokens"):
+        model(**batch, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seq_lens_q": torch.tensor([0, 24, 48])}, "int64"),
+        ({"max_length_q": None}, "max_length_q"),
+        ({"cu_seq_lens_q": torch.tensor([0, 24, 46], dtype=torch.int32)}, "48"),  # a token of no sample
+        ({"sliding_window": 5}, "sliding_window"),
+        ({"softcap": 50.0}, "softcap"),
+        ({"s_aux": torch.zeros(4)}, "s_aux"),
+        ({"is_causal": False}, "is_causal"),
+        ({"use_cache": True}, "use_cache"),
+        ({"something_new": 1}, "something_new"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_packed_call_would_ignore_is_refused(change, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        llama(VARLEN)(**packed() | change)
+
+
+def test_dropout_of_attention_is_refused_in_training_only():
+    model = llama(VARLEN, attention_dropout=0.1)
+    model(**packed())
+    with pytest.raises(ValueError, match="dropout"):
+        model.train()(**packed())
+
+
+@pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
+def test_attention_that_does_not_know_the_mask_stops_at_it(function):
+    states = torch.zeros(1, 4, 6, 8)
+    mask = LazyMask(attention_mask=None, batch_size=1, q_length=6, kv_length=6)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 1
+    with pytest.raises(TypeError):
+        function(module, states, states, states, mask, scaling=1.0, dropout=0.0)
+
+
+def test_the_name_is_not_saved_with_the_model(tmp_path):
+    llama(VARLEN).save_pretrained(tmp_path)
+    assert VARLEN not in (tmp_path / "config.json").read_text()
+
+
+def test_registering_again_changes_nothing():
+    register()
+    logits = llama(VARLEN)(**packed()).logits
+    register()
+    assert torch.equal(llama(VARLEN)(**packed()).logits, logits)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
+    calls = []
+
+    def kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, **options):
+        calls.append((query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options))
+        return kit.attention._attend_by_loop(query, key, value, cu_seq_q, max_q, scale)
+
+    batch = packed()
+    model = llama(VARLEN)
+    model = model if autocast else model.to(torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = model(**batch).logits
+        assert not calls
+        monkeypatch.setattr(kit.attention, "_has_kernel", lambda query: query.dtype == torch.bfloat16)
+        monkeypatch.setattr(kit.attention, "varlen_attn", kernel)
+        assert torch.equal(model(**batch).logits, expected)
+    assert len(calls) == 3
+    for query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options in calls:
+        assert query.shape == (48, 4, 8)
+        assert key.shape == value.shape == (48, 2, 8)
+        assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+        assert all(states.stride(-1) == 1 for states in (query, key, value))
+        assert torch.equal(cu_seq_q, batch["cu_seq_lens_q"]) and torch.equal(cu_seq_k, cu_seq_q)
+        assert (max_q, max_k, scale, window_size) == (12, 12, 0.3, (-1, 0))
+        assert options == {"enable_gqa": True}
+
+
+def test_the_installed_kernel_takes_what_it_is_given():
+    """Shapes and autograd only: tensors without data."""
+    query = torch.empty(48, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    key = torch.empty(48, 2, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    borders = torch.empty(8, dtype=torch.int32, device="meta")
+    attended = kit.attention._attend_by_kernel(query, key, key, borders, 12, 0.5)
+    assert attended.shape == query.shape
+    attended.sum().backward()
+    assert query.grad.shape == query.shape and key.grad.shape == key.shape
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "major", "answer"),
+    [
+        (True, torch.bfloat16, 9, True),
+        (True, torch.float16, 8, True),
+        (True, torch.float16, 7, False),
+        (True, torch.float32, 9, False),
+        (False, torch.bfloat16, 9, False),
+    ],
+)
+def test_the_kernel_is_for_half_precision_on_ampere_and_later(monkeypatch, is_cuda, dtype, major, answer):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device="cuda:0")
+    assert kit.attention._has_kernel(query) is answer
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_kernel_and_loop_agree():
+    batch = {name: v.cuda() if isinstance(v, torch.Tensor) else v for name, v in packed().items()}
+    model = llama(VARLEN).cuda()
+    exact = gradients(model, [batch])
+    model.zero_grad()
+    model.bfloat16()
+    half = gradients(model, [batch])
+    for name in exact:
+        assert (half[name] - exact[name]).norm() < 0.05 * exact[name].norm(), name
+
+
+def graphs_after_each_batch(fullgraph):
+    """Of a model with compiled layers, in batches of 2, 3, 4 and 8 samples in as many tokens."""
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    model = llama(VARLEN)
+    for layer in model.model.layers:
+        layer.compile(backend=backend, fullgraph=fullgraph)
+    counts = []
+    with torch.no_grad():
+        for row in ([10, 14], [7, 7, 10], [5, 6, 7, 6], [3] * 8):
+            model(**packed([row]) | {"max_length_q": 24, "max_length_k": 24})
+            counts.append(len(graphs))
+    torch.compiler.reset()
+    return counts
+
+
+def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypatch):
+    def attend(query, key, value, cu_seq_lens, max_length, scaling):
+        return query * cu_seq_lens.sum()  # takes part in the graph, as the kernel does
+
+    monkeypatch.setattr(kit.attention, "_has_kernel", lambda query: True)
+    monkeypatch.setattr(kit.attention, "_attend_by_kernel", attend)
+    # The second is for any number of samples.
+    assert graphs_after_each_batch(fullgraph=True) == [1, 2, 2, 2]
+
+
+def test_a_compiled_layer_is_not_compiled_anew_for_the_lengths_in_the_loop():
+    counts = graphs_after_each_batch(fullgraph=False)
+    assert counts[1:] == counts[1:2] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LlamaConfig(), ""),
+        (Qwen2Config(), ""),
+        (Qwen2Config(use_sliding_window=True, max_window_layers=20), "layers of sliding_attention"),
+        (Qwen2Config(use_sliding_window=True, max_window_layers=99), ""),
+        (Qwen3Config(), ""),
+        (MistralConfig(), "a sliding window of 4096 tokens"),
+        (MistralConfig(sliding_window=None), ""),
+        (Phi3Config(sliding_window=2047), "a sliding window of 2047 tokens"),
+        (CohereConfig(), ""),
+        (Gemma2Config(), "layers of sliding_attention"),
+        (Gemma2Config(layer_types=["full_attention"] * 26), "attention scores with a soft cap"),
+        (Gemma3Config(), "a model of more than text"),
+        (Llama4TextConfig(), "layers of chunked_attention"),
+        (LlamaConfig(attention_chunk_size=64), "attention in chunks of 64 tokens"),
+        (LlamaConfig(attention_dropout=0.1), "attention_dropout 0.1"),
+        (GPT2Config(), "attn_pdrop 0.1"),
+        (LlamaConfig(is_causal=False), "attention to later tokens"),
+        (LlamaConfig(use_bidirectional_attention=True), "attention to later tokens"),
+        (DeepseekV3Config(), "value heads of another size than query heads"),
+        (LlamaConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=4), "attention heads of 12"),
+        (LlamaConfig(head_dim=512), "attention heads of 512"),
+        (JambaConfig(), "layers of linear_attention"),
+        (RwkvConfig(), "no attention heads"),
+    ],
+    ids=lambda value: value.model_type if hasattr(value, "model_type") else value,
+)
+def test_why_a_model_cannot_take_it(config, reason):
+    assert unfit(config).startswith(reason) and bool(unfit(config)) == bool(reason)
+
+
+def random_model(kind, config, implementation):
+    register()
+    torch.manual_seed(0)
+    return kind._from_config(config, attn_implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_llama_keeps_samples_apart(implementation, dtype):
+    model = llama(implementation).to(dtype)
+    assert keeps_samples_apart(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_family_that_builds_no_mask_from_positions_does_not_under_sdpa():
+    config = OPTConfig(
+        vocab_size=100, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    assert not keeps_samples_apart(random_model(OPTForCausalLM, config, "sdpa"))
+    assert keeps_samples_apart(random_model(OPTForCausalLM, config, VARLEN))
+
+
+def test_recurrent_layers_do_not_under_any_attention():
+    config = JambaConfig(
+        vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False,
+    )  # fmt: skip
+    for implementation in IMPLEMENTATIONS:
+        assert not keeps_samples_apart(random_model(JambaForCausalLM, config, implementation))
