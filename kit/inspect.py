@@ -121,7 +121,8 @@ def _checks(train: Samples, evaluation: Samples | None, tokenizer: Any) -> list[
         checks.append((seconds == 0, f"{seconds} begin with it twice"))
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     ends = sum(count for id_, count in lasts.items() if id_ in special) / num
-    named = ", ".join(f"{tokenizer.decode([id_])!r} {count / num:.1%}" for id_, count in lasts.most_common(3))
+    common = [(tokenizer.convert_ids_to_tokens(id_), count / num) for id_, count in lasts.most_common(3)]
+    named = ", ".join(f"{token!r} {share:.1%}" for token, share in common)
     checks.append((ends > 0.99, f"{ends:.1%} of the samples teach to stop; the last token learned is {named}"))
     ids_hash, counts = np.unique(train.hashes("ids_hash"), return_counts=True)
     twice = int((counts - 1).sum())
@@ -206,14 +207,17 @@ def _text_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 STYLE = """
+p.line { margin: .15rem 0 }
 .sample { border: 1px solid #d0d7de; border-radius: 6px; padding: .75rem; margin: .75rem 0 }
 .sample h3 { font-size: .95rem; margin: 0 0 .5rem } .sample h3 small { font-weight: normal; color: #57606a }
 .run { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; padding: .1rem .4rem;
 border-left: 3px solid #d0d7de; color: #57606a; margin: 2px 0 } .run.learned { border-color: #1a7f37; color: #1f2328;
 background: #dafbe1 } .run small { float: right; font: 11px/1.6 system-ui; color: #57606a; margin-left: .5rem }
 .run i { font-style: normal; background: #ddf4ff; border-radius: 3px; color: #0550ae } .run b { font-weight: normal }
-.run b:hover { outline: 1px solid #0969da } ul.checks { list-style: none; padding: 0 } ul.checks li { padding: .1rem 0 }
-ul.checks li::before { content: "✓"; color: #1a7f37; display: inline-block; width: 1.5rem; font-weight: bold }
+.run b:hover { outline: 1px solid #0969da } ul.checks { list-style: none; padding: 0 }
+ul.checks li { padding: .1rem 0 .1rem 1.5rem }
+ul.checks li::before { content: "✓"; color: #1a7f37; float: left; margin-left: -1.5rem;
+font-weight: bold }
 ul.checks li.look::before { content: "!"; color: #9a6700 } .legend .run { display: inline-block }
 @media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 }
 td, th, .sample { border-color: #30363d }
@@ -258,7 +262,7 @@ def _page_run(run: list[Token]) -> str:
 
 
 def _chart(gathered: Look) -> str:
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    figure = Figure(figsize=(6, 2.4), layout="constrained")
     axes = figure.subplots()
     counts, edges = histogram(gathered.lengths, gathered.max_length, 60)
     axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color="#0969da")

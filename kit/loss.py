@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kit.attention import BOUNDS, VARLEN
+from kit.attention import VARLEN
 
+# Where packed samples begin and end; only variable-length attention asks, others read position_ids.
+BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 # Positions per chunk. Logits of one chunk: chunk x vocabulary x (2 + 4 + 4) bytes.
 CHUNK_TOKENS = 2048
 
@@ -53,7 +55,7 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
         for name in ("labels", "logits_to_keep", "return_dict"):  # adapters pass these on
             kwargs.pop(name, None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        if self.config._attn_implementation != VARLEN:  # the bounds of packed samples; others read position_ids
+        if self.config._attn_implementation != VARLEN:
             kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDS}
         if not head_is_known:
             logits = plain_model_forward(*args, use_cache=False, **kwargs).logits.flatten(0, 1)  # [B * T, V]

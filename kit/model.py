@@ -81,9 +81,9 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
 def attention_of(recipe: Recipe, config: Any) -> str:
     """The attention kernel by the name transformers knows it by."""
     register_attention()
-    if recipe.attn_implementation != "auto":
-        return recipe.attn_implementation
-    return VARLEN if recipe.packing and not unfit(config) else "sdpa"
+    if recipe.attn_implementation == "auto":
+        return VARLEN if recipe.packing and not unfit(config) else "sdpa"
+    return VARLEN if recipe.attn_implementation == "varlen" else recipe.attn_implementation
 
 
 def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
@@ -110,7 +110,7 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
                 "--method qlora quantises it",
             )
         )
-    if recipe.attn_implementation == VARLEN and (reason := unfit(config)):
+    if recipe.attn_implementation == "varlen" and (reason := unfit(config)):
         problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions and recipe.max_length > positions:

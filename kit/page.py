@@ -10,11 +10,13 @@ matplotlib.use("svg")
 from matplotlib.figure import Figure
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+overflow-wrap: anywhere }
 h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem } p.line { color: #57606a }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
 svg { width: 100%; height: auto } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; vertical-align: top; padding: .25rem .75rem;
+table { border-collapse: collapse; width: 100% } td, th { text-align: left;
+overflow-wrap: normal; vertical-align: top; padding: .25rem .75rem;
 border-bottom: 1px solid #d0d7de } .scroll { overflow-x: auto }
 """
 
