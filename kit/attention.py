@@ -69,33 +69,6 @@ def unfit(config: Any) -> str:
     return ""
 
 
-def keeps_samples_apart(model: torch.nn.Module) -> bool:
-    """Whether packed samples stay apart in this model, under the attention it was loaded with.
-
-    Not so in recurrent layers, nor under sdpa in a family that does not build its mask from positions: silently. Asks
-    for the gradient of the second sample's logits in the first sample's embeddings, which is exactly zero or there
-    is a way from one to the other. Costs a forward and backward pass of eight tokens; parameters get no gradients.
-    """
-    model_: Any = model
-    embedding = model_.get_input_embeddings()
-    device = embedding.weight.device
-    ids = torch.arange(8, device=device)[None] % embedding.num_embeddings
-    borders = torch.tensor([0, 4, 8], dtype=torch.int32, device=device)
-    with torch.enable_grad():
-        embeds = embedding(ids).detach().requires_grad_()
-        logits = model_(
-            inputs_embeds=embeds,
-            position_ids=torch.arange(8, device=device)[None] % 4,
-            use_cache=False,
-            cu_seq_lens_q=borders,
-            cu_seq_lens_k=borders,
-            max_length_q=4,
-            max_length_k=4,
-        ).logits
-        (gradient,) = torch.autograd.grad(logits[:, 4:].float().square().sum(), embeds)
-    return not gradient[:, :4].any()
-
-
 class LazyMask:
     """sdpa's mask of one forward pass, built once, when a layer asks for it.
 

@@ -103,11 +103,15 @@ def check_isolation(accelerator: "Accelerator", model: torch.nn.Module, vocab_si
 
     was_training = model.training
     model.eval()
-    with torch.no_grad():
-        one, other = losses(tokens[0]), losses(tokens[1])
+    try:
+        with torch.no_grad():
+            difference = (losses(tokens[0]) - losses(tokens[1])).abs().max().item()
+    except (ValueError, TypeError, AttributeError) as error:
+        found = f"this model takes no packs ({str(error).splitlines()[0]})"
+        raise UserError(Problem("packing", found, fix="do without packing")) from None
     model.train(was_training)
-    difference = (one - other).abs().max().item()
-    if not difference < 1e-3:
+    # The same shapes give the same bits, but for experts, whose batches differ with what is routed to them.
+    if not difference < (1e-4 if accelerator.mixed_precision == "no" else 2e-2):
         found = f"samples of a pack see each other in this model (losses differ by {difference:.2g})"
         raise UserError(Problem("packing", found, "the same losses whatever comes before", "do without packing"))
 

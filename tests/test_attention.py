@@ -11,13 +11,10 @@ from transformers import (
     Gemma3Config,
     GPT2Config,
     JambaConfig,
-    JambaForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
-    OPTConfig,
-    OPTForCausalLM,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
@@ -27,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import kit.attention
-from kit.attention import VARLEN, LazyMask, keeps_samples_apart, register, unfit
+from kit.attention import VARLEN, LazyMask, register, unfit
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
 IMPLEMENTATIONS = ["sdpa", VARLEN]
@@ -401,34 +398,3 @@ def test_a_compiled_layer_is_not_compiled_anew_for_the_lengths_in_the_loop():
 )
 def test_why_a_model_cannot_take_it(config, reason):
     assert unfit(config).startswith(reason) and bool(unfit(config)) == bool(reason)
-
-
-def random_model(kind, config, implementation):
-    register()
-    torch.manual_seed(0)
-    return kind._from_config(config, attn_implementation=implementation)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_llama_keeps_samples_apart(implementation, dtype):
-    model = llama(implementation).to(dtype)
-    assert keeps_samples_apart(model)
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_family_that_builds_no_mask_from_positions_does_not_under_sdpa():
-    config = OPTConfig(
-        vocab_size=100, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4
-    )
-    assert not keeps_samples_apart(random_model(OPTForCausalLM, config, "sdpa"))
-    assert keeps_samples_apart(random_model(OPTForCausalLM, config, VARLEN))
-
-
-def test_recurrent_layers_do_not_under_any_attention():
-    config = JambaConfig(
-        vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False,
-    )  # fmt: skip
-    for implementation in IMPLEMENTATIONS:
-        assert not keeps_samples_apart(random_model(JambaForCausalLM, config, implementation))

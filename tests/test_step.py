@@ -1,14 +1,22 @@
-"""One step is one gradient, however its samples are cut up, and no step at all when something is not finite."""
+"""One step is one gradient, however its samples are cut up or packed; none at all where something is not finite."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+from kit import attention
+from kit.batches import collate
 from kit.config import LoadPlan, Recipe
-from kit.data import collate, open_data, open_sources
-from kit.errors import TrainingError
+from kit.data import open_data, open_sources
+from kit.errors import TrainingError, UserError
+from kit.feed import GlobalBatch
+from kit.loss import install_loss_head
 from kit.model import build_model, open_config, open_tokenizer
-from kit.step import seed_everything, train_step
+from kit.step import check_isolation, seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]
 
@@ -20,38 +28,89 @@ def setting(model_folder, chat_file):
     return recipe, samples
 
 
-def step(setting, size, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3):
-    """Loss, norm, and the weights before and after a step on ``IDS`` in micro-batches of ``size``."""
+def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, weigh=None, implementation="auto"):
+    """Result, and the weights before and after a step on ``IDS`` in ``rows``: a list of micro-batches of packs."""
     recipe, samples = setting
+    packing = any(len(pack) > 1 for rows_ in rows for pack in rows_)
+    recipe = recipe.model_copy(update={"packing": packing, "attn_implementation": implementation})
     torch.set_num_threads(1)
     model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
     spoil(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    batches = [collate(samples, IDS[i : i + size], 0) for i in range(0, len(IDS), size)]
-    num_targets = int(samples.num_supervised[IDS].sum())
+    batches = [collate(samples, [np.array(pack) for pack in rows_], 0, packing) for rows_ in rows]
+    for batch in batches if weigh else ():
+        weigh(batch)
+    num_sources = 1 + max(int(batch["sources"].max()) for batch in batches)
+    sums = np.zeros(num_sources)
+    for batch in batches:
+        np.add.at(sums, batch["sources"].numpy(), batch["weights"].numpy())
+    counts = np.ones(num_sources, np.int64)
+    given = GlobalBatch(batches, target_weights=sums, num_targets=counts, num_tokens=counts, epoch=1.0, places=[])
     try:
-        result = train_step(Accelerator(cpu=True), model, optimizer, batches, num_targets, rate, max_grad_norm)
+        result = train_step(Accelerator(cpu=True), model, optimizer, given, rate, max_grad_norm)
     except TrainingError as error:
         result = error
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     return result, before, after
 
 
+def single(size):
+    """Micro-batches of ``size`` samples, each in a row of its own."""
+    return [[[i] for i in IDS[first : first + size]] for first in range(0, len(IDS), size)]
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_the_gradient_does_not_depend_on_the_micro_batches(setting, size):
-    (loss, norm), before, after = step(setting, 1, rate=1.0)
-    (other_loss, other_norm), _, other_after = step(setting, size, rate=1.0)
-    assert other_loss == pytest.approx(loss, rel=1e-6)
-    assert other_norm == pytest.approx(norm, rel=5e-6)
+    one, before, after = step(setting, single(1), rate=1.0)
+    other, _, other_after = step(setting, single(size), rate=1.0)
+    assert other.loss == pytest.approx(one.loss, rel=1e-6)
+    assert other.grad_norm == pytest.approx(one.grad_norm, rel=5e-6)
     assert torch.allclose(other_after - before, after - before, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "varlen"])
+@pytest.mark.parametrize("rows", [[[IDS]], [[IDS[:3], IDS[3:]]], [[IDS[:5]], [IDS[5:7], IDS[7:]]]])
+def test_a_pack_has_the_loss_and_the_gradient_of_its_samples_padded(setting, rows, implementation):
+    padded, before, after = step(setting, single(8), rate=1.0)
+    packed, _, packed_after = step(setting, rows, rate=1.0, implementation=implementation)
+    assert packed.loss == pytest.approx(padded.loss, rel=1e-5)
+    assert packed.grad_norm == pytest.approx(padded.grad_norm, rel=1e-5)
+    assert torch.allclose(packed_after - before, after - before, rtol=1e-4, atol=1e-7)
+
+
+def test_weights_of_tokens_are_relative(setting):
+    def double(batch):
+        batch["weights"] *= 2
+
+    def mute_odd(batch):
+        batch["weights"][batch["targets"] % 2 == 1] *= 1e-9
+
+    plain, _, after = step(setting, single(8))
+    doubled, _, doubled_after = step(setting, single(8), weigh=double)
+    assert doubled.loss == pytest.approx(plain.loss, rel=1e-6) and torch.allclose(after, doubled_after, atol=1e-8)
+    muted, _, _ = step(setting, single(8), weigh=mute_odd)
+    assert abs(muted.loss - plain.loss) > 1e-3
+
+
+def test_each_source_has_its_own_loss(setting):
+    def split(batch):
+        batch["sources"] = (batch["target_positions"] % 3).clamp(max=1)
+
+    plain, _, _ = step(setting, single(2))
+    parts, _, _ = step(setting, single(2), weigh=split)
+    assert parts.loss == pytest.approx(plain.loss, rel=1e-6) and len(parts.losses) == 2
+    assert min(parts.losses) < plain.loss < max(parts.losses)
+    empty, _, _ = step(setting, single(2), weigh=lambda batch: batch.update(sources=batch["sources"] + 1))
+    assert math.isnan(empty.losses[0]) and empty.losses[1] == pytest.approx(plain.loss, rel=1e-6)
+
+
 def test_the_update_is_clipped_to_the_norm_and_zero_does_not_clip(setting):
-    (_, norm), before, after = step(setting, 4, max_grad_norm=0.01)
-    assert norm > 0.1 and (after - before).norm().item() == pytest.approx(0.01 * 1e-3, rel=1e-2)
-    (_, same), before, after = step(setting, 4, max_grad_norm=0)
-    assert same == pytest.approx(norm) and (after - before).norm().item() == pytest.approx(norm * 1e-3, rel=1e-2)
+    result, before, after = step(setting, single(4), max_grad_norm=0.01)
+    assert result.grad_norm > 0.1 and (after - before).norm().item() == pytest.approx(0.01 * 1e-3, rel=1e-2)
+    same, before, after = step(setting, single(4), max_grad_norm=0)
+    assert same.grad_norm == pytest.approx(result.grad_norm)
+    assert (after - before).norm().item() == pytest.approx(same.grad_norm * 1e-3, rel=1e-2)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -59,7 +118,7 @@ def test_a_step_that_is_not_finite_changes_nothing(setting, value):
     def spoil(model):
         model.model.norm.weight.data[0] = value
 
-    error, before, after = step(setting, 4, spoil)
+    error, before, after = step(setting, single(4), spoil)
     assert isinstance(error, TrainingError) and "loss" in str(error)
     assert torch.equal(torch.nan_to_num(before), torch.nan_to_num(after))
 
@@ -71,3 +130,44 @@ def test_generators_are_a_function_of_seed_step_and_rank():
 
     assert draw(1, 2, 3) == draw(1, 2, 3)
     assert len({tuple(draw(*key)) for key in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1, 3, 2)]}) == 5
+
+
+# Whether samples of a pack see each other
+
+SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def random_model(kind, config, implementation):
+    """A random model whose weights are large enough for a leak to be seen."""
+    attention.register()
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 5 if parameter.dim() > 1 else 1
+    install_loss_head(model)
+    return model
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN, "eager"])
+def test_a_llama_keeps_the_samples_of_a_pack_apart(implementation):
+    model = random_model(LlamaForCausalLM, LlamaConfig(**SHAPE, intermediate_size=64), implementation)
+    check_isolation(Accelerator(cpu=True), model, 100)
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_family_that_builds_no_mask_from_positions_is_refused_but_with_varlen():
+    config = OPTConfig(**SHAPE, word_embed_proj_dim=32, ffn_dim=64)
+    with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
+        check_isolation(Accelerator(cpu=True), random_model(OPTForCausalLM, config, "sdpa"), 100)
+    check_isolation(Accelerator(cpu=True), random_model(OPTForCausalLM, config, attention.VARLEN), 100)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN])
+def test_recurrent_layers_are_refused_under_any_attention(implementation):
+    config = JambaConfig(
+        **SHAPE, intermediate_size=64, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1, num_experts=2,
+        use_mamba_kernels=False,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
+        check_isolation(Accelerator(cpu=True), random_model(JambaForCausalLM, config, implementation), 100)
