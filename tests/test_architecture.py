@@ -21,6 +21,7 @@ LAYERS = [
     ["data", "adapter", "model", "optim"],
     ["launch", "strategy"],
     ["step", "evaluate", "checkpoint", "export", "log", "run"],
+    ["page"],
     ["plan", "doctor", "inspect", "report"],
     ["cli"],
 ]

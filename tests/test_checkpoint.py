@@ -44,7 +44,7 @@ def train(model, optimizer, steps):
     for step in steps:
         ids = torch.randint(3, 320, (2, 9), generator=torch.Generator().manual_seed(step))
         wanted = {"target_positions": torch.arange(8), "targets": ids[0, 1:]}
-        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), **wanted)
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), **wanted).sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

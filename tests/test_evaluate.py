@@ -86,11 +86,11 @@ def by_hand(setting, num):
     total, count = 0.0, 0
     setting.model.eval()
     for i in range(num):
-        tokens, mask = setting.samples[i]
+        tokens, weights = setting.samples[i]
         ids = torch.from_numpy(tokens).long()[None]
         with torch.no_grad():
             logits = setting.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].double()
-        supervised = torch.from_numpy(mask).bool()[1:]
+        supervised = torch.from_numpy(weights).bool()[1:]
         total += F.cross_entropy(logits[:-1][supervised], ids[0, 1:][supervised], reduction="sum").item()
         count += int(supervised.sum())
     return total, count
@@ -109,7 +109,7 @@ def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run, batch):
 def test_each_sample_counts_once_on_any_number_of_ranks(setting, run, processes, num, batch):
     total, count = by_hand(setting, num)
     ranks, _ = run(processes, num, per_device_train_batch_size=batch)
-    loss_sum, tokens = sum(ranks.total).tolist()
+    (loss_sum,), _, (tokens,) = sum(ranks.total).tolist()
     assert tokens == count
     assert loss_sum == pytest.approx(total, rel=1e-6)
 

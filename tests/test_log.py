@@ -3,12 +3,21 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kit import log as log_module
 from kit.config import Recipe
 from kit.evaluate import Answer, Evaluation
+from kit.feed import GlobalBatch
 from kit.log import Log
+from kit.step import StepResult
+
+
+def batch(num_tokens, num_sources=1):
+    """Of which a half is supervised; all of the first source."""
+    counts = np.array([num_tokens] + [0] * (num_sources - 1))
+    return GlobalBatch([], counts / 2, counts // 2, counts, epoch=0.5, places=[])
 
 
 @pytest.fixture
@@ -22,15 +31,15 @@ def clock(monkeypatch):
 def start(tmp_path, clock):
     """Starts a log whose ``run(steps)`` takes a second and 100 tokens for each step."""
 
-    def start(step=0, total=10, is_main=True, evaluations=({}, {}), **settings):
+    def start(step=0, total=10, is_main=True, evaluations=({}, {}), names=("one",), **settings):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
         state = {"step": step, "first_evaluation": evaluations[0], "last_evaluation": evaluations[1]}
-        log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total)
+        log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total, names)
 
         def run(steps):
             for done in steps:
                 clock.now += 1.0
-                log.step(done, loss=2 / 3 + done, learning_rate=1e-5 / 3, grad_norm=1.0, tokens=100)
+                log.step(done, batch(100, len(names)), StepResult(2 / 3 + done, 1.0, [0.5, 7.0]), 1e-5 / 3)
 
         log.run = run
         return log
@@ -56,6 +65,14 @@ def test_numbers_are_written_in_full(start, rows):
     (row,) = rows()
     assert (row["loss"], row["learning_rate"]) == (2 / 3 + 1, 1e-5 / 3)
     assert (row["step"], row["tokens"], row["tokens_per_second"], row["seconds"]) == (1, 100, 100.0, 1.0)
+
+
+def test_of_several_data_sets_each_has_its_own_numbers(start, rows):
+    start(names=("code", "chat")).run([1])
+    (row,) = rows()
+    assert (row["loss/code"], row["tokens/code"], row["supervised_tokens/code"]) == (0.5, 100, 50)
+    assert row["tokens/chat"] == 0 and "loss/chat" not in row  # no token of it in this step
+    assert row["tokens"] == 100 and row["supervised_tokens"] == 50
 
 
 def test_after_a_resume_every_step_stands_once(start, rows):
@@ -133,7 +150,7 @@ def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume
     first.evaluation(0, evaluation(3.0, eval_exact_match=0.25))
     first.run([1])
     first.evaluation(1, evaluation(2.0, eval_exact_match=0.5))
-    kept = json.loads(json.dumps(first.state(1)))
+    kept = json.loads(json.dumps(first.state(1, {})))
     assert kept["step"] == 1
     again = start(step=1, evaluations=(kept["first_evaluation"], kept["last_evaluation"]))
     again.evaluation(2, evaluation(1.0, eval_exact_match=1.0))
@@ -169,9 +186,9 @@ def test_trackers_get_the_same_numbers(tmp_path, clock):
     recipe = Recipe(model_name_or_path="m", dataset="d", report_to="tensorboard", lora_target_modules="q_proj,v_proj")
     try:
         accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
-        log = Log(accelerator, recipe, tmp_path, {"step": 0, "first_evaluation": {}, "last_evaluation": {}}, 2)
+        log = Log(accelerator, recipe, tmp_path, {"step": 0, "first_evaluation": {}, "last_evaluation": {}}, 2, ["one"])
         clock.now += 1.0
-        log.step(1, loss=0.5, learning_rate=0.1, grad_norm=1.0, tokens=10)
+        log.step(1, batch(10), StepResult(0.5, 1.0, [0.5]), 0.1)
         log.close()
     finally:
         AcceleratorState._reset_state(True)
