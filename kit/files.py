@@ -102,8 +102,6 @@ class _TextFile:
                 yield Block(first, num_rows, num_bytes - before, payload)
             if reader.damage:
                 yield _ending(self.name, line + 1, f"{reader.damage} after line {line}")
-        if num_bytes < self.size:  # what a compression puts at the end
-            yield Block(line + 1, 0, self.size - num_bytes, [])
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
         """``first``, ``num_rows`` and ``payload`` of blocks."""

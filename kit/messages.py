@@ -211,7 +211,7 @@ def _parsed(where: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value.strip() else []
+        return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise UserError(
             Problem(where, f"not JSON ({str(error).split(':')[0]})", "JSON as text, or what it stands for")

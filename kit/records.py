@@ -86,7 +86,7 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
         if not line or (reader.damage and not line.endswith(b"\n")):
             return ""
         number += 1
-        if len(line) > MAX_LINE_BYTES:
+        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
             skip_line(reader)
             raise _BadLine(long_line(f"{name}:{number}"))
         try:
@@ -164,19 +164,21 @@ class _Array:
         self.reader, self.name, self.line = reader, name, 1
         self.text, self.at, self.column = "", 0, 0  # column: characters of this line before the window
         self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self.has_ended = self.is_no_text = False  # or ended where it is no text any more
 
-    def read_more(self) -> bool:
-        """Whether there was more to read: at least as much again, so that a long element is not parsed too often."""
+    def read_more(self) -> None:
+        """At least as much again, so that a long element is not parsed too often."""
         kept = len(self.text) - self.at
         last_newline = self.text.rfind("\n", 0, self.at)
         self.column = self.at - last_newline - 1 if last_newline >= 0 else self.column + self.at
         chunk = self.reader.read(max(READ_BYTES, kept))
+        self.has_ended = not chunk
         try:
-            self.text, self.at = self.text[self.at :] + self.decode(chunk, final=not chunk), 0
+            text = self.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            self.line += self.text.count("\n", self.at) + error.object.count(b"\n", 0, error.start)
-            raise self.bad("not UTF-8", "UTF-8 text") from None
-        return bool(chunk)
+            text = error.object[: error.start].decode()
+            self.has_ended = self.is_no_text = True
+        self.text, self.at = self.text[self.at :] + text, 0
 
     def move(self, end: int) -> None:
         self.line += self.text.count("\n", self.at, end)
@@ -186,8 +188,9 @@ class _Array:
         """The next character that is no space; empty at the end of the file."""
         while True:
             self.move(SPACE.match(self.text, self.at).end())  # type: ignore[union-attr]  # it matches nothing too
-            if self.at < len(self.text) or not self.read_more():
+            if self.at < len(self.text) or self.has_ended:
                 return self.text[self.at : self.at + 1]
+            self.read_more()
 
     def take(self, allowed: str) -> str:
         """The next character, one of ``allowed``; none allowed: the end of the file."""
@@ -207,9 +210,10 @@ class _Array:
                 value, end = _decoder.raw_decode(self.text, self.at)
             except json.JSONDecodeError as error:
                 is_cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
-                if is_cut and len(self.text) - self.at <= MAX_LINE_BYTES and self.read_more():
+                if is_cut and not self.has_ended and len(self.text) - self.at <= MAX_LINE_BYTES:
+                    self.read_more()
                     continue
-                if is_cut and len(self.text) - self.at > MAX_LINE_BYTES:
+                if is_cut and not self.has_ended:
                     raise self.bad(f"an element of more than {MAX_LINE_BYTES >> 20} MiB", "smaller samples") from None
                 column = self.column_at(error.pos)
                 self.move(error.pos)
@@ -218,8 +222,9 @@ class _Array:
                 raise self.bad(str(error).split(";")[0], "a JSON array of objects") from None
             except RecursionError:
                 raise self.bad("nested too deeply", "a JSON array of objects") from None
-            if end == len(self.text) and self.read_more():
-                continue  # a number may go on
+            if end == len(self.text) and not self.has_ended:  # a number may go on
+                self.read_more()
+                continue
             row = self.line, _object(value, f"{self.name}:{self.line}")
             self.move(end)
             return row
@@ -230,4 +235,7 @@ class _Array:
         return position - last_newline if last_newline >= 0 else self.column + position + 1
 
     def bad(self, found: str, expected: str) -> _BadLine:
+        if self.is_no_text:
+            self.line += self.text.count("\n", self.at)
+            found, expected = "not UTF-8", "UTF-8 text"
         return _BadLine(Problem(f"{self.name}:{self.line}", found, expected))
