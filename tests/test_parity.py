@@ -13,15 +13,20 @@ TOPOLOGIES = {
 }
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(finetune, fp32, method):
-    flags = {
-        "method": method,
-        "max_steps": 12,
-        "gradient_checkpointing": method == "lora",
-        "global_batch_size": 24,
-        "learning_rate": 2e-3,
-    }
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"method": "full"},
+        {"method": "lora", "gradient_checkpointing": True},
+        {"method": "lora", "packing": True, "dataset": "mixed"},
+        {"method": "lora", "streaming": True, "dataset": "mixed"},
+    ],
+)
+def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(finetune, fp32, chat_file, tmp_path, data):
+    flags = {"max_steps": 12, "global_batch_size": 24, "learning_rate": 2e-3, **data}
+    if data.get("dataset") == "mixed":
+        (tmp_path / "few.jsonl").write_text("".join(f"{line}\n" for line in chat_file.read_text().splitlines()[:7]))
+        flags["dataset"] = f"[{{path: {chat_file}, weight: 3}}, {{path: {tmp_path / 'few.jsonl'}, weight: 1}}]"
     reference = finetune.ok("reference", config=fp32["single"], **flags | {"per_device_train_batch_size": 1})
     assert len(reference.rows) == 12
     for name, (config, processes, micro_batch) in TOPOLOGIES.items():
@@ -33,4 +38,9 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(fin
         )
         losses = [row["loss"] for row in run.rows]
         assert losses == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6), name
+        sources = [key for key in reference.rows[0] if key.startswith(("loss/", "tokens/"))]
+        assert len(sources) == (4 if "dataset" in data else 0)
+        for key in sources:
+            pairs = [(row.get(key), other.get(key)) for row, other in zip(run.rows, reference.rows, strict=True)]
+            assert [a for a, _ in pairs if a] == pytest.approx([b for _, b in pairs if b], rel=1e-6), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name

@@ -27,6 +27,9 @@ def interrupt_after(run, step, copy):
         ("fsdp", 2, {}),
         ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
         ("fsdp1", 2, {}),
+        ("single", 1, {"packing": True}),
+        ("fsdp", 2, {"packing": True, "method": "qlora", "global_batch_size": 4, "per_device_train_batch_size": 1}),
+        ("ddp", 2, {"streaming": True, "shuffle_buffer_size": 20}),
     ],
 )
 def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune, config, processes, flags):
@@ -50,9 +53,11 @@ def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune, config,
         (("fsdp1", 2), ("ddp", 2)),
     ],
 )
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, first, second, method):
-    flags = DROPOUT | {"method": method, "lora_dropout": 0.0, "learning_rate": 2e-3}
+@pytest.mark.parametrize("data", [{"method": "full"}, {}, {"packing": True}, {"streaming": True}])
+def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, first, second, data):
+    if first[0] != "fsdp" and len(data) and "method" not in data:
+        pytest.skip("what is fed does not depend on the strategy: once is enough")
+    flags = DROPOUT | {"lora_dropout": 0.0, "learning_rate": 2e-3, **data}
     whole = finetune.ok("whole", first[1], config=fp32[first[0]], **flags)
     interrupt_after(whole, 5, finetune.folder / "half")
     half = finetune.ok("half", second[1], config=fp32[second[0]], **flags)
