@@ -58,7 +58,13 @@ class Data:
     def describe(self) -> dict[str, Any]:
         """For the record of a run."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
-        return {"fingerprint": self.fingerprint, "train": self.train.report, "evaluation": evaluation}
+        sources = [
+            {"name": name, "num_samples": int(of_source.sum()), "num_tokens": int(self.train.lengths[of_source].sum())}
+            for number, name in enumerate(self.names)
+            for of_source in [self.train.sources == number]
+        ]
+        described = {"train": self.train.report, "evaluation": evaluation, "sources": sources}
+        return {"fingerprint": self.fingerprint, **described}
 
 
 def open_sources(recipe: Recipe) -> list[Opened]:

@@ -29,6 +29,7 @@ class GlobalBatch:
     num_tokens: np.ndarray  # int64 [num_sources]
     epoch: float  # after this step
     places: Sequence[str]  # where its samples come from: all of them, or of a stream this rank's
+    num_skipped: int = 0  # rows of a stream that could not be used, since the start, over all ranks
 
 
 class Feed:

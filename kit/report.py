@@ -38,6 +38,7 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
         charts.append(chart("loss by data set", [(key.removeprefix("loss/"), training, key) for key in names]))
     if any("eval_exact_match" in row for row in evaluation):
         charts.append(chart("exact match", [("", evaluation, "eval_exact_match")]))
+    sources = run["data"]["sources"]
     recipe = {key: value for key, value in run["recipe"].items() if value not in (None, [], {})}
     parts = [
         f"<h1>{html.escape(folder.name)}</h1><p class=line>{html.escape(line)}</p>",
@@ -45,6 +46,7 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
         section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
         section("Answers", _answers(answers)) if answers else "",
         section("Data", _data_table(run["data"])),
+        section("Data sets", table(list(sources[0]), sources)) if len(sources) > 1 else "",
         section("Recipe", table(["key", "value"], [{"key": k, "value": v} for k, v in recipe.items()])),
         section("Versions", table(list(run["versions"]), [run["versions"]])),
     ]

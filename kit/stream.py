@@ -75,7 +75,8 @@ class Stream:
     def describe(self) -> dict[str, Any]:
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         train = {"num_files": sum(len(each.source.parts) for each in self.opened)}
-        return {"fingerprint": self.fingerprint, "train": train, "evaluation": evaluation}
+        sources = [{"name": name} for name in self.names]
+        return {"fingerprint": self.fingerprint, "train": train, "evaluation": evaluation, "sources": sources}
 
 
 def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
@@ -128,11 +129,12 @@ class StreamFeed:
         rows = _Rows(elements)
         size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
         shares = deal(rows.lengths, rows.items, 1, size, packing)
-        counts = np.zeros((3, len(self._shares)))
+        counts = np.zeros((4, len(self._shares)))
+        counts[3, 0] = sum(reader.num_skipped for readers in self._readers for reader in set(readers.values()))
         for source, lane, element in elements:
             self._cursors[source, lane] = element.cursor
             for ids, sample_weights in element.samples:
-                counts[:, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
+                counts[:3, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
         counts = self._sum_over_ranks(counts)
         return GlobalBatch(
             [collate(rows, share, self._pad, packing) for (share,) in shares],
@@ -141,6 +143,7 @@ class StreamFeed:
             num_tokens=counts[2].astype(np.int64),
             epoch=float(self._cursors[:, list(self._own), 0].max()),
             places=[place for _, _, element in elements for place in element.places],
+            num_skipped=int(counts[3, 0]),
         )
 
     def state(self) -> dict[str, Any]:
@@ -151,11 +154,6 @@ class StreamFeed:
 
     def notes(self) -> list[str]:
         return [f"streaming: rows shuffled within {self._recipe.shuffle_buffer_size}"]
-
-    @property
-    def num_skipped(self) -> int:
-        """Rows this rank could not use."""
-        return sum(reader.num_skipped for readers in self._readers for reader in set(readers.values()))
 
     def _read(self, step: int) -> list[tuple[int, int, _Element]]:
         """Source, lane and item for each of this rank's lanes."""

@@ -13,6 +13,7 @@ from kit.report import write_report
 def folder(tmp_path):
     recipe = {"method": "lora", "dataset": "<b>.jsonl", "eval_dataset": None}
     data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"num_samples": 3}}
+    data["sources"] = [{"name": "one", "num_samples": 7}]
     (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe, "data": data, "versions": {"torch": "2.13.0"}}))
     rows = [
         {"step": step, "loss": 5 - step / 2, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 9.0}
@@ -32,6 +33,21 @@ def test_the_page_shows_what_the_run_left(folder):
         assert text in page
     assert page.count("<svg") == 6 and "eval_dataset" not in page
     assert not (folder / ".report.partial").exists()
+
+
+def test_several_data_sets_have_their_own_numbers(folder):
+    run = json.loads((folder / "run.json").read_text())
+    run["data"]["sources"].append({"name": "<other>", "num_samples": 1234})
+    (folder / "run.json").write_text(json.dumps(run))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps(row | ({"loss/one": 1.0, "loss/<other>": 2.0} if "loss" in row else {})) + "\n" for row in rows
+        )
+    )
+    write_report(folder, "single", [])
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 7 and "1234" in page and "&lt;other&gt;" in page and "<other>" not in page
 
 
 def test_nothing_in_it_runs_or_calls_home(folder):
