@@ -6,7 +6,7 @@ Pure but for the source that parses its own blocks, so that any process can do i
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -57,6 +57,7 @@ class Piece:
     input_ids: np.ndarray  # int32 [T]
     weight_codes: np.ndarray  # uint8 [T]: which of `weights`
     weights: list[float]
+    rows: Sequence[int] = ()  # [N], which of the given rows each sample is from
     problems: list[Problem] = field(default_factory=list)
     refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # first place, and how many
     counts: Counter[str] = field(default_factory=Counter)
@@ -69,7 +70,7 @@ class Piece:
         return self.input_ids[start : start + length], np.array(self.weights, np.float32)[codes]
 
 
-_Kept = tuple[int, int, Encoded, int]  # part, number, ids and weights, hash of the text
+_Kept = tuple[int, int, int, Encoded, int]  # part, number, index of the row, ids and weights, hash of the text
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ class Encoder:
         """Check and tokenise rows, each with the number of its part, its own number, and what was parsed."""
         source, fields = opened.source, opened.fields
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
-        places: list[tuple[int, int]] = []
+        places: list[tuple[int, int, int]] = []
         samples = []
-        for part, number, row in rows:
+        for index, (part, number, row) in enumerate(rows):
             place = source.place(part, number)
             if row is None:
                 piece.counts["num_blank_lines"] += 1
@@ -110,11 +111,11 @@ class Encoder:
                 if isinstance(sample, list):
                     piece.problems += [replace(p, where=f"{place} {p.where}".rstrip()) for p in sample]
                 else:
-                    places.append((part, number))
+                    places.append((part, number, index))
                     samples.append(sample)
         results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         kept: list[_Kept] = []
-        for (part, number), sample, result in zip(places, samples, results, strict=True):
+        for (part, number, index), sample, result in zip(places, samples, results, strict=True):
             if isinstance(result, Problem):  # usually of the template, and the same for many rows
                 first, count = piece.refusals.get(result, (source.place(part, number), 0))
                 piece.refusals[result] = first, count + 1
@@ -129,7 +130,7 @@ class Encoder:
                     problem = Problem(source.place(part, number), found, f"at most {self.max_length}", fix)
                     piece.problems.append(problem)
                 else:
-                    kept += [(part, number, cut, text_hash) for cut in self._fit(encoded, piece.counts)]
+                    kept += [(part, number, index, cut, text_hash) for cut in self._fit(encoded, piece.counts)]
         self._fill(piece, kept)
         return piece
 
@@ -157,7 +158,7 @@ class Encoder:
     def _fill(self, piece: Piece, kept: list[_Kept]) -> None:
         if not kept:
             return
-        parts, numbers, pieces, text_hashes = zip(*kept, strict=True)
+        parts, numbers, piece.rows, pieces, text_hashes = zip(*kept, strict=True)
         lengths = np.array([len(encoded.input_ids) for encoded in pieces])
         piece.input_ids = np.fromiter(chain.from_iterable(e.input_ids for e in pieces), np.int32, lengths.sum())
         weights = np.fromiter(chain.from_iterable(e.weights for e in pieces), np.float32, lengths.sum())

@@ -104,8 +104,7 @@ def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
     return [
         Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
         for key, value in paths
-        if os.path.exists(value)
-        and folder.resolve() in Path(value).resolve().parents
+        if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
     ]
 
 

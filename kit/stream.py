@@ -217,13 +217,14 @@ class _SubStream:
         """Read one window more, for all lanes of this rank."""
         epoch, window, rows = next(self._windows)
         num_lanes = len(self._lanes)
-        lane_of = {row[:2]: self._lanes[(j + epoch) % num_lanes] for j, row in enumerate(rows)}
-        piece = self._encoder.encode(self._opened, [row for row in rows if lane_of[row[:2]] in self._queues])
+        lanes = [self._lanes[(j + epoch) % num_lanes] for j in range(len(rows))]
+        own = [j for j, lane in enumerate(lanes) if lane in self._queues]
+        piece = self._encoder.encode(self._opened, [rows[j] for j in own])
         self.num_skipped += len(piece.problems) + sum(count for _, count in piece.refusals.values())
         members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
         places = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
-        for i, place in enumerate(places):
-            members[lane_of[place]].append(i)
+        for i, index in enumerate(piece.rows):
+            members[lanes[own[index]]].append(i)
         for lane, indices in members.items():
             for taken, item in enumerate(self._items(piece.samples["length"], indices, epoch, window, lane), start=1):
                 if (epoch, window, taken) > self._starts[lane]:

@@ -133,6 +133,22 @@ def test_bad_rows_at_the_beginning_stop_the_run_and_later_ones_are_skipped(tmp_p
         feeds(tokenizer, 1, 8)
 
 
+def test_rows_that_share_a_line_are_told_apart(tmp_path, tokenizer):
+    rows = [{"prompt": f"row {i} ", "completion": "a"} for i in range(32)]
+    (tmp_path / "part-0.json").write_text(json.dumps(rows))
+    ranks = feeds(tokenizer, 2, 4, dataset="part-0.json")
+    prompts = [ids.tolist() for feed in ranks for step in range(4) for ids in first_rows(feed.take(step))]
+    assert len({tuple(ids) for ids in prompts}) == 32
+
+
+def first_rows(batch):
+    return [
+        row[: int(mask.sum())]
+        for b in batch.micro_batches
+        for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
+    ]
+
+
 def test_a_stream_shorter_than_a_batch_still_feeds_every_lane(tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=3)
     (feed,) = feeds(tokenizer, 1, 8)
