@@ -4,7 +4,6 @@ Pure but for the source that parses its own blocks, so that any process can do i
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,8 @@ from kit.sources import Source
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 2
+# Spaces and punctuation of ASCII: a regular expression over all of Unicode took a tenth of the whole time.
+NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 MAX_WEIGHTS = 256  # different weights of tokens in one data set: a byte for each token says which
 SAMPLE = np.dtype(
     [
@@ -122,7 +123,8 @@ class Encoder:
                 continue
             piece.counts["num_rows"] += 1
             piece.remarks.update({remark for encoded in result for remark in encoded.remarks})
-            text_hash = xxhash.xxh3_64_intdigest(re.sub(r"\W+", "", plain_text(sample).casefold()).encode())
+            letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
+            text_hash = xxhash.xxh3_64_intdigest(letters)
             for encoded in result:
                 if len(encoded.input_ids) > self.max_length and self.excess_length_strategy == "error":
                     found = f"{len(encoded.input_ids)} tokens"
