@@ -48,7 +48,7 @@ class Data:
 
     def open_feed(self, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]) -> Feed:
         """``state``: of the feed when the run was last saved; a step here is known by its number, and needs none."""
-        return Feed(self.train, self.order, recipe, accelerator, pad_token_id)
+        return Feed(self.train, self.order, recipe, accelerator, pad_token_id, self.total_steps(recipe))
 
     @property
     def names(self) -> list[str]:

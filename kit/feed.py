@@ -4,10 +4,10 @@
 apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -32,8 +32,27 @@ class GlobalBatch:
     num_skipped: int = 0  # rows of a stream that could not be used, since the start, over all ranks
 
 
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """Makes what the next step needs while a step runs, in one thread, in the order of the steps."""
+
+    def __init__(self, make: Callable[[int], T], num_steps: int) -> None:
+        self._make, self._num_steps = make, num_steps
+        self._thread = ThreadPoolExecutor(1)
+        self._made: dict[int, Future[T]] = {}
+
+    def take(self, step: int) -> T:
+        for number in (step, step + 1):
+            # Nothing is made beyond the last step: leaving would have to wait for it.
+            if number not in self._made and number < max(self._num_steps, step + 1):
+                self._made[number] = self._thread.submit(self._make, number)
+        return self._made.pop(step).result()
+
+
 class Feed:
-    """Global batches of samples at hand. The next one is made while a step runs."""
+    """Global batches of samples at hand."""
 
     def __init__(
         self,
@@ -42,18 +61,15 @@ class Feed:
         recipe: Recipe,
         accelerator: Any,
         pad_token_id: int,
+        num_steps: int,
     ) -> None:
         self._samples, self._order, self._recipe, self._pad = samples, order, recipe, pad_token_id
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
-        self._thread = ThreadPoolExecutor(1)
-        self._ahead: dict[int, Future[GlobalBatch]] = {}
+        self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
         """The global batch of ``step``, from 0."""
-        for number in (step, step + 1):
-            if number not in self._ahead:
-                self._ahead[number] = self._thread.submit(self._make, number)
-        return self._ahead.pop(step).result()
+        return self._ahead.take(step)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the feed: nothing, a step is known by its number."""

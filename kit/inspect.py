@@ -67,7 +67,7 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
         num_samples: samples to show, spread evenly over the data; at least one of each source.
     """
     train: Samples = data.train
-    feed = Feed(train, data.order, recipe, _Alone(), 0)
+    feed = Feed(train, data.order, recipe, _Alone(), 0, num_steps=0)
     title = ", ".join(store.source.name for store in train.stores)
     notes = [*data.notes, *feed.notes(), f"{data.total_steps(recipe)} steps of {recipe.global_batch_size}"]
     gathered = Look(

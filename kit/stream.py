@@ -15,7 +15,6 @@ rank's own are tokenised.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -27,7 +26,7 @@ from kit.cache import digest
 from kit.config import Recipe
 from kit.encoder import Encoder, Opened
 from kit.errors import Problem, TrainingError, UserError, raise_if
-from kit.feed import GlobalBatch
+from kit.feed import Ahead, GlobalBatch
 from kit.order import LANE, MIX, PACKS, PARTS, permutation, uniform
 from kit.packing import pack
 from kit.samples import Samples
@@ -91,7 +90,7 @@ def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
 
 
 class StreamFeed:
-    """Global batches of a stream. The next one is read while a step runs."""
+    """Global batches of a stream."""
 
     def __init__(
         self, stream: Stream, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]
@@ -117,15 +116,11 @@ class StreamFeed:
                 for i in {lane % num_streams for lane in self._own}
             ]
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
-        self._thread = ThreadPoolExecutor(1)
-        self._ahead: dict[int, Future[list[tuple[int, int, _Element]]]] = {}
+        self._ahead = Ahead(self._read, stream.total_steps(recipe))
 
     def take(self, step: int) -> GlobalBatch:
         """The global batch of ``step``, from 0; called by all ranks, for each step in turn."""
-        for number in (step, step + 1):
-            if number not in self._ahead:
-                self._ahead[number] = self._thread.submit(self._read, number)
-        elements = self._ahead.pop(step).result()
+        elements = self._ahead.take(step)
         rows = _Rows(elements)
         size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
         shares = deal(rows.lengths, rows.items, 1, size, packing)

@@ -26,6 +26,9 @@ def test_every_command_parses(command):
     for part in command.split(" && "):
         words = shlex.split(part)
         script = next((word for word in words if word.startswith("recipes/")), None)
+        if words[:2] in (["kit", "inspect"], ["kit", "prepare"]):
+            flags = re.sub(r" (-n|--html) \S+", "", part).split()[2:]
+            assert not read_command_line(flags).problems
         if script is None:
             continue
         assert (ROOT / script).is_file()
@@ -58,6 +61,7 @@ def test_every_flag_named_in_the_pages_exists():
         "num_processes",
         "dry_run",
         "output_dir",
+        "html",
     }
     theirs |= {"learning_rte"}  # the mistake that is answered
     for page in PAGES:
