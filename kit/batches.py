@@ -113,13 +113,13 @@ def collate(samples: Rows, items: Sequence[Item], pad_token_id: int, packing: bo
         if start < length:
             position_ids[b, start:] = np.arange(length - start)
             bounds.append((b + 1) * length)
-    b, t = np.nonzero(weights[:, 1:])
+    at, t = np.nonzero(weights[:, 1:])
     batch: Batch = {
         "input_ids": torch.from_numpy(input_ids),
-        "target_positions": torch.from_numpy(b * length + t),
-        "targets": torch.from_numpy(input_ids[b, t + 1]),
-        "weights": torch.from_numpy(weights[b, t + 1]),
-        "sources": torch.from_numpy(sources[b, t + 1]),
+        "target_positions": torch.from_numpy(at * length + t),
+        "targets": torch.from_numpy(input_ids[at, t + 1]),
+        "weights": torch.from_numpy(weights[at, t + 1]),
+        "sources": torch.from_numpy(sources[at, t + 1]),
     }
     if not packing:
         return batch | {"attention_mask": torch.from_numpy(attention_mask)}

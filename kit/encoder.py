@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -81,7 +81,7 @@ class Encoder:
     tokenizer: Any
     template: str | None
     prompts_as_chat: bool
-    train_on: str
+    train_on: Literal["assistant", "last", "all"]
     max_length: int
     excess_length_strategy: str
 
@@ -164,14 +164,14 @@ class Encoder:
         lengths = np.array([len(encoded.input_ids) for encoded in pieces])
         piece.input_ids = np.fromiter(chain.from_iterable(e.input_ids for e in pieces), np.int32, lengths.sum())
         weights = np.fromiter(chain.from_iterable(e.weights for e in pieces), np.float32, lengths.sum())
-        codes = weights.astype(np.uint8)
-        if (codes != weights).any() or codes.max() > 1:
-            values, codes = np.unique(np.append(weights, np.float32([0, 1])), return_inverse=True)
-            piece.weights, codes = values.tolist(), codes[:-2] % MAX_WEIGHTS
+        if ((weights == 0) | (weights == 1)).all():
+            piece.weight_codes = weights.astype(np.uint8)
+        else:
+            values, codes = np.unique(weights, return_inverse=True)
+            piece.weights, piece.weight_codes = values.tolist(), (codes % MAX_WEIGHTS).astype(np.uint8)
             if len(values) > MAX_WEIGHTS:
                 found = f"{len(values)} different weights in {len(kept)} samples"
                 piece.problems.append(Problem("weight", found, f"at most {MAX_WEIGHTS} in a data set"))
-        piece.weight_codes = codes.astype(np.uint8)
         piece.samples = samples = np.zeros(len(kept), SAMPLE)
         samples["length"], samples["start"] = lengths, np.cumsum(lengths) - lengths
         samples["part"], samples["number"], samples["text_hash"] = parts, numbers, np.array(text_hashes, np.uint64)

@@ -97,7 +97,7 @@ class Log:
 
     def step(self, step: int, batch: "GlobalBatch", result: "StepResult", learning_rate: float) -> None:
         """After 1-based ``step``; counts of tokens are over all ranks."""
-        metrics = {
+        metrics: dict[str, float] = {
             "epoch": batch.epoch,
             "loss": result.loss,
             "learning_rate": learning_rate,
@@ -105,7 +105,7 @@ class Log:
             "supervised_tokens": int(batch.num_targets.sum()),
             "tokens": int(batch.num_tokens.sum()),
         }
-        self.tokens += metrics["tokens"]
+        self.tokens += int(metrics["tokens"])
         self.steps += 1
         if not self.is_main:
             return
