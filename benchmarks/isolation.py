@@ -1,0 +1,67 @@
+"""How far packed samples are from the same samples alone, on a model and data of your own, in fp32 on a CPU.
+
+    python benchmarks/isolation.py --model_name_or_path M --dataset D --max_length 512 [any finetune flag]
+
+For the first packs of the run: the worst absolute difference of a logit between a sample in its pack and the sample
+alone, the same where packs are told apart by nothing (a control, which must be large), and the worst relative
+difference between the loss of a pack and that of its samples in padded rows.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kit.batches import collate
+from kit.cli import open_recipe_data
+from kit.config import LoadPlan
+from kit.model import build_model, open_config
+
+NUM_PACKS = 10
+
+
+def main() -> None:
+    recipe, _, data = open_recipe_data([*sys.argv[1:], "--packing", "--method", "full"])
+    packs = [item for item in data.order.batch(0) if len(item) > 1][:NUM_PACKS]
+    print(f"{len(packs)} packs of {sum(map(len, packs))} samples\n")
+    print("| attention | worst logit, packed against alone | leaking control | loss, packed against padded |")
+    print("|---|---|---|---|")
+    for implementation in ("sdpa", "varlen"):
+        chosen = recipe.model_copy(update={"attn_implementation": implementation})
+        model = build_model(chosen, open_config(chosen), LoadPlan(compute_dtype="float32", device="cpu")).eval()
+        worst = np.zeros(3)
+        with torch.no_grad():
+            for pack in packs:
+                worst = np.maximum(worst, compare(model, data.train, pack))
+        print(f"| {implementation} | {worst[0]:.1e} | {worst[1]:.2f} | {worst[2]:.1e} |")
+
+
+def compare(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[float, float, float]:
+    """Worst logit difference, that of the control, and relative difference of the loss."""
+    batch = collate(samples, [pack], 0, packing=True)
+    forward = {key: batch[key] for key in batch if key not in ("target_positions", "targets", "weights", "sources")}
+    if model.config._attn_implementation == "sdpa":
+        forward = {key: forward[key] for key in ("input_ids", "position_ids")}
+    packed = model(**forward, use_cache=False).logits[0]
+    leaking = model(input_ids=batch["input_ids"], attention_mask=torch.ones_like(batch["input_ids"])).logits[0]
+    start, worst, control = 0, 0.0, 0.0
+    for i in pack:
+        ids = torch.from_numpy(samples[i][0].astype(np.int64))[None]
+        alone = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+        here = slice(start, start + ids.shape[1])
+        worst = max(worst, (packed[here] - alone).abs().max().item())
+        control = max(control, (leaking[here] - alone).abs().max().item())
+        start += ids.shape[1]
+    losses = []
+    for items, packing in (([pack], True), (list(pack[:, None]), False)):
+        inputs = collate(samples, items, 0, packing)
+        inputs.pop("weights"), inputs.pop("sources")
+        losses.append(model(**inputs).double().sum().item())
+    return worst, control, abs(losses[0] - losses[1]) / losses[1]
+
+
+if __name__ == "__main__":
+    main()
