@@ -1,319 +1,272 @@
-"""Samples to token ids and a supervision mask. Pure: a tokenizer is passed in, nothing is read but template files.
+"""Samples to token ids and the weight of each in the loss. Pure: a tokenizer is passed in, nothing is read but files.
 
 Promises:
 
-- The mask is found by position in the rendered text, never by comparing token ids.
+- What is learned from is found by position in the rendered text (``kit/turns.py``), never by comparing token ids.
 - The tokens before a supervised span are those of the prompt tokenised alone, as at inference: where a merge would
   straddle the border, the text is cut there. (After such a cut an earlier answer keeps its own tokens.)
-- An assistant turn is supervised from the end of the generation prompt to its end-of-turn token, and no further.
 - One BOS, never two: a chat template decides alone; prompt + completion and text get one if the tokenizer has it.
-- A template whose renderings do not fit together is refused, with the reason.
+- What cannot be encoded so is refused, with the reason.
 """
 
-import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any
 
-import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+from kit.errors import Problem, UserError
+from kit.template import FIXED_DATE, Messages, Template, Tools, fitting
+from kit.turns import Draft, Drafter, TrainOn
 
-from kit.errors import Problem, UserError, did_you_mean
-
-TEMPLATES = Path(__file__).parent / "templates"
-# What a tokenizer must hold as single tokens for each of our templates.
-REQUIRED_TOKENS = {
-    "chatml": ["<|im_start|>", "<|im_end|>"],
-    "gemma": ["bos_token", "<start_of_turn>", "<end_of_turn>"],
-    "llama2": ["bos_token", "eos_token"],
-    "llama3": ["bos_token", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-    "mistral": ["bos_token", "eos_token", "[INST]", "[/INST]"],
-    "phi3": ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"],
-    "zephyr": ["eos_token"],
-}
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
-NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
+NO_BOS = "the chat template writes no BOS, which the tokenizer puts before any other text"
+UNROLLED = (
+    "the chat template rewrites earlier turns: the conversation became several samples, each with the answers that "
+    "the model would give after the same text"
+)
 
-Messages = list[dict[str, Any]]
-T = TypeVar("T")
-Span = tuple[int, int]  # characters of the rendered text, or tokens: [start, end)
+Ids = list[int]
+Tokens = tuple[Ids, Any]  # and the tokenizer's Encoding, which knows the characters of each token
+# A sample on its way: it asks for the tokens of texts, which are looked up for many samples at a time.
+Asking = Generator[list[str], list[Tokens], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """``input_ids`` and ``mask`` (1 = supervised) have the same length; ``remarks`` are worth telling the user."""
+    """``weights[i]`` is what ``input_ids[i]`` counts in the loss as a target, 0 if it is not learned from."""
 
     input_ids: list[int]
-    mask: list[int]
-    remarks: tuple[str, ...] = ()
+    weights: list[float]
+    remarks: tuple[str, ...] = ()  # worth telling the user; of several samples that one became, the first has them
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    text: str
-    spans: list[Span]
-    is_plain: bool  # BOS and EOS are ours to add
-    remarks: tuple[str, ...] = ()
-
-
-class _EndOfTurn:
-    """Where an answer ends: patterns over the tokenizer's added tokens, such as ``<|im_end|>``."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        texts = {token.content for token in tokenizer.added_tokens_decoder.values() if token.content.strip()}
-        token = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
-        self.next = re.compile(rf"\s*(?:{token})")  # to match right after an answer
-        self.last = re.compile(rf"({token})\s*\Z")  # to search at the end of a rendered turn
-
-
-def resolve_template(tokenizer: Any, name_or_file: str | None) -> str | None:
-    """The Jinja text of a named template or a file; None gives the tokenizer's own, if it has one.
-
-    Raises ``UserError`` for an unknown name, a template that does not compile, and a named template whose special
-    tokens the tokenizer would split.
-    """
-    if name_or_file is None:
-        try:
-            return tokenizer.get_chat_template() if tokenizer.chat_template else None
-        except ValueError as error:  # several named templates, none of them the default
-            raise UserError(Problem("chat_template", str(error).splitlines()[0], "a name or a file")) from None
-    if name_or_file in REQUIRED_TOKENS:
-        missing = _missing_tokens(tokenizer, name_or_file)
-        if missing:
-            found = f"{name_or_file!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
-            raise UserError(Problem("chat_template", found, "a tokenizer that has them, or " + _fitting(tokenizer)))
-        return (TEMPLATES / f"{name_or_file}.jinja").read_text(encoding="utf-8")
-    if not os.path.isfile(name_or_file):  # of a name too long for a file, Path.is_file() raises OSError
-        expected = f"a file, or one of {', '.join(REQUIRED_TOKENS)}"
-        if "{%" in name_or_file or "{{" in name_or_file:
-            raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
-        found = f"no template {name_or_file[:80]!r}"
-        raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, REQUIRED_TOKENS)))
-    try:
-        template = Path(name_or_file).read_text(encoding="utf-8")
-        render_jinja_template([[]], chat_template=template)  # compiles it
-    except jinja2.TemplateSyntaxError as error:
-        raise UserError(Problem(f"{name_or_file}:{error.lineno}", f"not a Jinja template ({error.message})")) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Problem(name_or_file, f"cannot be read ({error})", "a UTF-8 text file")) from None
-    except Exception:  # no conversation is empty: what a template says of one is no fault of its own
-        pass
-    return template
-
-
-def _missing_tokens(tokenizer: Any, name: str) -> list[str]:
-    missing = []
-    for token in REQUIRED_TOKENS[name]:
-        text = getattr(tokenizer, token) if token in ("bos_token", "eos_token") else token
-        if text is None or len(tokenizer(text, add_special_tokens=False).input_ids) != 1:
-            missing.append(token)
-    return missing
-
-
-def _fitting(tokenizer: Any) -> str:
-    names = [name for name in REQUIRED_TOKENS if not _missing_tokens(tokenizer, name)]
-    return f"--chat_template {' | '.join(names)}, which fit this one" if names else "a template file of your own"
-
-
-def encode(sample: Mapping[str, Any], tokenizer: Any, template: str | None, prompts_as_chat: bool = False) -> Encoded:
-    """One sample that ``check_sample`` finds nothing wrong with; see ``encode_all``. Raises ``UserError``."""
-    result = encode_all([sample], tokenizer, template, prompts_as_chat)[0]
+def encode(
+    sample: Mapping[str, Any],
+    tokenizer: Any,
+    template: str | None,
+    prompts_as_chat: bool = False,
+    train_on: TrainOn = "assistant",
+) -> list[Encoded]:
+    """One sample; see ``encode_all``. Raises ``UserError``."""
+    result = encode_all([sample], tokenizer, template, prompts_as_chat, train_on)[0]
     if isinstance(result, Problem):
         raise UserError(result)
     return result
 
 
 def encode_all(
-    samples: Sequence[Mapping[str, Any]], tokenizer: Any, template: str | None, prompts_as_chat: bool = False
-) -> list[Encoded | Problem]:
+    samples: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    template: str | None,
+    prompts_as_chat: bool = False,
+    train_on: TrainOn = "assistant",
+) -> list[list[Encoded] | Problem]:
     """Encode checked samples; many at a time is faster. A sample that must be refused gives its ``Problem``.
 
-    - ``messages``: every assistant turn is supervised.
+    - ``messages``: every assistant turn is supervised with its ``weight`` (1 if it has none); with ``train_on="last"``
+      only the last one. Usually one ``Encoded``; several where the template rewrites earlier turns.
     - ``prompt`` and ``completion``: as lists of messages only the completion's assistant turns are supervised. As
       texts: BOS + prompt + completion + EOS, completion and EOS supervised. The texts are kept as they are, but if
       neither side of the border is whitespace a newline opens the *completion*: the model learns to write it, so at
       inference the prompt is exactly the user's own text. With ``prompts_as_chat`` the two texts are a user and an
       assistant message instead.
     - ``text``: BOS + text + EOS, all supervised.
+    - ``input_ids``: taken as they are; without ``labels`` all supervised, with them those whose label is not -100.
+
+    With ``train_on="all"`` every token of messages, prompts and completions counts 1, but for assistant turns with a
+    ``weight`` of their own.
     """
     if not tokenizer.is_fast:
         raise UserError(Problem("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json"))
-    end_of_turn = _EndOfTurn(tokenizer)
-    drafts = [_or_problem(_draft, sample, tokenizer, template, prompts_as_chat, end_of_turn) for sample in samples]
-    accepted = [draft for draft in drafts if isinstance(draft, _Draft)]
-    wholes = iter(_tokens(tokenizer, [draft.text for draft in accepted]))
-    heads = iter(_tokens(tokenizer, [draft.text[:start] for draft in accepted for start, _ in draft.spans]))
-    results: list[Encoded | Problem] = []
-    for draft in drafts:
-        if isinstance(draft, Problem):
-            results.append(draft)
+    return _Encoder(tokenizer, template, prompts_as_chat, train_on).encode_all(samples)
+
+
+class _Encoder:
+    def __init__(self, tokenizer: Any, source: str | None, prompts_as_chat: bool, train_on: TrainOn) -> None:
+        self.tokenizer, self.source = tokenizer, source
+        self.prompts_as_chat, self.train_on = prompts_as_chat, train_on
+        self.bos, self.eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        # Such tokens are cut out of a text before anything else: what lies between two of them is tokenised on its own.
+        added = tokenizer.added_tokens_decoder
+        self.parting = {i for i, token in added.items() if not (token.normalized or token.single_word)}
+
+    @cached_property
+    def template(self) -> Template:
+        assert self.source is not None
+        return Template(self.source, self.tokenizer)
+
+    @cached_property
+    def no_template(self) -> Problem:
+        found = "the tokenizer has no chat template of its own"
+        return Problem("chat_template", found, "a template that fits: " + fitting(self.tokenizer))
+
+    @cached_property
+    def drafter(self) -> Drafter:
+        return Drafter(self.template, self.tokenizer, self.train_on)
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        return self.bos is not None and self.tokenizer("a").input_ids[:1] == [self.bos]
+
+    def encode_all(self, samples: Sequence[Mapping[str, Any]]) -> list[list[Encoded] | Problem]:
+        results: list[list[Encoded] | Problem] = [[] for _ in samples]
+        askings = [self.encode(sample) for sample in samples]
+        answers: dict[int, Any] = dict.fromkeys(range(len(samples)))
+        while answers:
+            asked: dict[int, list[str]] = {}
+            for number, answer in answers.items():
+                try:
+                    asked[number] = askings[number].send(answer)
+                except StopIteration as stop:
+                    results[number] = stop.value
+                except UserError as error:
+                    results[number] = error.problems[0]
+            found = self.tokens([text for texts in asked.values() for text in texts])
+            answers = {number: [found[text] for text in texts] for number, texts in asked.items()}
+        return results
+
+    def tokens(self, texts: list[str]) -> dict[str, Tokens]:
+        """With no special tokens but those in the texts."""
+        texts = list(dict.fromkeys(texts))
+        if not texts:
+            return {}
+        options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+        batch = self.tokenizer(texts, verbose=False, **options)
+        return dict(zip(texts, zip(batch.input_ids, batch.encodings, strict=True), strict=True))
+
+    def encode(self, sample: Mapping[str, Any]) -> Asking:
+        if "input_ids" in sample:
+            return [_pretokenised(sample["input_ids"], sample.get("labels"))]
+        if "text" in sample:
+            return [(yield from self.encode_texts("", sample["text"]))]
+        tools = sample.get("tools") or None
+        if "messages" in sample:
+            return (yield from self.encode_chat(sample["messages"], 0, tools))
+        prompt, completion = sample["prompt"], sample["completion"]
+        if isinstance(prompt, list):
+            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools))
+        if self.prompts_as_chat:
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            return (yield from self.encode_chat(messages, 0, tools))
+        return [(yield from self.encode_texts(prompt, completion))]
+
+    def encode_texts(self, prompt: str, completion: str) -> Asking:
+        if self.eos is None:
+            found = "its tokenizer has no end-of-sequence token, so the model could not learn to stop"
+            raise UserError(Problem("model_name_or_path", found, "a tokenizer with an eos_token"))
+        glued = bool(prompt) and not prompt[-1].isspace() and not completion[:1].isspace()
+        completion = "\n" * glued + completion
+        ids: Ids = []
+        if prompt:
+            # Each on its own: in one piece, the prompt would be tokenised twice to know where it ends.
+            anchor = "a" if completion[:1].isspace() else "\n"
+            (ids, _), (base, _), (joint, _) = yield [prompt, anchor, anchor + completion]
+            if joint[: len(base)] == base and self.parting.isdisjoint(ids[-1:]):
+                tail = joint[len(base) :]
+            else:
+                tail = yield from self.continuation(prompt, completion)
         else:
-            heads_of_draft = [next(heads)[0] for _ in draft.spans]
-            results.append(_or_problem(_encode, draft, tokenizer, next(wholes), heads_of_draft))
-    return results
+            [(tail, _)] = yield [completion]
+        weights = [float(self.train_on == "all")] * len(ids) + [1.0] * len(tail)
+        ids = ids + tail
+        if self.bos is not None and ids[:1] != [self.bos]:
+            ids, weights = [self.bos, *ids], [0.0, *weights]
+        if ids[-1:] != [self.eos]:
+            ids, weights = [*ids, self.eos], [*weights, 1.0]
+        return Encoded(ids, weights, (NEWLINE_ADDED,) * glued)
+
+    def encode_chat(self, messages: Messages, first: int, tools: Tools) -> Asking:
+        if self.source is None:
+            raise UserError(self.no_template)
+        template = self.template
+        template.date_was_asked = False
+        drafts = self.drafter.drafts(messages, first, tools)
+        remarks = [FIXED_DATE] * template.date_was_asked + [UNROLLED] * (len(drafts) > 1)
+        remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
+        for literal in template.split_literals:
+            if any(literal in draft.text for draft in drafts):
+                remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
+        samples = yield from self.encode_drafts(drafts)
+        starts = [ids[:2] for ids, _ in samples]
+        if self.bos is not None and [self.bos, self.bos] in starts:
+            found = (
+                f"two BOS tokens ({self.tokenizer.bos_token}) at the start, of which the template writes one or both"
+            )
+            raise template.refusal(found)
+        if self.adds_bos and any(ids[:1] != [self.bos] for ids in starts):
+            remarks.append(NO_BOS)
+        first_remarks = [tuple(remarks)] + [()] * (len(samples) - 1)
+        return [Encoded(ids, weights, told) for (ids, weights), told in zip(samples, first_remarks, strict=True)]
+
+    def encode_drafts(self, drafts: list[Draft]) -> Asking:
+        """Ids and weights of each: of the whole text where its tokens respect every border, else of the pieces."""
+        wholes = yield [draft.text for draft in drafts]
+        cuts = [self.cuts(draft, *whole) for draft, whole in zip(drafts, wholes, strict=True)]
+        tails = iter((yield [tail for cuts_of_draft in cuts for _, tail, _ in cuts_of_draft]))
+        samples = []
+        for draft, (ids, _), cuts_of_draft in zip(drafts, wholes, cuts, strict=True):
+            weights = [draft.rest] * len(ids)
+            fits = True
+            for (_, _, weight), (begin, _, stop) in zip(draft.spans, cuts_of_draft, strict=True):
+                tail, _ = next(tails)
+                start = begin + len(tail)
+                fits &= start <= stop and ids[begin:start] == tail
+                weights[start:stop] = [weight] * (stop - start)
+            samples.append((ids, weights) if fits else (yield from self.encode_pieces(draft)))
+        return samples
+
+    def cuts(self, draft: Draft, ids: Ids, encoding: Any) -> list[tuple[int, str, int]]:
+        """For each span: the number of a token that parts what is before from the text up to the span; that text; and
+        the number of the token after the span, 0 if a token straddles its end."""
+        parting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.parting]
+        cuts = []
+        for start, end, _ in draft.spans:
+            before = bisect_right(parting, start, key=itemgetter(2))
+            begin, at = parting[before - 1][:2] if before else (0, 0)
+            upto = bisect_left(parting, end, key=itemgetter(1))
+            if end == len(draft.text):
+                stop = len(ids)
+            elif upto and parting[upto - 1][2] >= end:  # it may have swallowed whitespace after it
+                stop = parting[upto - 1][0] + 1
+            else:
+                offsets = encoding.offsets
+                stop = next((k for k, offset in enumerate(offsets) if offset[1] > end), len(ids))
+                if stop < len(ids) and offsets[stop][0] < end:
+                    stop = 0
+            cuts.append((begin, draft.text[at:start], stop))
+        return cuts
+
+    def encode_pieces(self, draft: Draft) -> Asking:
+        ids: Ids = []
+        weights: list[float] = []
+        borders = sorted({0, len(draft.text), *(border for span in draft.spans for border in span[:2])})
+        for left, right in pairwise(borders):
+            piece = yield from self.continuation(draft.text[:left], draft.text[left:right])
+            ids += piece
+            weight = next((weight for start, end, weight in draft.spans if start <= left < end), draft.rest)
+            weights += [weight] * len(piece)
+        return ids, weights
+
+    def continuation(self, before: str, text: str) -> Asking:
+        """Ids of ``text`` as the continuation of ``before``.
+
+        Alone, a SentencePiece-like tokenizer would give it a leading space. So it is tokenised after something that
+        it does not merge with, and that is then taken off.
+        """
+        for anchor in (before, "\n", "a", "1", "."):
+            (base, _), (joint, _) = yield [anchor, anchor + text]
+            if joint[: len(base)] == base:
+                return joint[len(base) :]
+        found = f"the text after {before[-20:]!r} cannot be tokenised apart from it"
+        raise UserError(Problem("model_name_or_path", found, "a tokenizer that goes with the text"))
 
 
-def _or_problem(function: Callable[..., T], *arguments: Any) -> T | Problem:
-    try:
-        return function(*arguments)
-    except UserError as error:
-        return error.problems[0]
-
-
-def _refusal(found: str, tokenizer: Any) -> UserError:
-    return UserError(Problem("chat_template", found, "a template that fits: " + _fitting(tokenizer)))
-
-
-def _tokens(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
-    """Ids of each text, and the characters each token stands for. No special tokens but those in the text."""
-    if not texts:
-        return []
-    batch = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return list(zip(batch.input_ids, batch.offset_mapping, strict=True))
-
-
-def _draft(
-    sample: Mapping[str, Any], tokenizer: Any, template: str | None, prompts_as_chat: bool, end_of_turn: _EndOfTurn
-) -> _Draft:
-    """The text of a sample, and the characters of it that are supervised."""
-    if "messages" in sample:
-        return _draft_chat(sample["messages"], 0, tokenizer, template, end_of_turn)
-    if "text" in sample:
-        return _draft_plain("", sample["text"], tokenizer)
-    prompt, completion = sample["prompt"], sample["completion"]
-    if isinstance(prompt, list):
-        return _draft_chat(prompt + completion, len(prompt), tokenizer, template, end_of_turn)
-    if prompts_as_chat:
-        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-        return _draft_chat(messages, 0, tokenizer, template, end_of_turn)
-    return _draft_plain(prompt, completion, tokenizer)
-
-
-def _draft_plain(prompt: str, completion: str, tokenizer: Any) -> _Draft:
-    if tokenizer.eos_token_id is None:
-        found = "its tokenizer has no end-of-sequence token, so the model could not learn to stop"
-        raise UserError(Problem("model_name_or_path", found, "a tokenizer with an eos_token"))
-    glued = bool(prompt) and not prompt[-1].isspace() and not completion[0].isspace()
-    text = prompt + "\n" * glued + completion
-    return _Draft(text, [(len(prompt), len(text))], True, (NEWLINE_ADDED,) * glued)
-
-
-def _draft_chat(
-    messages: Messages, first: int, tokenizer: Any, template: str | None, end_of_turn: _EndOfTurn
-) -> _Draft:
-    """Supervise the assistant turns from message number ``first`` on."""
-    if template is None:
-        raise _refusal("the tokenizer has no chat template of its own", tokenizer)
-    # Arrow fills absent keys with null, which a template that tests `is defined` would take for a value.
-    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    while messages[-1]["role"] != "assistant":  # nothing after the last answer is ever learned from
-        messages.pop()
-
-    def render(num_messages: int, **options: Any) -> tuple[str, list[Span]]:
-        options |= tokenizer.special_tokens_map
-        try:
-            rendered: Any = render_jinja_template([messages[:num_messages]], chat_template=template, **options)
-        except Exception as error:  # a template is a program: it may fail in any way
-            raise _refusal(f"the template fails ({error})", tokenizer) from None
-        texts, blocks = rendered  # blocks: one list per text, or none at all
-        return texts[0], blocks[0] if blocks else []
-
-    answers = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
-    prompts = {i: render(i, add_generation_prompt=True)[0] for i in answers}
-    if re.search(r"\{%-?\s*generation\s*-?%\}", template):
-        text, blocks = render(len(messages), return_assistant_tokens_mask=True)
-        starts = [len(prompt) for prompt in prompts.values() if text.startswith(prompt)]
-        if first:  # answers in the prompt are marked too, but not ours to teach
-            blocks = [block for block in blocks if starts and block[1] > starts[0]]
-        # Some templates mark the header too, which at inference is part of the generation prompt.
-        blocks = [(max([start, *(s for s in starts if start < s < end)]), end) for start, end in blocks]
-        spans = _end_blocks(text, blocks, end_of_turn)
-        if not spans:
-            raise _refusal("its {% generation %} blocks mark nothing in this conversation", tokenizer)
-    else:
-        text = render(len(messages))[0]
-        spans = []
-        for i, prompt in prompts.items():
-            if not text.startswith(prompt):
-                reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
-                raise _refusal(reason + _first_difference(text, prompt), tokenizer)
-            # As a rule the answer stands as written after the generation prompt, and a special token ends it.
-            answer = messages[i]["content"].strip()
-            start = len(prompt)
-            at = text.find(answer, start)
-            usual = end_of_turn.next.match(text, at + len(answer)) if not text[start:at].strip() else None
-            if usual:
-                spans.append((start, usual.end()))
-                continue
-            upto = render(i + 1)[0]
-            if not text.startswith(upto):
-                reason = f"messages[{i}]: the answer is rendered differently once more messages follow"
-                raise _refusal(reason + _first_difference(text, upto), tokenizer)
-            spans += _end_blocks(upto, [(start, len(upto))], end_of_turn)
-    stops = all(end_of_turn.last.search(text[start:end]) for start, end in spans)
-    return _Draft(text, spans, False, () if stops else (NO_END_OF_TURN,))
-
-
-def _end_blocks(text: str, blocks: list[Span], end_of_turn: _EndOfTurn) -> list[Span]:
-    """Leave whitespace after an end-of-turn token out; take the token in where the template left it outside."""
-    outside = end_of_turn.next.match(text, blocks[-1][1]) if blocks else None
-    spans = []
-    for start, end in blocks:
-        tail = end_of_turn.last.search(text[start:end])
-        if tail:
-            end = start + tail.end(1)
-        elif outside and text.startswith(outside.group(), end):
-            end += len(outside.group())
-        spans.append((start, end))
-    return spans
-
-
-def _first_difference(text: str, part: str) -> str:
-    at = next((k for k, (a, b) in enumerate(zip(text, part, strict=False)) if a != b), min(len(text), len(part)))
-    return f" ({text[at : at + 20]!r} instead of {part[at : at + 20]!r})"
-
-
-def _encode(draft: _Draft, tokenizer: Any, whole: tuple[list[int], list[Span]], heads: list[list[int]]) -> Encoded:
-    """Ids of the whole text where its tokens respect every border, of the pieces where one straddles a border."""
-    ids, offsets = whole
-    mask = [0] * len(ids)
-    for (_, end), head in zip(draft.spans, heads, strict=True):
-        stop = next((k for k, offset in enumerate(offsets) if offset[1] > end), len(ids))
-        straddles = stop < len(ids) and offsets[stop][0] < end
-        if straddles or ids[: len(head)] != head:
-            ids, mask = _encode_pieces(draft, tokenizer)
-            break
-        mask[len(head) : stop] = [1] * (stop - len(head))
-    if draft.is_plain:
-        if tokenizer.bos_token_id is not None and ids[:1] != [tokenizer.bos_token_id]:
-            ids, mask = [tokenizer.bos_token_id, *ids], [0, *mask]
-        if ids[-1] != tokenizer.eos_token_id:
-            ids, mask = [*ids, tokenizer.eos_token_id], [*mask, 1]
-    return Encoded(ids, mask, draft.remarks)
-
-
-def _encode_pieces(draft: _Draft, tokenizer: Any) -> tuple[list[int], list[int]]:
-    ids: list[int] = []
-    mask: list[int] = []
-    borders = sorted({0, len(draft.text), *(border for span in draft.spans for border in span)})
-    for left, right in pairwise(borders):
-        piece = _continuation(tokenizer, draft.text[:left], draft.text[left:right])
-        ids += piece
-        mask += [int(any(start <= left < end for start, end in draft.spans))] * len(piece)
-    return ids, mask
-
-
-def _continuation(tokenizer: Any, before: str, text: str) -> list[int]:
-    """Ids of ``text`` as the continuation of ``before``.
-
-    Alone, a SentencePiece-like tokenizer would give it a leading space. So it is tokenised after something that it
-    does not merge with, and that is then taken off.
-    """
-    for anchor in (before, "\n", "a", "1", "."):
-        (base, _), (joint, _) = _tokens(tokenizer, [anchor, anchor + text])
-        if joint[: len(base)] == base:
-            return joint[len(base) :]
-    raise _refusal(f"the text after {before[-20:]!r} cannot be tokenised apart from it", tokenizer)
+def _pretokenised(ids: Ids, labels: Ids | None) -> Encoded:
+    labels = ids if labels is None else labels
+    for k, (id_, label) in enumerate(zip(ids, labels, strict=True)):
+        if label not in (-100, id_):
+            raise UserError(Problem("labels", f"labels[{k}] is {label}, input_ids[{k}] is {id_}", "the same, or -100"))
+    return Encoded(list(ids), [float(label != -100) for label in labels])
