@@ -88,6 +88,9 @@ class _Encoder:
     def __init__(self, tokenizer: Any, source: str | None, prompts_as_chat: bool, train_on: TrainOn) -> None:
         self.tokenizer, self.source = tokenizer, source
         self.prompts_as_chat, self.train_on = prompts_as_chat, train_on
+        self.backend = tokenizer.backend_tokenizer
+        self.backend.no_truncation()  # left behind by earlier calls
+        self.backend.no_padding()
         self.bos, self.eos = tokenizer.bos_token_id, tokenizer.eos_token_id
         # Such tokens are cut out of a text before anything else: what lies between two of them is tokenised on its own.
         added = tokenizer.added_tokens_decoder
@@ -133,9 +136,9 @@ class _Encoder:
         texts = list(dict.fromkeys(texts))
         if not texts:
             return {}
-        options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-        batch = self.tokenizer(texts, verbose=False, **options)
-        return dict(zip(texts, zip(batch.input_ids, batch.encodings, strict=True), strict=True))
+        # Not through the tokenizer's own call: it makes lists of all that an encoding holds, a tenth of the whole time.
+        encodings = self.backend.encode_batch(texts, add_special_tokens=False)
+        return {text: (encoding.ids, encoding) for text, encoding in zip(texts, encodings, strict=True)}
 
     def encode(self, sample: Mapping[str, Any]) -> Asking:
         if "input_ids" in sample:
