@@ -15,8 +15,14 @@ CORPUS = [
     "user assistant system\n\n",
     "Bye now Bye now 42 42 42 the answer is 42\n\n",
 ] * 4
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>"]
-SPECIAL += ["<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "[INST]", "[/INST]"]
+SPECIAL = """
+<|im_start|> <|im_end|> <|im_sep|> <|start_header_id|> <|end_header_id|> <|eot_id|> <start_of_turn> <end_of_turn>
+<|system|> <|user|> <|assistant|> <|end|> <|tool|> <|/tool|> <|tool_call|> <|/tool_call|> <think> </think> <tool_call>
+</tool_call> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] <|User|>
+<|Assistant|> <|end_of_sentence|> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>
+<|CHATBOT_TOKEN|> <|START_RESPONSE|> <|END_RESPONSE|> <|start_of_role|> <|end_of_role|> <|end_of_text|> <|start|>
+<|message|> <|channel|> <|return|>
+""".split()
 
 
 def byte_level_tokenizer(special=tuple(SPECIAL), **tokens):
@@ -25,8 +31,12 @@ def byte_level_tokenizer(special=tuple(SPECIAL), **tokens):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     names = ["<|endoftext|>", *tokens.values(), *special]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=names, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400 + len(names),
+        special_tokens=names,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{"eos_token": "<|endoftext|>", **tokens})
 

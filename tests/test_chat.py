@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from data_helpers import SPECIAL, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
@@ -16,52 +17,6 @@ from kit.turns import NO_END_OF_TURN, OTHER_PROMPT
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
-CORPUS = [
-    "Hello there, how are you?\n\n",
-    "I am well. Hello Hello Hi Hi",
-    "user assistant system\n\n",
-    "Bye now Bye now 42 42 42 the answer is 42\n\n",
-] * 4
-SPECIAL = """
-<|im_start|> <|im_end|> <|im_sep|> <|start_header_id|> <|end_header_id|> <|eot_id|> <start_of_turn> <end_of_turn>
-<|system|> <|user|> <|assistant|> <|end|> <|tool|> <|/tool|> <|tool_call|> <|/tool_call|> <think> </think> <tool_call>
-</tool_call> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] <|User|>
-<|Assistant|> <|end_of_sentence|> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|>
-<|CHATBOT_TOKEN|> <|START_RESPONSE|> <|END_RESPONSE|> <|start_of_role|> <|end_of_role|> <|end_of_text|> <|start|>
-<|message|> <|channel|> <|return|>
-""".split()
-
-
-def byte_level_tokenizer(special=tuple(SPECIAL), **tokens):
-    """Like GPT-2's: no prefix space, no BOS unless given."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = ["<|endoftext|>", *tokens.values(), *special]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400 + len(names),
-        special_tokens=names,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{"eos_token": "<|endoftext|>", **tokens})
-
-
-def sentencepiece_tokenizer(kind, special=()):
-    """Like Llama 2's: a space is put before the text, at its start only (metaspace) or after special tokens too."""
-    names = ["<unk>", "<s>", "</s>"]
-    pieces = [*names, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
-    merges = [("▁", "4"), ("4", "2"), ("▁", "42"), ("▁", "H"), ("▁H", "i"), ("H", "i"), ("▁", "i"), ("▁i", "s")]
-    pieces += [a + b for a, b in merges]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
-    if kind == "metaspace":
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    else:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in [*names, *special]])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +55,6 @@ def marked(encoded, tokenizer):
         text += tokenizer.convert_ids_to_tokens(id_)
         inside = weight > 0
     return text.replace("Ġ", " ").replace("Ċ", "\n").replace("▁", " ").replace("<0x0A>", "\n") + "]]" * inside
-
-
-def chat(*contents, system=None):
-    messages = [{"role": "system", "content": system}] if system else []
-    roles = ["user", "assistant"] * len(contents)
-    return {"messages": messages + [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]}
 
 
 def with_keys(sample, **keys):

@@ -1,7 +1,8 @@
 """Templates found, rendered as at inference, and refused where they leave something out."""
 
 import pytest
-from test_chat import CALL, GOLDEN, SPECIAL, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from data_helpers import SPECIAL, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from test_chat import CALL, GOLDEN, WEATHER
 
 from kit.errors import UserError
 from kit.template import REQUIRED_TOKENS, TEMPLATES, TODAY, Template, resolve_template
