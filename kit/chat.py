@@ -10,7 +10,7 @@ Promises:
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -29,9 +29,13 @@ UNROLLED = (
 )
 
 Ids = list[int]
-Tokens = tuple[Ids, Any]  # and the tokenizer's Encoding, which knows the characters of each token
+Tokens = tuple[Ids, Any]  # and the tokenizer's Encoding, which knows the characters of each token of a located text
 # A sample on its way: it asks for the tokens of texts, which are looked up for many samples at a time.
 Asking = Generator[list[str], list[Tokens], Any]
+
+
+class Located(list[str]):
+    """Texts of which one wants to know the characters of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +131,19 @@ class _Encoder:
                     results[number] = stop.value
                 except UserError as error:
                     results[number] = error.problems[0]
-            found = self.tokens([text for texts in asked.values() for text in texts])
+            found = self.tokens(asked.values())
             answers = {number: [found[text] for text in texts] for number, texts in asked.items()}
         return results
 
-    def tokens(self, texts: list[str]) -> dict[str, Tokens]:
+    def tokens(self, asked: Iterable[list[str]]) -> dict[str, Tokens]:
         """With no special tokens but those in the texts."""
-        texts = list(dict.fromkeys(texts))
-        if not texts:
-            return {}
+        located = dict.fromkeys(text for texts in asked if isinstance(texts, Located) for text in texts)
+        others = dict.fromkeys(text for texts in asked for text in texts if text not in located)
         # Not through the tokenizer's own call: it makes lists of all that an encoding holds, a tenth of the whole time.
-        encodings = self.backend.encode_batch(texts, add_special_tokens=False)
-        return {text: (encoding.ids, encoding) for text, encoding in zip(texts, encodings, strict=True)}
+        # And what must not be located in its text takes a third less.
+        encodings = self.backend.encode_batch(list(located), add_special_tokens=False)
+        encodings += self.backend.encode_batch_fast(list(others), add_special_tokens=False)
+        return {text: (e.ids, e) for text, e in zip([*located, *others], encodings, strict=True)}
 
     def encode(self, sample: Mapping[str, Any]) -> Asking:
         if "input_ids" in sample:
@@ -206,7 +211,7 @@ class _Encoder:
 
     def encode_drafts(self, drafts: list[Draft]) -> Asking:
         """Ids and weights of each: of the whole text where its tokens respect every border, else of the pieces."""
-        wholes = yield [draft.text for draft in drafts]
+        wholes = yield Located(draft.text for draft in drafts)
         cuts = [self.cuts(draft, *whole) for draft, whole in zip(drafts, wholes, strict=True)]
         tails = iter((yield [tail for cuts_of_draft in cuts for _, tail, _ in cuts_of_draft]))
         samples = []
