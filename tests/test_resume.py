@@ -44,19 +44,21 @@ def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune, config,
     assert weights[0] == weights[1]
 
 
+MOVES = [
+    (("fsdp", 2), ("single", 1)),
+    (("ddp", 2), ("fsdp", 2)),
+    (("single", 1), ("fsdp1", 2)),
+    (("fsdp1", 2), ("ddp", 2)),
+]
+# What is fed does not depend on the strategy: once is enough.
+FEEDS = [(*MOVES[0], {"packing": True}), (*MOVES[0], {"streaming": True}), (*MOVES[1], {"streaming": True})]
+
+
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (("fsdp", 2), ("single", 1)),
-        (("ddp", 2), ("fsdp", 2)),
-        (("single", 1), ("fsdp1", 2)),
-        (("fsdp1", 2), ("ddp", 2)),
-    ],
+    ("first", "second", "data"),
+    [(*move, {"method": method}) for move in MOVES for method in ("full", "lora")] + FEEDS,
 )
-@pytest.mark.parametrize("data", [{"method": "full"}, {}, {"packing": True}, {"streaming": True}])
 def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, first, second, data):
-    if first[0] != "fsdp" and len(data) and "method" not in data:
-        pytest.skip("what is fed does not depend on the strategy: once is enough")
     flags = DROPOUT | {"lora_dropout": 0.0, "learning_rate": 2e-3, **data}
     whole = finetune.ok("whole", first[1], config=fp32[first[0]], **flags)
     interrupt_after(whole, 5, finetune.folder / "half")
