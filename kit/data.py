@@ -58,11 +58,8 @@ class Data:
     def describe(self) -> dict[str, Any]:
         """For the record of a run."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
-        sources = [
-            {"name": name, "num_samples": int(of_source.sum()), "num_tokens": int(self.train.lengths[of_source].sum())}
-            for number, name in enumerate(self.names)
-            for of_source in [self.train.sources == number]
-        ]
+        stores = {id(s): s for s in [*self.train.stores, *(self.evaluation.stores if self.evaluation else [])]}
+        sources = [store.report for store in stores.values()]
         described = {"train": self.train.report, "evaluation": evaluation, "sources": sources}
         return {"fingerprint": self.fingerprint, **described}
 
@@ -202,19 +199,20 @@ def _leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
 
 
 def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:
-    if len(samples) < 2:
+    """Whole rows: the samples that one row became do not stand on both sides."""
+    rows = samples.rows()
+    num_rows = int(rows.max()) + 1
+    if num_rows < 2:
         fix = "give an eval_dataset, or do without evaluation"
         raise UserError(Problem("eval_split_size", "a single sample cannot be split", "at least two", fix))
-    num_held_out = int(size) if size >= 1 else round(size * len(samples))
-    if not 0 < num_held_out < len(samples):
-        found = f"{size:g} of {len(samples)} samples leaves nothing to {'train on' if num_held_out else 'evaluate on'}"
-        raise UserError(
-            Problem("eval_split_size", found, f"1 to {len(samples) - 1} samples, or a share that gives that")
-        )
-    order = permutation(len(samples), seed, SPLIT)
+    num_held_out = int(size) if size >= 1 else round(size * num_rows)
+    if not 0 < num_held_out < num_rows:
+        found = f"{size:g} of {num_rows} samples leaves nothing to {'train on' if num_held_out else 'evaluate on'}"
+        raise UserError(Problem("eval_split_size", found, f"1 to {num_rows - 1} samples, or a share that gives that"))
+    held_out = np.isin(rows, permutation(num_rows, seed, SPLIT)[:num_held_out])
     reason = f"split {num_held_out} seed {seed}"
-    held_out, rest = np.sort(order[:num_held_out]), np.sort(order[num_held_out:])
-    return samples.select(rest, f"{reason} rest"), samples.select(held_out, f"{reason} held out")
+    rest, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -4,9 +4,9 @@
 apart.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from kit.order import Order
 from kit.samples import Samples
 
 STEPS_LOOKED_AT = 50  # for the share of padding
+MANY_PASSES = 20  # over one data set in an epoch: it will be learned by heart
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class GlobalBatch:
     num_tokens: np.ndarray  # int64 [num_sources]
     epoch: float  # after this step
     places: Sequence[str]  # where its samples come from: all of them, or of a stream this rank's
-    num_skipped: int = 0  # rows of a stream that could not be used, since the start, over all ranks
+    counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: what became of the rows read so far
 
 
 T = TypeVar("T")
@@ -88,10 +89,21 @@ class Feed:
             dealt = [step for batch in batches for step in deal(samples.lengths, batch, self._world, size, False)]
             lines.append(f"padding: {padding_share(samples.lengths, dealt):.1%} of the computed tokens")
         for i, (name, quota) in enumerate(zip(samples.names, self._order.quotas, strict=False)):
-            num_samples = int((samples.sources == i).sum())
-            share = quota / sum(self._order.quotas)
-            lines.append(f"mixing: {name} {share:.1%} of the samples, {quota / num_samples:.2f} passes an epoch")
+            lengths = samples.lengths[samples.sources == i]
+            passes = quota / len(lengths)
+            amount = {"samples": quota, "tokens": passes * lengths.sum(dtype=np.int64)}[self._recipe.mixing]
+            whole = (
+                samples.lengths[epoch.members].sum(dtype=np.int64)
+                if self._recipe.mixing == "tokens"
+                else sum(self._order.quotas)
+            )
+            line = f"mixing: {name} {amount / whole:.1%} of the {self._recipe.mixing}, {passes:.2f} passes an epoch"
+            lines.append(f"warning: {line}" if passes > MANY_PASSES else line)
         return lines
+
+    def closing_notes(self) -> list[str]:
+        """Nothing that was not told before."""
+        return []
 
     def _make(self, step: int) -> GlobalBatch:
         items = self._order.batch(step)

@@ -119,7 +119,7 @@ class Log:
         self.tokens, self.last_time = 0, now
         row = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
-        row |= {"skipped_rows": batch.num_skipped} if batch.num_skipped else {}
+        row |= {name: count for name, count in batch.counts.items() if count}
         if len(self.source_names) > 1:
             columns = zip(self.source_names, result.losses, batch.num_targets, batch.num_tokens, strict=True)
             for name, loss, num_targets, num_tokens in columns:

@@ -1,6 +1,5 @@
 """Tokenised samples as a run sees them: read-only, from one cache entry or several, any choice of them."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ import xxhash
 
 from kit.cache import digest
 from kit.sources import Source
+
+CASUALTIES = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,12 @@ class Store:
     arrays: Mapping[str, np.ndarray]  # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]
     info: Mapping[str, Any]
     fingerprint: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What became of the rows of the source, those held out included."""
+        counts = {"num_rows": 0, **dict.fromkeys(CASUALTIES, 0), **self.info["counts"]}
+        return {"name": self.name, "num_samples": len(self.arrays["samples"]), **counts}
 
     def notes(self, max_length: int) -> list[str]:
         """What a user should know about the rows of the source, a line each."""
@@ -101,17 +108,17 @@ class Samples:
     def names(self) -> list[str]:
         return [store.name for store in self.stores]
 
+    def rows(self) -> np.ndarray:
+        """int64 [N], the number of the row that each sample is from: a row may have become several samples."""
+        places = np.stack([self.sources, self._column("part"), self._column("number")])
+        return np.unique(places, axis=1, return_inverse=True)[1].reshape(-1)
+
     @property
     def report(self) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-        for store in self.stores:
-            counts.update(store.info["counts"])
-        names = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
         return {
             "num_samples": len(self),
             "num_tokens": int(self.lengths.sum(dtype=np.int64)),
             "num_supervised_tokens": int(self.num_targets.sum(dtype=np.int64)),
-            **{name: counts[name] for name in names},
         }
 
 

@@ -13,7 +13,7 @@ ranks. Row j of a sub-stream belongs to its lane (j + epoch) mod n: rows are cou
 rank's own are tokenised.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -32,6 +32,14 @@ from kit.packing import pack
 from kit.samples import Samples
 from kit.sources import shown
 
+# What became of the rows read, as in metrics and as told.
+COUNTS = {
+    "skipped_rows": "rows could not be used, and were skipped",
+    "num_truncated": "samples cut at max_length",
+    "num_split": "samples cut in pieces",
+    "num_dropped_long": "samples left out: longer than max_length",
+    "num_dropped_unsupervised": "samples dropped: nothing supervised left",
+}
 # Of a lane: epoch, window within it, items taken of the window.
 Cursors = np.ndarray  # int64 [num_sources, lanes, 3]
 
@@ -116,6 +124,8 @@ class StreamFeed:
                 for i in {lane % num_streams for lane in self._own}
             ]
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
+        self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
+        self._counts: dict[str, int] = {}
         self._ahead = Ahead(self._read, stream.total_steps(recipe))
 
     def take(self, step: int) -> GlobalBatch:
@@ -124,13 +134,15 @@ class StreamFeed:
         rows = _Rows(elements)
         size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
         shares = deal(rows.lengths, rows.items, 1, size, packing)
-        counts = np.zeros((4, len(self._shares)))
-        counts[3, 0] = sum(reader.num_skipped for readers in self._readers for reader in set(readers.values()))
+        counts = np.zeros((3, len(self._shares)))
         for source, lane, element in elements:
             self._cursors[source, lane] = element.cursor
             for ids, sample_weights in element.samples:
-                counts[:3, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
-        counts = self._sum_over_ranks(counts)
+                counts[:, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
+        read = [sum(reader.counts[name] for reader in self._all_readers) for name in COUNTS]
+        summed = self._sum_over_ranks(np.append(counts, read))
+        counts, read = summed[: counts.size].reshape(counts.shape), summed[counts.size :].astype(int).tolist()
+        self._counts = dict(zip(COUNTS, read, strict=True))
         return GlobalBatch(
             [collate(rows, share, self._pad, packing) for (share,) in shares],
             target_weights=counts[0],
@@ -138,7 +150,7 @@ class StreamFeed:
             num_tokens=counts[2].astype(np.int64),
             epoch=float(self._cursors[:, list(self._own), 0].max()),
             places=[place for _, _, element in elements for place in element.places],
-            num_skipped=int(counts[3, 0]),
+            counts=self._counts,
         )
 
     def state(self) -> dict[str, Any]:
@@ -149,6 +161,12 @@ class StreamFeed:
 
     def notes(self) -> list[str]:
         return [f"streaming: rows shuffled within {self._recipe.shuffle_buffer_size}"]
+
+    def closing_notes(self) -> list[str]:
+        """What became of the rows read since the start, over all ranks; a bad one of this rank."""
+        lines = [f"stream: {count} {COUNTS[name]}" for name, count in self._counts.items() if count]
+        first = next((reader.first_skipped for reader in self._all_readers if reader.first_skipped), "")
+        return lines + ([f"a skipped row: {first}"] if first else [])
 
     def _read(self, step: int) -> list[tuple[int, int, _Element]]:
         """Source, lane and item for each of this rank's lanes."""
@@ -201,7 +219,8 @@ class _SubStream:
         epoch, window, _ = min(self._starts.values())
         self._windows = self._read_windows(epoch, window)
         self._last_found = epoch  # the last epoch that had a sample
-        self.num_skipped = 0
+        self.counts: Counter[str] = Counter()  # of the rows read
+        self.first_skipped = ""
 
     def take(self, lane: int) -> _Element:
         while not self._queues[lane]:
@@ -215,7 +234,10 @@ class _SubStream:
         lanes = [self._lanes[(j + epoch) % num_lanes] for j in range(len(rows))]
         own = [j for j, lane in enumerate(lanes) if lane in self._queues]
         piece = self._encoder.encode(self._opened, [rows[j] for j in own])
-        self.num_skipped += len(piece.problems) + sum(count for _, count in piece.refusals.values())
+        num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values())
+        self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+        if num_skipped and not self.first_skipped:
+            self.first_skipped = str([*piece.problems, *piece.refusals][0])
         members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
         places = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
         for i, index in enumerate(piece.rows):

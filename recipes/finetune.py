@@ -147,7 +147,8 @@ def main() -> None:
         run.write_run_file(*record, finished_steps=total_steps)
         report.write_report(output_dir, strategy.describe(actual, recipe), log.answers)
     log.close()
-    log.say(*log.summary(), f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
+    log.say(*feed.closing_notes(), *log.summary())
+    log.say(f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
     if RECIPES / DEFAULT_RECIPE in Path(recipe.datasets[0].path).parents:
         log.say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 

@@ -104,6 +104,16 @@ def test_a_held_out_share_is_the_same_each_time_and_apart_from_the_rest(tmp_path
     assert opened.describe()["evaluation"]["num_samples"] == 5
 
 
+def test_what_one_row_became_is_held_out_together(tmp_path, tokenizer):
+    rng = np.random.default_rng(0)
+    rows = [{"text": " ".join(map(str, rng.integers(10**6, size=60)))} for _ in range(20)]
+    write(tmp_path / "train.jsonl", *rows)
+    opened = open_all(tokenizer, max_length=32, excess_length_strategy="split", eval_split_size=5)
+    sides = [{samples.place(i) for i in range(len(samples))} for samples in (opened.train, opened.evaluation)]
+    assert [len(side) for side in sides] == [15, 5] and not sides[0] & sides[1]
+    assert len(opened.evaluation) > 20 and not [line for line in opened.notes if "warning" in line]
+
+
 @pytest.mark.parametrize("size", [0.01, 0.99, 20, 21])
 def test_a_share_that_leaves_a_side_empty_is_refused(size, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))

@@ -127,7 +127,8 @@ def test_bad_rows_at_the_beginning_stop_the_run_and_later_ones_are_skipped(tmp_p
     lines = (tmp_path / "part-0.jsonl").read_text().splitlines()
     (tmp_path / "part-0.jsonl").write_text("\n".join([*lines, "{"]))
     (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=10_000)
-    assert feed.take(0).num_skipped == 1
+    assert feed.take(0).counts["skipped_rows"] == 1
+    assert "part-0.jsonl:6001: not JSON" in feed.closing_notes()[-1]
     (tmp_path / "part-0.jsonl").write_text("\n".join([lines[0], "{", *lines]))
     with pytest.raises(UserError, match=r"part-0.jsonl:2: not JSON"):
         feeds(tokenizer, 1, 8)

@@ -48,9 +48,9 @@ def test_what_is_too_long_is_cut_at_the_end_and_kept_while_something_supervised_
     opened = open_all(tokenizer, max_length=16)
     assert "train.jsonl: 2 of 3 samples cut at 16 tokens" in opened.notes
     assert "train.jsonl: 1 of 3 samples dropped: nothing supervised left" in opened.notes
-    report = opened.train.report
-    assert (report["num_samples"], report["num_truncated"], report["num_dropped_unsupervised"]) == (2, 2, 1)
-    assert opened.train.lengths.tolist()[1] == 16 and report["num_tokens"] == sum(opened.train.lengths)
+    (report,) = opened.describe()["sources"]
+    assert (report["num_rows"], report["num_truncated"], report["num_dropped_unsupervised"]) == (3, 2, 1)
+    assert opened.train.lengths.tolist()[1] == 16
     ids, weights = opened.train[1]
     assert opened.train.num_targets[1] == weights.sum() and weights[-1] == 1 and ids.dtype == np.int32
 
@@ -94,8 +94,9 @@ def test_the_first_token_is_no_target(tmp_path, tokenizer):
 
 def test_a_sample_of_one_token_teaches_nothing(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": tokenizer.eos_token}, {"text": "Hello"})
-    train = open_all(tokenizer).train
-    assert (len(train), train.report["num_dropped_unsupervised"], train.place(0)) == (1, 1, "train.jsonl:2")
+    opened = open_all(tokenizer)
+    assert opened.train.stores[0].report["num_dropped_unsupervised"] == 1
+    assert (len(opened.train), opened.train.place(0)) == (1, "train.jsonl:2")
 
 
 def test_nothing_left_is_an_error(tmp_path, tokenizer):
