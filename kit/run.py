@@ -88,6 +88,9 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> int:
     ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
     new = identity(recipe, data_fingerprint)
     changed = [f"{key}: {old_identity.get(key)!r} -> {new[key]!r}" for key in new if old_identity.get(key) != new[key]]
+    if old_identity.get("data_fingerprint") != data_fingerprint:
+        was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
+        changed[-1] = f"dataset: {was!r} -> {now!r}" if was != now else "the samples that dataset gives are others"
     if changed:
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
