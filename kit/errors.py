@@ -18,6 +18,7 @@ class Problem:
     found: str
     expected: str = ""
     fix: str = ""
+    num_others: int = 0  # that this one only counts
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.found}"
@@ -40,7 +41,10 @@ class UserError(Exception):
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return f"error: {self.problems[0]}"
-        return "\n".join([f"error: {len(self.problems)} problems", *(f"  - {p}" for p in self.problems)])
+        num_shown = sum(not problem.num_others for problem in self.problems)
+        num_others = sum(problem.num_others for problem in self.problems)
+        more = f", {num_shown} of them shown" if num_others else ""
+        return "\n".join([f"error: {num_shown + num_others} problems{more}", *(f"  - {p}" for p in self.problems)])
 
 
 class TrainingError(Exception):

@@ -7,7 +7,7 @@ unpickled, executed or unpacked to disk; the digest is of content, wherever that
 import glob
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not;
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+ROW = re.compile(r"(:| row )\d+\b")  # in where a row's problem is, and not in that of a whole file
+FIX = "mend or remove such rows"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # before the first good one
 
@@ -197,6 +199,12 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
 
 
 def shown(problems: Sequence[Problem], name: str) -> list[Problem]:
-    """The first few problems and the number of the others."""
-    more = len(problems) - NUM_SHOWN
-    return [*problems[:NUM_SHOWN], *([Problem(name, f"... and {more} more problems")] if more > 0 else [])]
+    """The first few problems and the number of the others. What to do with rows is said once."""
+    told = list(problems[:NUM_SHOWN])
+    rows = [i for i, problem in enumerate(told) if ROW.search(problem.where) and not problem.fix]
+    if more := len(problems) - len(told):
+        told.append(Problem(name, f"... and {more} more problem{'s' if more > 1 else ''}", num_others=more))
+    if rows:
+        last = -1 if more else rows[-1]
+        told[last] = replace(told[last], fix=FIX)
+    return told

@@ -17,7 +17,7 @@ import pytest
 
 from kit import archives, files, records, tables
 from kit.errors import Problem, UserError
-from kit.sources import open_source, read_rows
+from kit.sources import FIX, open_source, read_rows, shown
 
 
 @pytest.fixture(autouse=True)
@@ -669,13 +669,41 @@ def test_a_name_that_leads_nowhere_is_told(name, message, folder, monkeypatch):
         ("", "train.jsonl: no rows; expected at least one"),
         ("\n\n", "train.jsonl: no rows; expected at least one"),
         ("{}\n", "train.jsonl: no rows; expected at least one"),
-        ("{\n{\n", "train.jsonl:2: not JSON"),
-        ("{\n" * 12, "train.jsonl: ... and 2 more problems"),
+        ("}\n}\n", "train.jsonl:2: not JSON"),
     ],
 )
 def test_a_file_without_a_usable_row_is_told(content, message, folder):
     (folder / "train.jsonl").write_text(content)
     assert message in refused("train.jsonl")
+
+
+def test_problems_are_counted_and_the_first_ten_shown_with_one_way_out(folder):
+    (folder / "train.jsonl").write_text("}\n" * 612)
+    told = refused("train.jsonl").splitlines()
+    assert told[0] == "error: 612 problems, 10 of them shown"
+    assert told[10].startswith("  - train.jsonl:10: not JSON")
+    assert told[11:] == ["  - train.jsonl: ... and 602 more problems", "    -> mend or remove such rows"]
+    (folder / "train.jsonl").write_text("}\n" * 2)
+    told = refused("train.jsonl").splitlines()
+    assert told[0] == "error: 2 problems" and told[3:] == ["    -> mend or remove such rows"]
+
+
+def test_rows_are_not_to_be_mended_where_the_file_is_at_fault(folder):
+    (folder / "train.jsonl.gz").write_bytes(b"")
+    assert refused("train.jsonl.gz") == "error: train.jsonl.gz: cut short after line 0"
+
+
+def test_several_data_sets_have_their_problems_counted_together():
+    first, second = ([Problem(f"{name}.jsonl:{i}", "bad") for i in range(1, 13)] for name in "ab")
+    told = str(UserError(*shown(first, "a.jsonl"), *shown(second, "b.jsonl")))
+    assert told.splitlines()[0] == "error: 24 problems, 20 of them shown"
+
+
+def test_a_way_out_that_a_problem_has_stays():
+    long = Problem("a.jsonl:2", "long", fix="split it")
+    assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl") == [Problem("a.jsonl:1", "bad", fix=FIX), long]
+    refusal = Problem("chat_template", "refuses it")
+    assert shown([refusal], "a.jsonl") == [refusal]
 
 
 def test_the_columns_are_those_of_the_first_good_row(folder):
