@@ -11,10 +11,9 @@ Promises:
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +43,16 @@ def digest(*values: Any) -> str:
 def file_digest(path: Path) -> str:
     """xxh3-128 of a file's content, as hex. Raises ``OSError``."""
     path = path.resolve()
-    memory = cache_folder() / "digests" / f"{digest(str(path))}.json"
-    known = _remembered(memory, path)
+    known = _remembered(path)
     if known:
         return known
-    with _one_at_a_time(memory.parent):  # the ranks of a machine ask together: one reads, the others remember
-        return _remembered(memory, path) or _read_digest(path, memory)
+    with _one_at_a_time(cache_folder() / "digests"):  # the ranks of a machine ask together: one reads, all remember
+        return _remembered(path) or _read_digest(path)
 
 
-def _remembered(memory: Path, path: Path) -> str | None:
+def _remembered(path: Path) -> str | None:
     try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
+        known = json.loads(_memory(path).read_text(encoding="utf-8"))
         return known["digest"] if known["stamp"] == _stamp(path) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -65,7 +63,7 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _read_digest(path: Path, memory: Path) -> str:
+def _read_digest(path: Path) -> str:
     stamp = _stamp(path)
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(1 << 20))
@@ -73,31 +71,43 @@ def _read_digest(path: Path, memory: Path) -> str:
         while size := file.readinto(buffer):
             state.update(buffer[:size])
     if stamp == _stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
-        with suppress(OSError):  # a cache that cannot be written costs time, no more
-            _replace(memory, json.dumps({"path": str(path), "stamp": stamp, "digest": state.hexdigest()}))
+        _remember(path, stamp, state.hexdigest())
     return state.hexdigest()
 
 
-def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+def _memory(path: Path) -> Path:
+    return cache_folder() / "digests" / f"{digest(str(path))}.json"
 
 
-def _one_at_a_time(folder: Path) -> Any:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / ".lock")
-    except OSError:
-        return nullcontext()
+def _remember(path: Path, stamp: list[int], known: str) -> None:
+    memory = _memory(path)
+    aside = memory.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # a cache that cannot be written costs time, no more
+        try:
+            aside.write_text(json.dumps({"path": str(path), "stamp": stamp, "digest": known}), encoding="utf-8")
+            aside.replace(memory)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    with ExitStack() as lock:
+        with suppress(OSError):  # where no lock can be had, each reads for itself
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(FileLock(folder / ".lock"))
+        yield
 
 
 class Writer:
-    """Arrays of an entry, written piece by piece next to where the entry will be."""
+    """Arrays of an entry, written piece by piece next to where the entry will be; alone there, see ``locked``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        for left in folder.parent.glob(f".{folder.name}.*"):  # by one that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self._aside = folder.parent / f".{folder.name}.{os.getpid()}"
+        self._aside.mkdir()
         self._files: dict[str, Any] = {}
         self._states: dict[str, Any] = {}
         self._types: dict[str, np.dtype[Any]] = {}
@@ -130,10 +140,15 @@ class Writer:
             if not (self._folder / ENTRY).is_file():
                 raise
             self.discard()  # the other machine was first, with the same content
+            return
+        for name, about in arrays.items():
+            path = self._folder.resolve() / f"{name}.bin"
+            _remember(path, _stamp(path), about["digest"])
 
     def discard(self) -> None:
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # closing writes what is left, where there may be no room
+                file.close()
         shutil.rmtree(self._aside, ignore_errors=True)
 
 

@@ -117,7 +117,7 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     evaluation = Samples([samples.stores[0] for samples in parts[True]]) if parts[True] else None
     training = [opened for opened in sources if not opened.is_evaluation]
     if recipe.streaming:
-        return Stream(training, encoder, _first(evaluation, recipe, notes), template, notes)
+        return Stream(training, encoder, vocab_size, _first(evaluation, recipe, notes), template, notes)
     train = Samples([samples.stores[0] for samples in parts[False]])
     weights = [opened.entry.weight for opened in training]
     if recipe.eval_split_size:

@@ -65,17 +65,20 @@ class Samples:
         )
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
-        self._index = np.arange(sum(sizes)) if index is None else index  # [N] among the samples of all stores
-        self.sources = (np.searchsorted(self._firsts, self._index, side="right") - 1).astype(np.int16)
+        self._index = index  # [N] among the samples of all stores; None: all of them
+        self.sources = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
         self.lengths = self._column("length")
         self.num_targets = self._column("num_targets")
         self.target_weights = self._column("target_weight")
 
     def _column(self, name: str) -> np.ndarray:
-        return np.concatenate([store.arrays["samples"][name] for store in self.stores])[self._index]
+        return self._chosen(np.concatenate([store.arrays["samples"][name] for store in self.stores]))
+
+    def _chosen(self, values: np.ndarray) -> np.ndarray:
+        return values if self._index is None else values[self._index]
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.lengths)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         store, sample = self._find(i)
@@ -85,7 +88,8 @@ class Samples:
 
     def _find(self, i: int) -> tuple[Store, Any]:
         number = self.sources[i]
-        return self.stores[number], self.stores[number].arrays["samples"][self._index[i] - self._firsts[number]]
+        place = i if self._index is None else self._index[i]
+        return self.stores[number], self.stores[number].arrays["samples"][place - self._firsts[number]]
 
     def place(self, i: int) -> str:
         """Where sample ``i`` comes from: ``train.jsonl:17``."""
@@ -94,7 +98,8 @@ class Samples:
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
         """The samples at ``index``; ``reason`` tells this choice from others of the same samples."""
-        return Samples(self.stores, digest(self.fingerprint, reason), self._index[index])
+        chosen = index if self._index is None else self._index[index]
+        return Samples(self.stores, digest(self.fingerprint, reason), chosen)
 
     def hashes(self, name: str) -> np.ndarray:
         """uint64 [N]: ``ids_hash`` or ``text_hash`` of each sample."""

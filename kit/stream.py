@@ -8,9 +8,9 @@ Promises:
 - Rows are shuffled within windows of ``shuffle_buffer_size``, and files from epoch to epoch.
 - The first rows are checked before anything is loaded; later a row that cannot be used is skipped and counted.
 
-Of S sub-streams each reads every S-th file and has every S-th lane, so that with files enough no file is read by two
-ranks. Row j of a sub-stream belongs to its lane (j + epoch) mod n: rows are counted as they are read, and only a
-rank's own are tokenised.
+Of S sub-streams each reads every S-th file and has every S-th lane, so that with files enough, and of about one size,
+no file is read by two ranks. Row j of a sub-stream belongs to its lane (j + epoch) mod n: rows are counted as they are
+read, and only a rank's own are tokenised.
 """
 
 from collections import Counter, deque
@@ -32,6 +32,7 @@ from kit.packing import pack
 from kit.samples import Samples
 from kit.sources import shown
 
+UNEVEN = 1.1  # ratio of what two sub-streams have to read that is still called even
 # What became of the rows read, as in metrics and as told.
 COUNTS = {
     "skipped_rows": "rows could not be used, and were skipped",
@@ -59,6 +60,7 @@ class Stream:
 
     opened: list[Opened]
     encoder: Encoder
+    vocab_size: int
     evaluation: Samples | None
     chat_template: str | None
     notes: list[str] = field(default_factory=list)
@@ -117,20 +119,20 @@ class StreamFeed:
             self._cursors[:] = state["cursors"]
         self._readers: list[dict[int, _SubStream]] = []  # of each source, by lane
         for number, each in enumerate(stream.opened):
-            num_parts = len(each.source.parts)
-            num_streams = max(n for n in range(1, num_parts + 1) if num_lanes % n == 0)
+            num_streams = _num_streams([part.size for part in each.source.parts], num_lanes)
             readers = [
-                _SubStream(each, stream.encoder, recipe, number, i, num_streams, self._own, self._cursors[number])
+                _SubStream(stream, each, recipe, number, i, num_streams, self._own, self._cursors[number])
                 for i in {lane % num_streams for lane in self._own}
             ]
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
         self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
+        self._before = np.array(state.get("counts", [0] * len(COUNTS)))  # of the starts that this one continues
         self._counts: dict[str, int] = {}
         self._ahead = Ahead(self._read, stream.total_steps(recipe))
 
     def take(self, step: int) -> GlobalBatch:
         """The global batch of ``step``, from 0; called by all ranks, for each step in turn."""
-        elements = self._ahead.take(step)
+        elements, read = self._ahead.take(step)
         rows = _Rows(elements)
         size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
         shares = deal(rows.lengths, rows.items, 1, size, packing)
@@ -139,16 +141,16 @@ class StreamFeed:
             self._cursors[source, lane] = element.cursor
             for ids, sample_weights in element.samples:
                 counts[:, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
-        read = [sum(reader.counts[name] for reader in self._all_readers) for name in COUNTS]
-        summed = self._sum_over_ranks(np.append(counts, read))
-        counts, read = summed[: counts.size].reshape(counts.shape), summed[counts.size :].astype(int).tolist()
-        self._counts = dict(zip(COUNTS, read, strict=True))
+        epochs = self._cursors[:, list(self._own), 0].sum()
+        summed = self._sum_over_ranks(np.concatenate([counts.reshape(-1), read, [epochs]]))
+        counts, totals = summed[: counts.size].reshape(counts.shape), summed[counts.size : -1].astype(int)
+        self._counts = dict(zip(COUNTS, (self._before + totals).tolist(), strict=True))
         return GlobalBatch(
             [collate(rows, share, self._pad, packing) for (share,) in shares],
             target_weights=counts[0],
             num_targets=counts[1].astype(np.int64),
             num_tokens=counts[2].astype(np.int64),
-            epoch=float(self._cursors[:, list(self._own), 0].max()),
+            epoch=float(summed[-1]) / self._cursors[:, :, 0].size,
             places=[place for _, _, element in elements for place in element.places],
             counts=self._counts,
         )
@@ -157,7 +159,7 @@ class StreamFeed:
         """Where every lane stands after the last step taken; called by all ranks."""
         own = np.zeros_like(self._cursors)
         own[:, list(self._own)] = self._cursors[:, list(self._own)]
-        return {"cursors": self._sum_over_ranks(own).astype(np.int64).tolist()}
+        return {"cursors": self._sum_over_ranks(own).astype(np.int64).tolist(), "counts": [*self._counts.values()]}
 
     def notes(self) -> list[str]:
         return [f"streaming: rows shuffled within {self._recipe.shuffle_buffer_size}"]
@@ -168,17 +170,27 @@ class StreamFeed:
         first = next((reader.first_skipped for reader in self._all_readers if reader.first_skipped), "")
         return lines + ([f"a skipped row: {first}"] if first else [])
 
-    def _read(self, step: int) -> list[tuple[int, int, _Element]]:
-        """Source, lane and item for each of this rank's lanes."""
+    def _read(self, step: int) -> tuple[list[tuple[int, int, _Element]], list[int]]:
+        """Source, lane and item for each of this rank's lanes, and what became of the rows this rank has read."""
         draws = uniform(self._recipe.global_batch_size, self._recipe.seed, MIX, step)
         sources = np.searchsorted(self._shares, draws, side="right").clip(max=len(self._shares) - 1)
-        return [(int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own]
+        elements = [(int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own]
+        return elements, [sum(reader.counts[name] for reader in self._all_readers) for name in COUNTS]
 
     def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
         import torch
 
         tensor = torch.from_numpy(values.astype(np.float64)).to(self._accelerator.device)
         return self._accelerator.reduce(tensor, reduction="sum").cpu().numpy()
+
+
+def _num_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
+    """As many sub-streams as the lanes can be divided into, with about equally much to read in each."""
+    for num in range(min(len(sizes), num_lanes), 1, -1):
+        shares = [sum(size or 0 for size in sizes[i::num]) for i in range(num)]
+        if num_lanes % num == 0 and (None in sizes or max(shares) <= UNEVEN * min(shares)):
+            return num
+    return 1
 
 
 class _Rows:
@@ -200,8 +212,8 @@ class _SubStream:
 
     def __init__(
         self,
+        stream: Stream,
         opened: Opened,
-        encoder: Encoder,
         recipe: Recipe,
         source: int,
         number: int,
@@ -209,11 +221,12 @@ class _SubStream:
         own: range,
         cursors: np.ndarray,
     ) -> None:
-        self._opened, self._encoder, self._recipe, self._source = opened, encoder, recipe, source
+        self._stream, self._opened, self._recipe, self._source = stream, opened, recipe, source
         self._parts = list(range(number, len(opened.source.parts), num_streams))
         self._lanes = list(range(number, recipe.global_batch_size, num_streams))  # of all ranks
         self.lanes = [lane for lane in self._lanes if lane in own]
-        self._window_size = max(recipe.shuffle_buffer_size, len(self._lanes))
+        # As many rows for each lane, or some of them would fall behind further and further.
+        self._window_size = -(-recipe.shuffle_buffer_size // len(self._lanes)) * len(self._lanes)
         self._queues: dict[int, deque[_Element]] = {lane: deque() for lane in self.lanes}
         self._starts = {lane: tuple(cursors[lane].tolist()) for lane in self.lanes}
         epoch, window, _ = min(self._starts.values())
@@ -233,15 +246,20 @@ class _SubStream:
         num_lanes = len(self._lanes)
         lanes = [self._lanes[(j + epoch) % num_lanes] for j in range(len(rows))]
         own = [j for j, lane in enumerate(lanes) if lane in self._queues]
-        piece = self._encoder.encode(self._opened, [rows[j] for j in own])
-        num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values())
+        piece = self._stream.encoder.encode(self._opened, [rows[j] for j in own])
+        starts = piece.samples["start"]
+        largest = np.maximum.reduceat(piece.input_ids, starts) if len(starts) else np.empty(0)
+        too_large = largest >= self._stream.vocab_size
+        num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values()) + int(sum(too_large))
         self.counts += piece.counts + Counter(skipped_rows=num_skipped)
         if num_skipped and not self.first_skipped:
-            self.first_skipped = str([*piece.problems, *piece.refusals][0])
+            found = [str(problem) for problem in [*piece.problems, *piece.refusals]]
+            self.first_skipped = (found or ["a token id that the model has no embedding for"])[0]
         members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
         places = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
         for i, index in enumerate(piece.rows):
-            members[lanes[own[index]]].append(i)
+            if not too_large[i]:
+                members[lanes[own[index]]].append(i)
         for lane, indices in members.items():
             for taken, item in enumerate(self._items(piece.samples["length"], indices, epoch, window, lane), start=1):
                 if (epoch, window, taken) > self._starts[lane]:
@@ -250,8 +268,8 @@ class _SubStream:
                     self._queues[lane].append(_Element(samples, named, (epoch, window, taken)))
         if places:
             self._last_found = epoch
-        elif epoch > self._last_found + 1:
-            raise TrainingError(f"{self._opened.source.name}: a whole epoch without a sample that could be used")
+        elif epoch > self._last_found + num_lanes:  # of few rows, one of ours comes once in so many epochs
+            raise TrainingError(f"{self._opened.source.name}: {num_lanes} epochs without a sample that could be used")
 
     def _items(
         self, lengths: np.ndarray, indices: list[int], epoch: int, window: int, lane: int

@@ -9,12 +9,14 @@ Promises:
 - Every row is accounted for: kept, cut, left out or wrong, counted and named.
 """
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
@@ -32,6 +34,7 @@ from kit.files import Block
 from kit.samples import Samples, Store
 from kit.sources import Source, shown
 
+PR_SET_PDEATHSIG = 1  # of Linux
 MAX_PROBLEMS = 1000  # so many bad rows are enough to know
 
 
@@ -97,33 +100,38 @@ def _encoded(opened: Opened, encoder: Encoder, num_processes: int | None) -> Ite
             yield block.size, encoder.encode_block(opened, part, block)
         return
     # Forked: the helpers have everything imported. Nothing here has a GPU context or a process group yet.
-    pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"), _become_helper, (encoder, opened))
+    pool = ProcessPoolExecutor(
+        num_processes, multiprocessing.get_context("fork"), _become_helper, (encoder, opened, os.getpid())
+    )
     with pool:
-        waiting: deque[tuple[int, Any]] = deque()
+        waiting: deque[tuple[int, Future[Piece]]] = deque()
+
+        def taken() -> tuple[int, Piece]:
+            size, future = waiting.popleft()
+            return size, future.result()
+
         try:
             for part, block in blocks:
                 waiting.append((block.size, pool.submit(_help, part, block)))
                 if len(waiting) > 2 * num_processes:  # read ahead, but not the whole source into memory
-                    yield _taken(waiting)
+                    yield taken()
             while waiting:
-                yield _taken(waiting)
+                yield taken()
+        except BrokenProcessPool:
+            fix = "it may have been killed for its memory: try --dataset_num_proc 1"
+            raise UserError(Problem("dataset_num_proc", "a process that tokenises died", fix=fix)) from None
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _taken(waiting: "deque[tuple[int, Any]]") -> tuple[int, Piece]:
-    size, future = waiting.popleft()
-    try:
-        return size, future.result()
-    except BrokenProcessPool:
-        fix = "it may have been killed for its memory: try --dataset_num_proc 1"
-        raise UserError(Problem("dataset_num_proc", "a process that tokenises died", fix=fix)) from None
 
 
 _ENCODE: Callable[[int, Block], Piece]  # of a helper
 
 
-def _become_helper(encoder: Encoder, opened: Opened) -> None:
+def _become_helper(encoder: Encoder, opened: Opened, parent: int) -> None:
+    # To die with the parent, however that ends: helpers that outlive it would wait for ever, and hold its locks.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     global _ENCODE
     _ENCODE = partial(encoder.encode_block, opened)

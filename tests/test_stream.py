@@ -161,5 +161,47 @@ def test_a_stream_that_runs_out_of_use_ends_the_run_in_words(tmp_path, tokenizer
     opened = open_all(tokenizer, **flags())
     (tmp_path / "part-0.jsonl").write_text('{"prompt": 1}\n' * 20)
     feed = opened.open_feed(recipe(**flags()), Ranks(), 0, {})
-    with pytest.raises(TrainingError, match="a whole epoch without a sample that could be used"):
+    with pytest.raises(TrainingError, match="8 epochs without a sample that could be used"):
         feed.take(0)
+
+
+def test_lanes_stay_together_and_little_waits(tmp_path, tokenizer):
+    make_files(tmp_path, 1, rows_each=3000)
+    (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=35)  # no multiple of the lanes
+    for step in range(200):
+        feed.take(step)
+    cursors = np.array(feed.state()["cursors"])[0, :, 1]
+    assert cursors.max() - cursors.min() <= 1
+    assert sum(len(queue) for queue in feed._all_readers[0]._queues.values()) <= 2 * 40
+
+
+def test_every_row_comes_as_often_however_unequal_the_files(tmp_path, tokenizer):
+    write(tmp_path / "part-0.jsonl", *[{"prompt": f"few {i} ", "completion": "a"} for i in range(5)])
+    write(tmp_path / "part-1.jsonl", *[{"prompt": f"many {i} ", "completion": "a"} for i in range(155)])
+    runs = [places(feeds(tokenizer, *shape), range(40)) for shape in [(1, 8), (4, 2)]]
+    assert runs[0] == runs[1]
+    seen = [place for step in runs[0] for place in step]
+    assert {seen.count(place) for place in set(seen)} == {2} and len(set(seen)) == 160
+
+
+@pytest.mark.parametrize("world", [1, 4, 8])
+def test_a_stream_of_two_rows_trains_on_any_topology(world, tmp_path, tokenizer):
+    make_files(tmp_path, 1, rows_each=2)
+    assert [len(step) for step in places(feeds(tokenizer, world, 1), range(9))] == [8] * 9
+
+
+def test_ids_beyond_the_model_are_skipped_wherever_they_come(tmp_path, tokenizer):
+    rows = [{"input_ids": [5, 6, 7 + i % 3]} for i in range(60_000)]
+    rows[-1] = {"input_ids": [5, 6, 99_999]}
+    write(tmp_path / "part-0.jsonl", *rows)
+    (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=60_000)
+    assert feed.take(0).counts["skipped_rows"] == 1
+
+
+def test_counts_go_on_after_a_stop(tmp_path, tokenizer):
+    make_files(tmp_path, 1, rows_each=100)
+    ranks = feeds(tokenizer, 1, 8, max_length=16)
+    before = [feed.take(step) for feed in ranks for step in range(5)][-1]
+    assert before.counts["num_truncated"] > 10
+    (feed,) = feeds(tokenizer, 1, 8, ranks[0].state(), max_length=16)
+    assert feed.take(5).counts["num_truncated"] > before.counts["num_truncated"]

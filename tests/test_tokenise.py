@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,3 +347,58 @@ def test_interrupted_tokenising_leaves_no_entry(tmp_path, tokenizer, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from data_helpers import byte_level_tokenizer, open_all
+from kit import tokenise
+add, added = tokenise._Whole.add, []
+
+def die_after_two(self, piece):
+    added.append(add(self, piece))
+    if len(added) == 2:
+        print("dying", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[1] == "die":
+    tokenise._Whole.add = die_after_two
+print(len(open_all(byte_level_tokenizer(), chat_template="chatml", dataset_num_proc=2).train))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is of Linux")
+def test_a_start_that_is_killed_leaves_no_helper_and_nothing_in_the_way(tmp_path, cache):
+    write(tmp_path / "train.jsonl", *many(12_000))
+    tests = os.path.dirname(__file__)
+    code = KILLED.format(tests=tests, root=os.path.dirname(tests))
+
+    def start(how):
+        return subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=60)
+
+    # The helpers hold the pipe of standard output: run returns when they have gone too.
+    assert "dying" in start("die").stdout and [path for path in cache.iterdir() if path.is_dir()]
+    assert start("live").stdout.strip() == "12000"
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to become another user one must be root")
+def test_another_user_opens_what_was_prepared_in_a_cache_it_cannot_write(tokenizer, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
+        os.chmod(folder, 0o755)
+        monkeypatch.setenv("KIT_CACHE", f"{folder}/cache")
+        monkeypatch.chdir(folder)
+        write(Path(folder) / "train.jsonl", *pairs(5))
+        open_all(tokenizer)
+        process = multiprocessing.get_context("fork").Process(target=_as_nobody, args=(tokenizer,))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+
+
+def _as_nobody(tokenizer):
+    os.setuid(65534)
+    encoder.encode_all = lambda *_: pytest.fail("tokenised again")
+    assert len(open_all(tokenizer).train) == 5
