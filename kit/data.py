@@ -160,8 +160,14 @@ def _first(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samp
     """As many evaluation samples as the recipe wants."""
     if evaluation is None or recipe.max_eval_samples is None or recipe.max_eval_samples >= len(evaluation):
         return evaluation
-    notes.append(f"evaluation on the first {recipe.max_eval_samples} of {len(evaluation)} samples")
-    return evaluation.select(np.arange(recipe.max_eval_samples), f"first {recipe.max_eval_samples}")
+    num, total = recipe.max_eval_samples, len(evaluation)
+    if len(evaluation.stores) > 1:
+        notes.append(f"evaluation on {num} of {total} samples, spread over all data sets")
+        chosen = np.linspace(0, total - 1, num).round().astype(np.int64)
+    else:
+        notes.append(f"evaluation on the first {num} of {total} samples")
+        chosen = np.arange(num)
+    return evaluation.select(chosen, f"first {num}")
 
 
 def _check_ids(max_id: int, opened: Opened, vocab_size: int) -> None:
@@ -212,6 +218,9 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
     held_out = np.isin(rows, permutation(num_rows, seed, SPLIT)[:num_held_out])
     reason = f"split {num_held_out} seed {seed}"
     rest, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    for number in set(samples.sources.tolist()) - set(samples.sources[rest].tolist()):
+        found = f"{size:g} takes all of {samples.names[number]}"
+        raise UserError(Problem("eval_split_size", found, "some of each data set left to train on"))
     return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
 
 

@@ -65,7 +65,8 @@ class Order:
         self._epochs: dict[int, Packs] = {}
 
     def _make_quotas(self, weights: Sequence[float], mixing: str) -> list[int]:
-        shares = np.array(weights) / sum(weights)
+        shares = np.array(weights) / max(weights)
+        shares /= shares.sum()
         if mixing == "tokens":
             num_tokens = [self._lengths[members].sum(dtype=np.int64) for members in self._members]
             sizes = [len(members) for members in self._members]

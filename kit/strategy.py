@@ -112,6 +112,16 @@ def together(accelerator: "Accelerator") -> Iterator[None]:
     raise_if(gather_object(list(found)))
 
 
+def agree(accelerator: "Accelerator", where: str, value: str) -> None:
+    """Stop all ranks, with the same problem about ``where``, unless all of them have the same ``value``."""
+    from accelerate.utils import gather_object
+
+    values = gather_object([value])
+    others = [str(rank) for rank, other in enumerate(values) if other != values[0]]
+    found = f"rank {', '.join(others)} found something else than rank 0"
+    raise_if([Problem(where, found, "the same on every machine")] if others else [])
+
+
 def layer_classes(topology: Topology, model: "torch.nn.Module") -> tuple[str, ...]:
     """Names of the classes of which each module is sharded on its own."""
     if topology.layer_classes:

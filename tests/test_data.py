@@ -127,6 +127,21 @@ def test_a_single_sample_cannot_be_split(tmp_path, tokenizer):
         open_all(tokenizer, eval_split_size=1)
 
 
+def test_a_split_leaves_something_of_every_data_set(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *pairs(20))
+    write(tmp_path / "b.jsonl", {"text": "Hello"})
+    with pytest.raises(UserError, match=r"eval_split_size: 20 takes all of [ab]; expected some of each data set left"):
+        open_all(tokenizer, dataset="a.jsonl,b.jsonl", eval_split_size=20)
+
+
+def test_a_part_of_several_evaluation_sets_has_some_of_each(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(5))
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", *pairs(20, name))
+    opened = open_all(tokenizer, eval_dataset="a.jsonl,b.jsonl", max_eval_samples=4)
+    assert opened.evaluation.sources.tolist() == [0, 0, 1, 1]
+
+
 def test_an_evaluation_set_of_its_own(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     write(tmp_path / "eval.jsonl", *pairs(4, "b"))
