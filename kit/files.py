@@ -42,8 +42,9 @@ class Part(Protocol):
     """
 
     unit: ClassVar[str]  # "B" or " rows"
-    has_lines: ClassVar[bool]
 
+    @property
+    def has_lines(self) -> bool: ...
     @property
     def name(self) -> str: ...
     @property
@@ -84,9 +85,12 @@ def _ending(name: str, number: int, found: str) -> Block:
 @dataclass(frozen=True)
 class _TextFile:
     unit: ClassVar[str] = "B"
-    has_lines: ClassVar[bool] = True
     name: str
     stored: Stored
+
+    @property
+    def has_lines(self) -> bool:
+        return True
 
     @property
     def size(self) -> int:
@@ -94,14 +98,15 @@ class _TextFile:
 
     @to_the_end
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
-        num_bytes, line = 0, 0
+        num_bytes, last = 0, 0
         with opened(self.stored) as reader:
             for first, num_rows, payload in self._pieces(reader):
                 num_bytes, before = reader.num_bytes_read, num_bytes
-                line = payload[-1][0] if isinstance(payload, list) else first + num_rows - 1
+                last = payload[-1][0] if isinstance(payload, list) else first + num_rows - 1
                 yield Block(first, num_rows, num_bytes - before, payload)
             if reader.damage:
-                yield _ending(self.name, line + 1, f"{reader.damage} after line {line}")
+                unit = "line" if self.has_lines else "row"
+                yield _ending(self.name, last + 1, f"{reader.damage} after {unit} {last}")
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
         """``first``, ``num_rows`` and ``payload`` of blocks."""
@@ -115,10 +120,16 @@ class _TextFile:
 
 @dataclass(frozen=True)
 class JsonFile(_TextFile):
-    """Lines of JSON objects, or one JSON array of them, whatever the suffix says."""
+    """Lines of JSON objects, or one JSON array of them, which may share a line."""
+
+    is_array: bool
+
+    @property
+    def has_lines(self) -> bool:
+        return not self.is_array
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
-        if reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+        if self.is_array:
             yield from _by_thousands(array_rows(reader, self.name))
             return
         first = 1
@@ -137,6 +148,15 @@ class JsonFile(_TextFile):
             if is_long:
                 yield first, 1, [(first, long_line(f"{self.name}:{first}"))]
                 first += 1
+
+
+def begins_array(stored: Stored) -> bool:
+    """Whether it is a JSON array, whatever its suffix says; not, where it cannot be read."""
+    try:
+        with opened(stored) as reader:
+            return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    except Exception:  # which reading it will tell
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Text to rows: lines of JSON, a JSON array, and tables of cells.
 
-Promises: what cannot be used is a ``Problem`` at ``file:line``; reading goes on behind it, but not inside a JSON array,
-where nothing shows what belongs to what; memory stays flat, also before a line without end.
+Promises: what cannot be used is a ``Problem`` at its line or row; reading goes on behind it, but not behind what is no
+JSON inside a JSON array, where nothing shows what belongs to what; memory stays flat, also before a line without end.
 """
 
 import codecs
@@ -140,21 +140,22 @@ def _check_header(cells: list[str], where: str) -> Problem | None:
 
 
 def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
-    """Elements of a JSON array, numbered by the line they start on; ends behind the first thing that is not JSON."""
-    array = _Array(reader, name)
+    """Elements of a JSON array, numbered from 1; ends behind the first thing that is not JSON, told with its line."""
+    array, number = _Array(reader, name), 1
     try:
         array.take("[")
         if array.peek() == "]":
             array.take("]")
         else:
             while True:
-                yield array.element()
+                yield number, _object(array.element(), f"{name} row {number}")
+                number += 1
                 if array.take(",]") == "]":
                     break
         array.take("")
     except _BadLine as bad:
         if not reader.damage:
-            yield array.line, bad.problem
+            yield number, bad.problem
 
 
 class _Array:
@@ -203,7 +204,7 @@ class _Array:
         self.move(self.at + len(found))
         return found
 
-    def element(self) -> Row:
+    def element(self) -> Any:
         self.peek()
         while True:
             try:
@@ -225,9 +226,8 @@ class _Array:
             if end == len(self.text) and not self.has_ended:  # a number may go on
                 self.read_more()
                 continue
-            row = self.line, _object(value, f"{self.name}:{self.line}")
             self.move(end)
-            return row
+            return value
 
     def column_at(self, position: int) -> int:
         """1-based."""

@@ -16,7 +16,7 @@ from kit.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
 from kit.cache import digest as digest_of
 from kit.cache import file_digest
 from kit.errors import Problem, Problems, UserError, did_you_mean
-from kit.files import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, place
+from kit.files import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, place
 from kit.hub import Found, is_saved, open_hub, open_saved
 from kit.tables import TableFile, num_parquet_rows
 
@@ -169,7 +169,7 @@ def _parts_of(name: str, path: Path, flag: str) -> list[Part]:
 
 def _part(name: str, stored: Stored) -> Part | None:
     if stored.suffix in JSON_SUFFIXES:
-        return JsonFile(name, stored)
+        return JsonFile(name, stored, begins_array(stored))
     if stored.suffix in DELIMITERS:
         return CellFile(name, stored)
     if stored.suffix == ".parquet":

@@ -144,7 +144,7 @@ def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
     if ".csv" in name or ".tsv" in name:
         rows = [{"text": row["text"], "n": str(row["n"])} for row in rows]
     assert contents(source) == rows
-    if len(source.parts) == 1 and ".json" not in name:
+    if len(source.parts) == 1:
         assert [number for number, _ in rows_of(source)] == [
             i + 1 + (".csv" in name or ".tsv" in name) for i in range(2300)
         ]
@@ -287,12 +287,23 @@ def array(content, name="a.json"):
     return rows_of(opened(name))
 
 
-def test_elements_of_an_array_are_named_by_the_line_they_start_on():
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz", "a.tgz"])
+def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
     content = b'\n [ {"n": 1}, {"n":\n2},\n\n3\n,{"n": [1,\n2]}]\n\n'
-    rows = array(content)
-    assert [number for number, _ in rows] == [2, 2, 5, 6]
-    assert str(rows[2][1]) == "a.json:5: a JSON int; expected an object in braces"
+    content = tar_bytes({"a.json": content}) if name == "a.tgz" else content
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    source = opened(name)
+    rows = rows_of(pickle.loads(pickle.dumps(source)))
+    shown_name = "a.tgz!a.json" if name == "a.tgz" else name
+    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.place(0, 2) == f"{shown_name} row 2"
+    assert str(rows[2][1]) == f"{shown_name} row 3: a JSON int; expected an object in braces"
     assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
+
+
+def test_lines_of_arrays_are_no_array_and_keep_their_lines(folder):
+    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')
+    source = opened("a.json")
+    assert source.place(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a JSON list")
 
 
 @pytest.mark.parametrize(
@@ -468,7 +479,7 @@ def test_a_compressed_file_cut_short_is_told_and_never_taken_for_whole(suffix, k
         numbers, read = zip(*rows_of(opened(name)), strict=True)
         assert [row["text"] for row in read[:-1]] == [row["text"] for row in rows[: len(read) - 1]]
         assert isinstance(read[-1], Problem)
-        line = int(str(read[-1]).removeprefix(f"{name}: cut short after line "))
+        line = int(str(read[-1]).removeprefix(f"{name}: cut short after {'row' if kind == 'json' else 'line'} "))
         assert numbers[-2:] == (line, line + 1)
         assert line > 5000 or suffix in (".bz2", ".xz")  # these decompress much at once
         if suffix == ".gz" and num_bytes > len(whole) // 2:
