@@ -76,22 +76,22 @@ class Order:
         return [max(1, round(quota)) for quota in quotas]
 
     def _samples(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch, by source."""
+        """The samples of an epoch, in its order."""
         if not self.quotas:
-            return np.arange(len(self._lengths))
+            return permutation(len(self._lengths), self._seed, EPOCH, epoch)
         chosen = []
         for source, (members, quota) in enumerate(zip(self._members, self.quotas, strict=True)):
             first, size = epoch * quota, len(members)
             passes = range(first // size, (first + quota - 1) // size + 1)
             order = np.concatenate([permutation(size, self._seed, PASS, number, source) for number in passes])
             chosen.append(members[order[first % size :][:quota]])
-        return np.concatenate(chosen)
+        samples = np.concatenate(chosen)
+        return samples[permutation(len(samples), self._seed, EPOCH, epoch)]
 
     def epoch(self, number: int) -> Packs:
         """The items of epoch ``number`` in their order; an item has one sample, or those of a pack."""
         if number not in self._epochs:
             samples = self._samples(number)
-            samples = samples[permutation(len(samples), self._seed, EPOCH, number)]
             if self._capacity is None:
                 items = Packs(samples, np.arange(len(samples) + 1))
             else:
@@ -107,6 +107,8 @@ class Order:
         return self._epochs[number]
 
     def num_items(self, epoch: int) -> int:
+        if self._capacity is None:
+            return sum(self.quotas) or len(self._lengths)
         return len(self.epoch(epoch if self._varies else 0))
 
     def total_steps(self, num_epochs: float) -> int:
