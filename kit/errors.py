@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint such as ``did you mean 'learning_rate'?``, or an empty string."""
     close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def kind(value: Any) -> str:
+    """What a value is called where another was expected, in the words of JSON: ``a text``, ``an object``, ``null``."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    names = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
 class Problems(list[Problem]):

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.errors import Problem, Problems, UserError, did_you_mean, raise_if
+from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
 from kit.messages import SPEAKERS, Message, check_text, read_messages, read_tools
 
 # Columns of each format and those that may come with them; the first complete one is taken.
@@ -119,7 +119,7 @@ def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
     prompt, completion = values["prompt"], values["completion"]
     if isinstance(prompt, list) != isinstance(completion, list):
-        found = f"prompt is a {type(prompt).__name__}, completion a {type(completion).__name__}"
+        found = f"prompt is {kind(prompt)}, completion {kind(completion)}"
         problems.append(Problem("prompt", found, "two texts, or two lists of messages"))
         return {}
     if not isinstance(prompt, list):
@@ -151,7 +151,7 @@ def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
         return {"input_ids": ids}
     labels = values["labels"]
     if not isinstance(labels, list):
-        problems.append(Problem("labels", _kind(labels), "a list of ids"))
+        problems.append(Problem("labels", kind(labels), "a list of ids"))
     elif not problems and len(labels) != len(ids):
         problems.append(Problem("labels", f"{len(labels)} of them for {len(ids)} input_ids", "as many"))
     elif not problems and (labels != ids or set(map(type, labels)) != {int}):
@@ -159,7 +159,7 @@ def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
         wrong = next((i for i, (label, id_) in pairs if label not in (id_, IGNORED) or type(label) is not int), None)
         if wrong is not None:
             expected = f"{IGNORED}, or {ids[wrong]} as in input_ids: labels are not shifted"
-            problems.append(Problem(f"labels[{wrong}]", f"{labels[wrong]!r}"[:80], expected))
+            problems.append(Problem(f"labels[{wrong}]", _id_or_kind(labels[wrong]), expected))
     return {"input_ids": ids, "labels": labels}
 
 
@@ -178,19 +178,19 @@ MAKERS = {
 }
 
 
-def _kind(value: Any) -> str:
-    return "missing" if value is None else f"a {type(value).__name__}"
+def _id_or_kind(value: Any) -> str:
+    return f"{value}"[:80] if type(value) in (int, float) else kind(value)
 
 
 def _check_ids(where: str, ids: Any) -> list[Problem]:
     if not isinstance(ids, list):
-        return [Problem(where, _kind(ids), "a list of ids")]
+        return [Problem(where, kind(ids), "a list of ids")]
     if not ids:
         return [Problem(where, "empty", "at least one id")]
     if set(map(type, ids)) == {int} and min(ids) >= 0:
         return []
     wrong = next(i for i, value in enumerate(ids) if type(value) is not int or value < 0)
-    return [Problem(f"{where}[{wrong}]", f"{ids[wrong]!r}"[:80], "a whole number of at least 0")]
+    return [Problem(f"{where}[{wrong}]", _id_or_kind(ids[wrong]), "a whole number of at least 0")]
 
 
 def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from kit.errors import Problem, Problems, UserError, did_you_mean
+from kit.errors import Problem, Problems, UserError, did_you_mean, kind
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 # Of ShareGPT and what came after it.
@@ -28,10 +28,8 @@ Message = dict[str, Any]
 
 
 def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
-    if value is None:
-        return [Problem(where, "missing", "text")]
     if not isinstance(value, str):
-        return [Problem(where, f"a {type(value).__name__}", "text")]
+        return [Problem(where, kind(value), "text")]
     if not may_be_empty and not value.strip():
         return [Problem(where, "empty", "text")]
     try:
@@ -55,7 +53,7 @@ def read_messages(
     have ``from`` and ``value`` instead of ``role`` and ``content``.
     """
     if not isinstance(given, list):
-        problems.append(Problem(where, f"a {type(given).__name__}", "a list of messages"))
+        problems.append(Problem(where, kind(given), "a list of messages"))
         return []
     if not given:
         problems.append(Problem(where, "empty", "a list of messages"))
@@ -94,19 +92,19 @@ def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
 
 def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) -> Message:
     if not isinstance(given, dict):
-        problems.append(Problem(at, f"a {type(given).__name__}", "an object with role and content"))
+        problems.append(Problem(at, kind(given), "an object with role and content"))
         return {}
-    given = _without_nulls(given)
+    written, given = given, _without_nulls(given)
     is_old = roles is SPEAKERS and "role" not in given
     role_key, content_key = ("from", "value") if is_old else ("role", "content")
     said, content, calls = given.get(role_key), given.get(content_key), given.get("tool_calls")
     role = roles.get(said) if isinstance(said, str) else None
     if role is None:
-        found, hint = "missing" if said is None else f"found {said!r}", did_you_mean(str(said), roles)
-        problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), hint))
+        found = f"found {said!r}" if isinstance(said, str) else kind(said) if role_key in written else "missing"
+        problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(said), roles)))
     message: Message = {"role": role, "content": content}
     content_at, calls_at = f"{at}.{content_key}", f"{at}.tool_calls"
-    if said == "function_call":
+    if said == "function_call" and content:
         content, calls, calls_at = None, content, content_at
     if calls:
         with problems.caught():
@@ -126,7 +124,10 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
         content = _joined(content_at, content)
         message["content"] = "" if content is None and calls else content
         may_be_empty = bool(role == "tool" or calls or message.get("reasoning_content"))
-        problems += check_text(content_at, message["content"], may_be_empty)
+        if message["content"] is None and content_key not in written:
+            problems.append(Problem(content_at, "missing", "text"))
+        else:
+            problems += check_text(content_at, message["content"], may_be_empty)
         weight = _weight(at, given, role)
         if weight is not None:
             message["weight"] = weight
@@ -146,8 +147,8 @@ def _joined(where: str, content: Any) -> Any:
         return content
     for i, piece in enumerate(content):
         if not isinstance(piece, dict) or piece.get("type") != "text" or not isinstance(piece.get("text"), str):
-            kind = piece.get("type") if isinstance(piece, dict) else None
-            found = f"a part of type {kind!r}" if kind not in (None, "text") else "not a part with text"
+            given = piece.get("type") if isinstance(piece, dict) else None
+            found = f"a part of type {given!r}" if given not in (None, "text") else "not a part with text"
             raise UserError(Problem(f"{where}[{i}]", found, 'text, or parts such as {"type": "text", "text": "..."}'))
     return "".join(piece["text"] for piece in content)
 
@@ -156,11 +157,11 @@ def _weight(at: str, message: Message, role: str | None) -> float | None:
     """How much an assistant turn counts; None where nothing is said."""
     train, weight = message.get("train"), message.get("weight")
     if train is not None and not isinstance(train, bool):
-        raise UserError(Problem(f"{at}.train", f"a {type(train).__name__}", "true or false"))
+        raise UserError(Problem(f"{at}.train", kind(train), "true or false"))
     if weight is not None:
         where, expected = f"{at}.weight", "a number of at least 0"
         if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise UserError(Problem(where, f"a {type(weight).__name__}", expected))
+            raise UserError(Problem(where, kind(weight), expected))
         if not 0 <= weight <= sys.float_info.max:
             raise UserError(Problem(where, f"{weight:g}" if isinstance(weight, float) else f"{weight}"[:20], expected))
     if role == "assistant":
@@ -176,7 +177,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
     calls = _parsed(where, calls)
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list):
-        raise UserError(Problem(where, f"a {type(calls).__name__}", "a list of calls"))
+        raise UserError(Problem(where, kind(calls), "a list of calls"))
     made = []
     for i, call in enumerate(calls):
         at = f"{where}[{i}]"
@@ -188,7 +189,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
         # As an object: templates write it as JSON themselves, and would quote a text once more.
         arguments = _parsed(f"{at}.arguments", given or {})
         if not isinstance(arguments, dict):
-            raise UserError(Problem(f"{at}.arguments", f"a {type(arguments).__name__}", "an object"))
+            raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
         identity = {"id": call["id"]} if "id" in call else {}
         made.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}} | identity)
     return _writable(where, made)
@@ -198,11 +199,11 @@ def read_tools(where: str, tools: Any) -> list[Any]:
     """What an assistant may call, as a list of objects; empty where there is nothing. Raises ``UserError``."""
     tools = _parsed(where, _without_nulls(tools) or [])
     if not isinstance(tools, list):
-        raise UserError(Problem(where, f"a {type(tools).__name__}", "a list of tools"))
+        raise UserError(Problem(where, kind(tools), "a list of tools"))
     tools = [_parsed(f"{where}[{i}]", tool) for i, tool in enumerate(tools)]
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):
-            raise UserError(Problem(f"{where}[{i}]", f"a {type(tool).__name__}", "an object"))
+            raise UserError(Problem(f"{where}[{i}]", kind(tool), "an object"))
     return _writable(where, tools)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from kit.errors import Problem
+from kit.errors import Problem, kind
 
 Row = tuple[int, Any]  # 1-based number of the line or row, and a dict, a Problem, or None for a blank line
 
@@ -62,7 +62,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
 
 
 def _object(value: Any, where: str) -> Any:
-    return value if isinstance(value, dict) else Problem(where, f"a JSON {type(value).__name__}", "an object in braces")
+    return value if isinstance(value, dict) else Problem(where, kind(value), "an object in braces")
 
 
 def long_line(where: str) -> Problem:

@@ -191,40 +191,41 @@ def test_all_that_is_said_counts_for_sameness():
 # What is refused
 
 BAD_ROWS = [
-    ({"prompt": "a", "completion": None}, "completion: missing; expected text"),
-    ({"prompt": 3, "completion": "b"}, "prompt: a int; expected text"),
+    ({"prompt": "a", "completion": None}, "completion: null; expected text"),
+    ({"prompt": 3, "completion": "b"}, "prompt: a number; expected text"),
     ({"prompt": "a", "completion": " "}, "completion: empty"),
     ({"prompt": "a", "completion": "\ud800"}, "completion: half of a surrogate pair at character 0"),
-    ({"prompt": [], "completion": "b"}, "prompt: prompt is a list, completion a str"),
+    ({"prompt": [], "completion": "b"}, "prompt: prompt is a list, completion a text"),
     ({"prompt": [], "completion": []}, "prompt: empty"),
     ({"prompt": [USER], "completion": [USER]}, "completion: no assistant turn"),
     ({"prompt": [USER], "completion": [SYSTEM, ANSWER]}, "completion[0].role: a system message behind others"),
     ({"text": ["a"]}, "text: a list; expected text"),
     ({"instruction": "", "output": "b"}, "instruction: empty"),
-    ({"instruction": "a", "output": None}, "output: missing"),
-    ({"instruction": "a", "output": "b", "input": 3}, "input: a int"),
-    ({"instruction": "a", "output": "b", "system": 3}, "system: a int"),
+    ({"instruction": "a", "output": None}, "output: null"),
+    ({"instruction": "a", "output": "b", "input": 3}, "input: a number"),
+    ({"instruction": "a", "output": "b", "system": 3}, "system: a number"),
     ({"conversations": [{"from": "humann", "value": "a"}]}, "conversations[0].from: found 'humann'"),
     ({"conversations": [{"from": "humann", "value": "a"}]}, "did you mean 'human'?"),
     ({"conversations": [{"value": "a"}]}, "conversations[0].from: missing"),
-    ({"conversations": [{"from": "gpt", "value": None}]}, "conversations[0].value: missing"),
+    ({"conversations": [{"from": "gpt", "value": None}]}, "conversations[0].value: null"),
     ({"conversations": [{"from": "function_call", "value": "add"}]}, "conversations[0].value: not JSON"),
-    ({"conversations": [{"from": "function_call", "value": "3"}]}, "conversations[0].value: a int"),
-    ({"conversations": [{"from": "function_call", "value": ""}]}, "conversations[0].value: missing"),
+    ({"conversations": [{"from": "function_call", "value": "3"}]}, "conversations[0].value: a number"),
+    ({"conversations": [{"from": "function_call", "value": ""}]}, "conversations[0].value: empty"),
+    ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: missing; expected text"),
     ({"conversations": [{"from": "system", "value": "a"}], "system": "b"}, "conversations[0].role: a system message"),
     ({"input_ids": []}, "input_ids: empty"),
-    ({"input_ids": "1 2"}, "input_ids: a str; expected a list of ids"),
+    ({"input_ids": "1 2"}, "input_ids: a text; expected a list of ids"),
     ({"input_ids": [1, -1]}, "input_ids[1]: -1; expected a whole number of at least 0"),
     ({"input_ids": [1, 2.0]}, "input_ids[1]: 2.0"),
-    ({"input_ids": [True]}, "input_ids[0]: True"),
-    ({"input_ids": [1, None]}, "input_ids[1]: None"),
+    ({"input_ids": [True]}, "input_ids[0]: true; expected a whole number"),
+    ({"input_ids": [1, None]}, "input_ids[1]: null; expected a whole number"),
     ({"input_ids": [1, 2], "labels": [1]}, "labels: 1 of them for 2 input_ids"),
     ({"input_ids": [1, 2], "labels": [2, -100]}, "labels[0]: 2; expected -100, or 1 as in input_ids"),
     ({"input_ids": [1, 2], "labels": [1, 2.0]}, "labels[1]: 2.0"),
-    ({"input_ids": [1, 2], "labels": None}, "labels: missing"),
+    ({"input_ids": [1, 2], "labels": None}, "labels: null; expected a list of ids"),
     ({"messages": [USER, ANSWER], "tools": "add"}, "tools: not JSON"),
-    ({"messages": [USER, ANSWER], "tools": {"name": "add"}}, "tools: a dict; expected a list of tools"),
-    ({"messages": [USER, ANSWER], "tools": [3]}, "tools[0]: a int; expected an object"),
+    ({"messages": [USER, ANSWER], "tools": {"name": "add"}}, "tools: an object; expected a list of tools"),
+    ({"messages": [USER, ANSWER], "tools": [3]}, "tools[0]: a number; expected an object"),
 ]
 
 
@@ -234,53 +235,57 @@ def test_a_bad_row_is_told_with_its_field(row, message):
 
 
 BAD_MESSAGES = [
-    ("Hi", "messages: a str; expected a list of messages"),
-    (None, "messages: a NoneType; expected a list of messages"),
+    ("Hi", "messages: a text; expected a list of messages"),
+    (None, "messages: null; expected a list of messages"),
     ([], "messages: empty"),
-    (["Hi"], "messages[0]: a str; expected an object with role and content"),
+    (["Hi"], "messages[0]: a text; expected an object with role and content"),
     ([USER], "messages: no assistant turn; expected at least one"),
     ([{"role": "asistant", "content": "Hi"}], "messages[0].role: found 'asistant'; expected system, user, assistant"),
     ([{"role": "asistant", "content": "Hi"}], "did you mean 'assistant'?"),
-    ([{"role": ["user"], "content": "Hi"}], "messages[0].role: found ['user']"),
+    ([{"role": ["user"], "content": "Hi"}], "messages[0].role: a list; expected system, user"),
     ([{"role": "gpt", "content": "Hi"}], "messages[0].role: found 'gpt'"),  # ShareGPT's belong to conversations
     ([{"content": "Hi"}], "messages[0].role: missing"),
+    ([{"role": None, "content": "Hi"}], "messages[0].role: null; expected system, user"),
     ([{"from": "user", "value": "Hi"}], "messages[0].role: missing"),
     ([{"role": "assistant"}], "messages[0].content: missing"),
-    ([{"role": "assistant", "content": None}], "messages[0].content: missing"),
-    ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0].content: missing"),
-    ([{"role": "assistant", "content": None, "tool_calls": "[]"}], "messages[0].content: missing"),
-    ([{"role": "assistant", "content": None, "reasoning_content": "hm"}], "messages[0].content: missing"),
+    ([{"role": "assistant", "content": None}], "messages[0].content: null; expected text"),
+    ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0].content: null"),
+    ([{"role": "assistant", "content": None, "tool_calls": "[]"}], "messages[0].content: null"),
+    ([{"role": "assistant", "content": None, "reasoning_content": "hm"}], "messages[0].content: null"),
     ([USER, {"role": "assistant", "content": " "}], "messages[1].content: empty"),
     ([{"role": "user", "content": ""}, ANSWER], "messages[0].content: empty"),
-    ([{"role": "tool", "content": {"sum": 2}}, ANSWER], "messages[0].content: a dict; expected text"),
+    ([{"role": "tool", "content": {"sum": 2}}, ANSWER], "messages[0].content: an object; expected text"),
     ([{"role": "tool"}, ANSWER], "messages[0].content: missing"),
     ([{"role": "user", "content": ["Hi"]}, ANSWER], "messages[0].content[0]: not a part with text"),
     ([{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWER], "content[0]: a part of type 'image'"),
     ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
     ([SYSTEM, SYSTEM, USER, ANSWER], "messages[1].role: a second system message; expected one, first"),
     ([USER, SYSTEM, ANSWER], "messages[1].role: a system message behind others; expected one, first"),
-    ([USER, ANSWER | {"train": "yes"}], "messages[1].train: a str; expected true or false"),
-    ([USER, ANSWER | {"train": 1}], "messages[1].train: a int; expected true or false"),
+    ([USER, ANSWER | {"train": "yes"}], "messages[1].train: a text; expected true or false"),
+    ([USER, ANSWER | {"train": 1}], "messages[1].train: a number; expected true or false"),
     ([USER | {"train": True}, ANSWER], "messages[0].train: true on a turn of the user; expected it on no other"),
     ([USER | {"train": True}, ANSWER], "only assistant turns are learned from"),
     ([USER | {"weight": 1}, ANSWER], "messages[0].weight: 1 on a turn of the user"),
-    ([USER, ANSWER | {"weight": "2"}], "messages[1].weight: a str; expected a number of at least 0"),
-    ([USER, ANSWER | {"weight": True}], "messages[1].weight: a bool; expected a number of at least 0"),
+    ([USER, ANSWER | {"weight": "2"}], "messages[1].weight: a text; expected a number of at least 0"),
+    ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected a number of at least 0"),
     ([USER, ANSWER | {"weight": -0.5}], "messages[1].weight: -0.5; expected a number of at least 0"),
     ([USER, ANSWER | {"weight": math.nan}], "messages[1].weight: nan; expected a number of at least 0"),
     ([USER, ANSWER | {"weight": math.inf}], "messages[1].weight: inf"),
     ([USER, ANSWER | {"weight": 10**400}], "messages[1].weight: 1000"),
     ([USER | {"tool_calls": [CALL]}, ANSWER], "messages[0].tool_calls: calls of the user"),
     ([ANSWER | {"tool_calls": "add(1)"}], "messages[0].tool_calls: not JSON"),
-    ([ANSWER | {"tool_calls": 3}], "messages[0].tool_calls: a int; expected a list of calls"),
+    ([ANSWER | {"tool_calls": 3}], "messages[0].tool_calls: a number; expected a list of calls"),
     ([ANSWER | {"tool_calls": [3]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"arguments": {}}]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"function": "add"}]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"name": "add", "arguments": "a=1"}]}], "tool_calls[0].arguments: not JSON"),
-    ([ANSWER | {"tool_calls": [{"name": "add", "arguments": [1]}]}], "tool_calls[0].arguments: a list"),
+    (
+        [ANSWER | {"tool_calls": [{"name": "add", "arguments": [1]}]}],
+        "tool_calls[0].arguments: a list; expected an object",
+    ),
     ([ANSWER | {"tool_calls": [{"name": "\ud800"}]}], "messages[0].tool_calls: nothing that JSON can hold"),
-    ([ANSWER | {"reasoning_content": 3}], "messages[0].reasoning_content: a int"),
-    ([USER, ANSWER, {"role": "tool", "content": "2", "tool_call_id": 7}], "messages[2].tool_call_id: a int"),
+    ([ANSWER | {"reasoning_content": 3}], "messages[0].reasoning_content: a number"),
+    ([USER, ANSWER, {"role": "tool", "content": "2", "tool_call_id": 7}], "messages[2].tool_call_id: a number"),
 ]
 
 
@@ -291,6 +296,11 @@ def test_bad_messages_are_told_with_their_place(messages, message):
 
 def test_all_that_is_wrong_with_a_row_is_told():
     assert len(sample_of({"messages": [{"role": "asistant", "content": ""}, {"role": "user", "content": 3}]})) == 3
+    assert len(sample_of({"messages": [USER, {"role": "assistant", "weight": -1}]})) == 2
+
+
+def test_values_of_tables_that_json_lacks_are_told_by_their_type():
+    assert told({"text": b"a"}) == "text: a value of type bytes; expected text"
 
 
 def test_a_row_of_another_kind_than_the_first_is_told_with_what_it_has():

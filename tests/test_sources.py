@@ -206,8 +206,8 @@ def bad_lines(line, after=b'{"text": "b"}\n', name="train.jsonl"):
         (b'{"text": }', "train.jsonl:2: not JSON at column 10 (Expecting value); expected one JSON object a line"),
         (b'{"text": "a"} {}', "train.jsonl:2: not JSON at column 14 (Extra data)"),
         (b'{"text": "a', "train.jsonl:2: not JSON at column 10 (Unterminated string starting at)"),
-        (b"[1, 2]", "train.jsonl:2: a JSON list; expected an object in braces"),
-        (b"null", "train.jsonl:2: a JSON NoneType; expected an object in braces"),
+        (b"[1, 2]", "train.jsonl:2: a list; expected an object in braces"),
+        (b"null", "train.jsonl:2: null; expected an object in braces"),
         (b'{"n": ' + b"1" * 5000 + b"}", "train.jsonl:2: Exceeds the limit"),
         (b'{"n": ' + b"[" * 200_000, "train.jsonl:2: nested too deeply"),
         (b'{"text": "\xff"}', "train.jsonl:2: not UTF-8 at byte 11 of the line; expected UTF-8 text"),
@@ -296,14 +296,14 @@ def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
     rows = rows_of(pickle.loads(pickle.dumps(source)))
     shown_name = "a.tgz!a.json" if name == "a.tgz" else name
     assert [number for number, _ in rows] == [1, 2, 3, 4] and source.place(0, 2) == f"{shown_name} row 2"
-    assert str(rows[2][1]) == f"{shown_name} row 3: a JSON int; expected an object in braces"
+    assert str(rows[2][1]) == f"{shown_name} row 3: a number; expected an object in braces"
     assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
 
 
 def test_lines_of_arrays_are_no_array_and_keep_their_lines(folder):
     (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')
     source = opened("a.json")
-    assert source.place(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a JSON list")
+    assert source.place(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a list")
 
 
 @pytest.mark.parametrize(
