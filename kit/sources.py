@@ -70,8 +70,8 @@ def open_source(
 
     - a file of a known suffix; an archive gives a part for each such file in it;
     - a folder written by ``save_to_disk``, of which ``split`` is taken if it has several;
-    - any other folder: the known files in and below it. Where they or their folders are named after splits
-      (``train/0.jsonl``, ``data/train-00000.parquet``), those of ``split``;
+    - any other folder: the known files in and below it. Where all are named after splits, they or their folders
+      (``train/0.jsonl``, ``data/train-00000.parquet``), those of ``split``. Where some are, it is refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files it matches;
     - a hub id, with its ``config``. Its ``split`` may be a slice such as ``train[:10%]``.
 
@@ -129,15 +129,28 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
         raise UserError(Problem(flag, f"{name!r} is a folder without state.json and without data files", expected))
 
-    def of_split(word: str) -> list[Path]:
-        pattern = re.compile(rf"{re.escape(word)}(?![A-Za-z])")
-        return [relative for relative in files if any(map(pattern.match, relative.parts))]
+    name = name.rstrip("/")
+    words = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, (split.lower(), *SPLITS)))})(?![a-z])")
+    matches = {relative: words.search(relative.as_posix().lower()) for relative in files}
+    split_of = {relative: match[1] for relative, match in matches.items() if match}
+    others = [relative for relative in files if relative not in split_of]
+    if split_of and others:
+        found = f"{name!r} has files named after a split ({_few(list(split_of))}) and others ({_few(others)})"
+        below = "**/" if any(len(relative.parts) > 1 for relative in files) else ""
+        pattern = f"{name}/{below}*{''.join(split_name(others[0].name))}"
+        fix = f'name a pattern: "{pattern}" takes them all; or sort them into folders such as train and test'
+        raise UserError(Problem(flag, found, "all of them named so, or none", fix))
+    chosen = others or [relative for relative, word in split_of.items() if word == split.lower()]
+    if not chosen:
+        splits = [word for word in SPLITS if word in split_of.values()]
+        found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, splits)
+        raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
+    return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
-    chosen = of_split(split)
-    if not chosen and (others := [word for word in SPLITS if of_split(word)]):
-        found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, others)
-        raise UserError(Problem(f"{flag}_split", found, ", ".join(others), hint))
-    return {f"{name.rstrip('/')}/{relative.as_posix()}": files[relative] for relative in chosen or files}
+
+def _few(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(path.as_posix() for path in paths[:3]) + more
 
 
 def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -> Found:

@@ -635,14 +635,52 @@ def test_a_folder_gives_its_files_or_those_of_the_split(folder):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).write_text("text\na\n" if name.endswith("csv") else '{"text": "a"}\n')
     assert [part.name for part in opened("data/").parts] == ["data/a.csv", "data/b.jsonl", "data/sub/c.jsonl"]
-    for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl", "trainer.jsonl", "validation/0.jsonl"):
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).write_text('{"text": "a"}\n')
-    assert [part.name for part in opened("data").parts] == ["data/train-0.jsonl", "data/train-1.jsonl"]
-    assert [part.name for part in opened("data", "validation").parts] == ["data/validation/0.jsonl"]
-    told = refused("data", "validatoin")
-    assert "dataset_split: data has no file of split 'validatoin'; expected train, validation, test" in told
+    make_folder(folder / "sorted", "train-0.jsonl", "train-1.jsonl", "test.jsonl", "validation/0.jsonl")
+    assert [part.name for part in opened("sorted").parts] == ["sorted/train-0.jsonl", "sorted/train-1.jsonl"]
+    assert [part.name for part in opened("sorted", "validation").parts] == ["sorted/validation/0.jsonl"]
+    told = refused("sorted", "validatoin")
+    assert "dataset_split: sorted has no file of split 'validatoin'; expected train, validation, test" in told
     assert "did you mean 'validation'?" in told
+
+
+def make_folder(path, *names):
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text('{"text": "a"}\n')
+
+
+@pytest.mark.parametrize(
+    ("named", "others", "pattern"),
+    [
+        (["train.jsonl"], ["more.jsonl"], "f/*.jsonl"),
+        (["test.jsonl"], ["code.jsonl", "math.jsonl"], "f/*.jsonl"),
+        (["train/0.jsonl.gz"], ["more/0.jsonl.gz"], "f/**/*.jsonl.gz"),
+        (["my_test.jsonl"], ["mine.jsonl"], "f/*.jsonl"),
+    ],
+)
+def test_a_folder_that_is_half_named_after_splits_is_refused_with_both_halves(named, others, pattern, folder):
+    make_folder(folder / "f", *named, *others, "dataset_info.json")
+    assert refused("f/") == (
+        f"error: dataset: 'f' has files named after a split ({', '.join(named)}) and others ({', '.join(others)}); "
+        "expected all of them named so, or none\n"
+        f'    -> name a pattern: "{pattern}" takes them all; or sort them into folders such as train and test'
+    )
+
+
+def test_of_many_files_of_a_folder_a_few_are_named(folder):
+    make_folder(folder / "f", "test.jsonl", *(f"{i}.jsonl" for i in range(6)))
+    assert "(test.jsonl) and others (0.jsonl, 1.jsonl, 2.jsonl and 3 more)" in refused("f")
+
+
+def test_a_split_may_be_named_anywhere_in_a_path_and_the_folder_counts_first(folder):
+    make_folder(folder / "f", "sums-train.jsonl", "sums_Test.jsonl", "test/train-of-thought.jsonl")
+    assert [part.name for part in opened("f").parts] == ["f/sums-train.jsonl"]
+    assert [part.name for part in opened("f", "test").parts] == ["f/sums_Test.jsonl", "f/test/train-of-thought.jsonl"]
+
+
+def test_a_split_may_have_a_name_of_its_own(folder):
+    make_folder(folder / "f", "train.jsonl", "train-math.jsonl", "trainer/test.jsonl")
+    assert [part.name for part in opened("f", "train-math").parts] == ["f/train-math.jsonl"]
 
 
 @pytest.mark.parametrize(
