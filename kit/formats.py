@@ -34,6 +34,7 @@ FIELDS = tuple(dict.fromkeys(field for needed, optional in FORMATS.items() for f
 OPTIONAL = ("tools", "system", "input")  # may be absent or null in a single row
 EXPECTED = "messages, or prompt and completion, or text, or conversations, or instruction and output, or input_ids"
 
+MAX_ID = 2**31  # no vocabulary is so large
 IGNORED = -100  # in labels
 
 Sample = dict[str, Any]
@@ -67,6 +68,9 @@ def choose_fields(
     complete = _complete(columns, mapping)
     if not complete:
         fix = "say which column is which: --dataset_columns theirs=ours,theirs=ours"
+        if "chosen" in columns and "rejected" in columns:
+            ours = "completion" if "prompt" in columns else "messages"
+            fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
         raise UserError(Problem(name, f"columns {', '.join(columns)}", EXPECTED, fix))
     for theirs, ours in mapping.items():
         if ours not in complete[0]:
@@ -80,6 +84,8 @@ def _complete(columns: Sequence[str], mapping: Mapping[str, str]) -> list[dict[s
     """Our field to their column for each format that is there, best first; each begins with a key of MAKERS."""
     theirs_of = {name: name for name in columns if name in FIELDS and name not in mapping}
     theirs_of |= {ours: theirs for theirs, ours in mapping.items()}
+    # Later rows may have what the first one lacks.
+    theirs_of |= {name: name for name in OPTIONAL if name not in theirs_of and name not in mapping}
     complete = [
         {field: theirs_of[field] for field in needed + optional if field in theirs_of}
         for needed, optional in FORMATS.items()
@@ -93,14 +99,14 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
 
     ``fields`` is what ``choose_fields`` gave, in its order.
     """
-    try:
-        values = {ours: row[theirs] for ours, theirs in fields.items()}
-    except KeyError:
-        values = {ours: row.get(theirs) for ours, theirs in fields.items()}
+    values = {ours: row.get(theirs) for ours, theirs in fields.items()}
+    if None in values.values():
         needed = [theirs for ours, theirs in fields.items() if ours not in OPTIONAL]
         if missing := [theirs for theirs in needed if theirs not in row]:
             found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
+    if "input_ids" in fields and "labels" not in fields and "labels" in row:
+        return [Problem("labels", "given here, and not in the first row", "labels in every row, or in none")]
     problems = Problems()
     sample = MAKERS[next(iter(fields))](values, problems)
     return list(problems) or sample
@@ -187,9 +193,9 @@ def _check_ids(where: str, ids: Any) -> list[Problem]:
         return [Problem(where, kind(ids), "a list of ids")]
     if not ids:
         return [Problem(where, "empty", "at least one id")]
-    if set(map(type, ids)) == {int} and min(ids) >= 0:
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < MAX_ID:
         return []
-    wrong = next(i for i, value in enumerate(ids) if type(value) is not int or value < 0)
+    wrong = next(i for i, value in enumerate(ids) if type(value) is not int or not 0 <= value < MAX_ID)
     return [Problem(f"{where}[{wrong}]", _id_or_kind(ids[wrong]), "a whole number of at least 0")]
 
 

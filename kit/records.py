@@ -19,6 +19,8 @@ MAX_LINE_BYTES = 1 << 24
 READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
 ONE_A_LINE = "one JSON object a line"
+SPREAD = "is it one object over several lines? write each sample on one line, or all as a JSON array"
+SEMICOLONS = "is it separated by ';'? only commas (.csv) and tabs (.tsv) are read"
 
 _decoder = json.JSONDecoder()
 
@@ -52,7 +54,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             yield number, Problem(f"{name}:{number}", found, "UTF-8 text")
         except json.JSONDecodeError as error:
             found = f"not JSON at column {error.colno} ({error.msg})"
-            yield number, Problem(f"{name}:{number}", found, ONE_A_LINE)
+            yield number, Problem(f"{name}:{number}", found, ONE_A_LINE, SPREAD if text == "{" else "")
         except ValueError as error:  # an integer of more digits than Python converts
             yield number, Problem(f"{name}:{number}", str(error).split(";")[0], ONE_A_LINE)
         except RecursionError:
@@ -78,10 +80,10 @@ def skip_line(reader: Bytes) -> None:
 
 def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
     """Rows of a table of cells, quoted as in RFC 4180. The first row names the columns. Numbers are of lines."""
-    number = 0
+    number, text = 0, ""
 
     def next_line() -> str:
-        nonlocal number
+        nonlocal number, text
         line = reader.readline(MAX_LINE_BYTES + 1)
         if not line or (reader.damage and not line.endswith(b"\n")):
             return ""
@@ -90,7 +92,8 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
             skip_line(reader)
             raise _BadLine(long_line(f"{name}:{number}"))
         try:
-            return line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            return text
         except UnicodeDecodeError as error:
             found = f"not UTF-8 at byte {error.start + 1} of the line"
             raise _BadLine(Problem(f"{name}:{number}", found, "UTF-8 text")) from None
@@ -108,10 +111,16 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
             return
         except _BadLine as bad:
             yield number, bad.problem
+            if not header:
+                return
             continue
         except csv.Error as error:
             if not reader.damage:
-                yield start, Problem(where, f"not a row of cells ({error})", "quotes in pairs, inner ones doubled")
+                fix = SEMICOLONS if not header and ";" in text else ""
+                expected = "quotes in pairs, inner ones doubled"
+                yield start, Problem(where, f"not a row of cells ({error})", expected, fix)
+            if not header:
+                return
             continue
         if not header:
             if problem := _check_header(cells, where):
@@ -133,6 +142,8 @@ class _BadLine(Exception):
 
 def _check_header(cells: list[str], where: str) -> Problem | None:
     expected = "a first row with the names of the columns"
+    if len(cells) == 1 and ";" in cells[0]:
+        return Problem(where, f"a single column {cells[0]!r}", expected, SEMICOLONS)
     if not all(cell.strip() for cell in cells):
         return Problem(where, "a column without a name", expected)
     twice = [cell for i, cell in enumerate(cells) if cell in cells[:i]]

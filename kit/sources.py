@@ -18,6 +18,7 @@ from kit.cache import file_digest
 from kit.errors import Problem, Problems, UserError, did_you_mean
 from kit.files import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, place
 from kit.hub import Found, is_saved, open_hub, open_saved
+from kit.records import SPREAD
 from kit.tables import TableFile, num_parquet_rows
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".parquet", ".arrow"]
@@ -208,6 +209,8 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
             return list(row)
         if len(bad) == MAX_BAD_ROWS:
             break
+    if bad and bad[0].fix == SPREAD:  # then what is wrong with the other lines is of no use
+        bad = bad[:1]
     raise UserError(*(shown(bad, name) or [Problem(name, "no rows", "at least one")]))
 
 

@@ -368,6 +368,17 @@ def test_a_wrong_mapping_is_told(mapping, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("columns", "ours"), [(["prompt", "chosen", "rejected"], "completion"), (["chosen", "rejected"], "messages")]
+)
+def test_preference_pairs_are_told_how_to_be_learned_from(columns, ours):
+    with pytest.raises(UserError) as caught:
+        choose_fields(columns, {}, "train.jsonl")
+    told = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
+    assert str(caught.value).endswith(f"    -> {told}")
+    assert choose_fields(columns, {"chosen": ours}, "train.jsonl")[ours] == "chosen"
+
+
 def test_an_evaluation_set_with_our_columns_needs_no_mapping():
     mapping = {"question": "prompt", "answer": "completion"}
 

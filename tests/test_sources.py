@@ -406,6 +406,21 @@ def test_a_header_that_names_no_columns_is_refused(header, message, folder):
     assert message in refused("a.csv")
 
 
+@pytest.mark.parametrize("content", ["q;a\n1;2\n", "q;a\n1,0;2,5\n", '"q";"a"\n"1";"2"\n'])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_cells_parted_by_semicolons_are_told_apart_from_a_single_column(name, content, folder):
+    (folder / name).write_text(content)
+    told = refused(name)
+    assert told.startswith(f"error: {name}:1: ")
+    assert told.endswith("    -> is it separated by ';'? only commas (.csv) and tabs (.tsv) are read")
+
+
+@pytest.mark.parametrize("header", [b"q\xff,a", b'"q"x,a'])
+def test_no_other_row_is_taken_for_a_header_that_cannot_be_read(header, folder):
+    (folder / "a.csv").write_bytes(header + b"\n1,2\n3,4\n")
+    assert refused("a.csv").startswith("error: a.csv:1: not ")
+
+
 # Tables of Arrow
 
 
@@ -724,6 +739,16 @@ def test_a_name_that_leads_nowhere_is_told(name, message, folder, monkeypatch):
 def test_a_file_without_a_usable_row_is_told(content, message, folder):
     (folder / "train.jsonl").write_text(content)
     assert message in refused("train.jsonl")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_object_over_several_lines_is_told_as_one_problem(end, folder):
+    (folder / "a.json").write_text(json.dumps({"data": texts(20)}, indent=2).replace("\n", end), newline="")
+    told = refused("a.json").splitlines()
+    assert told[0].startswith("error: a.json:1: not JSON at column 2 (Expecting property name")
+    assert told[1:] == [
+        "    -> is it one object over several lines? write each sample on one line, or all as a JSON array"
+    ]
 
 
 def test_problems_are_counted_and_the_first_ten_shown_with_one_way_out(folder):
