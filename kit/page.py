@@ -9,10 +9,13 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib.figure import Figure
 
+# Control characters, which a terminal would obey, as Python writes them: \x1b. Tabs and line breaks stay.
+VISIBLE = {code: repr(chr(code))[1:-1] for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
 overflow-wrap: anywhere }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem } p.line { color: #57606a }
+h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
+p.line { color: #57606a; margin: .15rem 0 }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
 svg { width: 100%; height: auto } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left;
@@ -24,8 +27,12 @@ border-bottom: 1px solid #d0d7de } .scroll { overflow-x: auto }
 def page(title: str, parts: list[str], style: str = "") -> str:
     """The whole document. ``style``: rules besides those of all pages."""
     head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-    head += f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style>"
+    head += f"<title>{escaped(title)}</title><style>{STYLE}{style}</style>"
     return f"{head}{''.join(parts)}</html>\n"
+
+
+def escaped(text: str) -> str:
+    return html.escape(text.translate(VISIBLE))
 
 
 def section(title: str, body: str) -> str:
@@ -33,7 +40,7 @@ def section(title: str, body: str) -> str:
 
 
 def table(columns: list[str], rows: list[dict[str, Any]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_shown(row.get(name))}</td>' for name in columns)}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
 
@@ -51,5 +58,7 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = html.escape(str(value))
-    return f"<pre>{text}</pre>" if " " in text else text
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = escaped(str(value))
+    return f"<pre>{text}</pre>" if " " in text or "\n" in text else text

@@ -3,14 +3,14 @@
 Reads ``run.json`` and ``metrics.jsonl`` only, so it can be made again at any time and says the same.
 """
 
-import html
 import json
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from kit.page import page, section, svg, table
+from kit.page import escaped, page, section, svg, table
 
 
 def write_report(folder: Path, line: str, answers: list[Any]) -> None:
@@ -39,19 +39,21 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
     if any("eval_exact_match" in row for row in evaluation):
         charts.append(chart("exact match", [("", evaluation, "eval_exact_match")]))
     sources = run["data"]["sources"]
-    recipe = {key: value for key, value in run["recipe"].items() if value not in (None, [], {})}
+    recipe = [{"key": key, "value": _setting(value)} for key, value in _given(run["recipe"]).items()]
+    place = folder.absolute()
     parts = [
-        f"<h1>{html.escape(folder.name)}</h1><p class=line>{html.escape(line)}</p>",
+        f"<h1>{escaped(place.name)}</h1>",
+        *(f"<p class=line>{escaped(text)}</p>" for text in (str(place), line)),
         f"<div class=charts>{''.join(f'<div>{picture}</div>' for picture in charts)}</div>",
         section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
         section("Answers", _answers(answers)) if answers else "",
         section("Data", _data_table(run["data"])),
-        section("Data sets", table(list(sources[0]), sources)) if len(sources) > 1 else "",
-        section("Recipe", table(["key", "value"], [{"key": k, "value": v} for k, v in recipe.items()])),
+        section("Data sets", table(list(sources[0]), sources)),
+        section("Recipe", table(["key", "value"], recipe)),
         section("Versions", table(list(run["versions"]), [run["versions"]])),
     ]
     temporary = folder / ".report.partial"
-    temporary.write_text(page(folder.name, parts), encoding="utf-8")
+    temporary.write_text(page(f"{place.name}: {place}", parts), encoding="utf-8")
     temporary.replace(folder / "report.html")
 
 
@@ -65,17 +67,36 @@ def chart(title: str, series: list[tuple[str, list[dict[str, Any]], str]], scale
             marker = "o" if len(points) < 20 else None
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=label)
     axes.set_ylim(bottom=0)  # or noise looks like news
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("step", fontsize=9)
-    axes.tick_params(labelsize=8)
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("step", fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(labelsize=9)
     axes.grid(alpha=0.3)
     if len(axes.lines) > 1:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=9)
     return svg(figure)
 
 
 def _eval_keys(rows: list[dict[str, Any]]) -> list[str]:
     return [key for key in rows[-1] if key.startswith("eval_")]
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value not in (None, "", [], {})}
+
+
+def _setting(value: Any) -> Any:
+    """As a recipe would say it; of a list each entry in a line of its own."""
+    if isinstance(value, list):
+        return "\n".join(
+            ", ".join(f"{key}: {_setting(of_key)}" for key, of_key in _given(entry).items())
+            if isinstance(entry, dict)
+            else str(entry)
+            for entry in value
+        )
+    if isinstance(value, dict):
+        return ",".join(f"{theirs}={ours}" for theirs, ours in value.items())
+    return value if isinstance(value, bool | float) else str(value)
 
 
 def _data_table(data: dict[str, Any]) -> str:

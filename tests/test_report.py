@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,7 @@ def test_several_data_sets_have_their_own_numbers(folder):
     )
     write_report(folder, "single", [])
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 7 and "1234" in page and "&lt;other&gt;" in page and "<other>" not in page
+    assert page.count("<svg") == 7 and "1,234" in page and "&lt;other&gt;" in page and "<other>" not in page
 
 
 def test_nothing_in_it_runs_or_calls_home(folder):
@@ -62,3 +63,40 @@ def test_a_run_without_evaluation_has_a_page_too(folder):
     write_report(folder, "single", [])
     page = (folder / "report.html").read_text()
     assert page.count("<svg") == 5 and "Evaluation" not in page
+
+
+def test_the_recipe_reads_as_it_was_written(folder):
+    run = json.loads((folder / "run.json").read_text())
+    chat = {
+        "path": "<chat>.jsonl",
+        "name": "",
+        "config": None,
+        "columns": {"q": "prompt", "a": "completion"},
+        "weight": 3.0,
+    }
+    more = {"path": "more.jsonl", "name": "more", "config": None, "columns": None, "weight": 1.0}
+    run["recipe"] = {"dataset": [chat, more], "dataset_columns": {"b": "text"}, "max_length": 2048, "packing": True}
+    (folder / "run.json").write_text(json.dumps(run))
+    write_report(folder, "single", [])
+    page = (folder / "report.html").read_text()
+    chat_line = "path: &lt;chat&gt;.jsonl, columns: q=prompt,a=completion, weight: 3.0"
+    assert f"<pre>{chat_line}\npath: more.jsonl, name: more, weight: 1.0</pre>" in page
+    for cell in ("b=text", "2048", "yes"):
+        assert f"<td>{cell}</td>" in page
+
+
+def test_the_page_says_which_run_it_is_of_and_what_became_of_the_rows(folder, monkeypatch):
+    run = json.loads((folder / "run.json").read_text())
+    run["data"]["sources"][0]["num_truncated"] = 924
+    (folder / "run.json").write_text(json.dumps(run))
+    monkeypatch.chdir(folder)
+    write_report(Path("."), "single", [])
+    page = (folder / "report.html").read_text()
+    assert f"<title>{folder.name}: {folder}</title>" in page and f"<h1>{folder.name}</h1>" in page
+    assert "num_truncated" in page and "924" in page
+
+
+def test_what_a_model_answers_cannot_drive_a_terminal(folder):
+    write_report(folder, "single", [SimpleNamespace(prompt="?", reference="!", text="\x1b[2J\ta\n", exact=False)])
+    page = (folder / "report.html").read_text()
+    assert "\x1b" not in page and "\\x1b[2J\ta\n" in page
