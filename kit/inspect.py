@@ -3,28 +3,31 @@
 ``look`` gathers everything from the very data a run would open; ``as_text`` and ``as_page`` show the same.
 """
 
-import html
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tokenizers.decoders import DecodeStream
 
+from kit.checks import LEAK, Finding, check, counted
 from kit.config import Recipe
 from kit.feed import Feed
-from kit.page import page, section, svg, table
-from kit.samples import Samples, duplicates
+from kit.page import VISIBLE, escaped, page, section, svg, table
+from kit.samples import Samples
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
-NUM_PLACES = 5
 BARS = "▁▂▃▄▅▆▇█"
+MARKS = {True: "ok", False: "LOOK", None: ""}
+PLAIN_NUMBER = re.compile(r"(?<!\S)\d{4,}(?= (of|samples|tokens|packs|blank|left)\b)")  # but no year, no part of a name
 
 
 @dataclass(frozen=True)
 class Token:
-    text: str
+    text: str  # empty where it takes more tokens to make a character
     weight: float  # in the loss; 0: not learned from
     is_special: bool
 
@@ -34,10 +37,20 @@ class Shown:
     """One sample."""
 
     place: str
-    source: str
-    tokens: list[Token]
+    tokens: list[Token]  # the first MAX_TOKENS_SHOWN of them
     num_tokens: int
     num_learned: int
+
+    @property
+    def about(self) -> str:
+        share = f"{self.num_learned / self.num_tokens:.0%}"
+        return f"{counted(self.num_tokens, 'token')}, {self.num_learned:,} learned ({share})"
+
+    @property
+    def more(self) -> str:
+        """What is not shown; empty where all is."""
+        num = self.num_tokens - len(self.tokens)
+        return counted(num, "more token") if num else ""
 
 
 @dataclass
@@ -47,10 +60,10 @@ class Look:
     title: str
     notes: list[str]
     sources: list[dict[str, Any]]  # a row of the table for each
-    checks: list[tuple[bool, str]]  # whether it is as it should be, and what
+    checks: list[Finding]
     lengths: np.ndarray  # int [N], tokens
     max_length: int
-    samples: list[Shown] = field(default_factory=list)
+    samples: list[Shown]
 
 
 class _Alone:
@@ -64,97 +77,84 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
 
     Args:
         data: what ``open_data`` gave.
-        num_samples: samples to show, spread evenly over the data; at least one of each source.
+        num_samples: samples to show, spread evenly over the data. None is shown twice, and unless it is 0 each source
+            has at least one, even if these are more.
     """
     train: Samples = data.train
     feed = Feed(train, data.order, recipe, _Alone(), 0, num_steps=0)
-    title = ", ".join(store.source.name for store in train.stores)
-    notes = [*data.notes, *feed.notes(), f"{data.total_steps(recipe)} steps of {recipe.global_batch_size}"]
-    gathered = Look(
-        title, notes, _sources(train), _checks(train, data.evaluation, tokenizer), train.lengths, recipe.max_length
+    notes = [store.source.name for store in train.stores if store.source.name != store.name]
+    notes += [note for note in data.notes if LEAK not in note]  # a check says so
+    notes += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
+    return Look(
+        ", ".join(train.names),
+        [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", note) for note in notes],
+        _sources(train, recipe.eval_split_size > 0),
+        check(train, data.evaluation, tokenizer, recipe),
+        train.lengths,
+        recipe.max_length,
+        [_shown(train, i, tokenizer) for i in _choice(train.sources, num_samples)],
     )
-    chosen = set(np.linspace(0, len(train) - 1, num_samples).round().astype(int).tolist()) if num_samples else set()
-    if num_samples:
-        chosen |= {int(np.flatnonzero(train.sources == i)[0]) for i in set(train.sources.tolist())}
-    gathered.samples = [_shown(train, i, tokenizer) for i in sorted(chosen)]
-    return gathered
 
 
-def _sources(train: Samples) -> list[dict[str, Any]]:
+def _sources(train: Samples, is_split: bool) -> list[dict[str, Any]]:
+    """The rows that are samples, held out and left out add up, where each row makes one sample."""
     rows = []
     for number, store in enumerate(train.stores):
         of_source = train.sources == number
         lengths, num_targets = train.lengths[of_source], train.num_targets[of_source]
-        counts = store.info["counts"]
+        counts = store.report
         rows.append(
             {
                 "data set": store.name,
-                "rows": counts.get("num_rows", 0),
-                "samples": int(of_source.sum()),
+                "rows": counts["num_rows"],
+                "samples": len(lengths),
+                **({"held out": counts["num_samples"] - len(lengths)} if is_split else {}),
+                "left out": counts["num_dropped_long"] + counts["num_dropped_unsupervised"],
+                "cut": counts["num_truncated"] + counts["num_split"],
+                "blank lines": counts["num_blank_lines"],
                 "tokens": int(lengths.sum(dtype=np.int64)),
                 "learned": f"{num_targets.sum() / lengths.sum():.1%}",
                 "median length": int(np.median(lengths)),
                 "longest": int(lengths.max()),
-                "cut": counts.get("num_truncated", 0) + counts.get("num_split", 0),
-                "left out": counts.get("num_dropped_long", 0) + counts.get("num_dropped_unsupervised", 0),
-                "blank lines": counts.get("num_blank_lines", 0),
             }
         )
     return rows
 
 
-def _checks(train: Samples, evaluation: Samples | None, tokenizer: Any) -> list[tuple[bool, str]]:
-    """What commonly goes wrong, looked for in the ids themselves."""
-    firsts, seconds, lasts = Counter[int](), 0, Counter[int]()
-    looked_at = np.linspace(0, len(train) - 1, min(len(train), 10_000)).round().astype(int)
-    bos = tokenizer.bos_token_id
-    for i in looked_at.tolist():
-        ids, weights = train[i]
-        firsts[int(ids[0])] += 1
-        seconds += bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos
-        lasts[int(ids[np.flatnonzero(weights)[-1]])] += 1
-    num = len(looked_at)
-    checks = []
-    if bos is not None:
-        share = firsts[bos] / num
-        checks.append((share in (0.0, 1.0), f"{share:.1%} of the samples begin with {tokenizer.bos_token}"))
-        checks.append((seconds == 0, f"{seconds} begin with it twice"))
-    special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
-    ends = sum(count for id_, count in lasts.items() if id_ in special) / num
-    common = [(tokenizer.convert_ids_to_tokens(id_), count / num) for id_, count in lasts.most_common(3)]
-    named = ", ".join(f"{token!r} {share:.1%}" for token, share in common)
-    checks.append((ends > 0.99, f"{ends:.1%} of the samples teach to stop; the last token learned is {named}"))
-    ids_hash, counts = np.unique(train.hashes("ids_hash"), return_counts=True)
-    twice = int((counts - 1).sum())
-    where = ""
-    if twice:
-        again = np.flatnonzero(np.isin(train.hashes("ids_hash"), ids_hash[counts > 1]))[:NUM_PLACES]
-        where = f": {', '.join(train.place(int(i)) for i in again)}" + (" ..." if twice > NUM_PLACES else "")
-    checks.append((twice == 0, f"{twice} samples stand in the training data more than once{where}"))
-    if evaluation is not None:
-        exact, similar = duplicates(evaluation, train)
-        found = f"{exact + similar} of {len(evaluation)} evaluation samples are in the training data"
-        checks.append((exact + similar == 0, f"{found} ({exact} token for token)"))
-    return checks
+def _choice(sources: np.ndarray, num: int) -> list[int]:
+    """Numbers of ``num`` samples, spread evenly, at least one of each source."""
+    chosen: list[int] = np.linspace(0, len(sources) - 1, min(num, len(sources))).round().astype(int).tolist()
+    present, firsts = np.unique(sources, return_index=True)
+    for source, first in zip(present, firsts.tolist(), strict=True):
+        of_source = Counter(int(sources[i]) for i in chosen)
+        if chosen and not of_source[source]:
+            most, times = of_source.most_common(1)[0]
+            if times > 1:
+                chosen.remove(max(i for i in chosen if sources[i] == most))
+            chosen.append(first)
+    return sorted(chosen)
 
 
 def _shown(train: Samples, i: int, tokenizer: Any) -> Shown:
     ids, weights = train[i]
+    weights[0] = 0  # nothing predicts a first token
     tokens = tokens_of(ids[:MAX_TOKENS_SHOWN], weights, tokenizer)
-    return Shown(train.place(i), train.names[train.sources[i]], tokens, len(ids), int(train.num_targets[i]))
+    return Shown(train.place(i), tokens, len(ids), int(train.num_targets[i]))
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
-    """Texts that add up to the decoded sample; where a character takes several tokens they are shown as one."""
+    """One for each id; their texts add up to the decoded sample, its control characters made visible. Where a
+    character takes several tokens, the last one has it."""
     special = set(tokenizer.all_special_ids) | {
         id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special
     }
     stream = DecodeStream(skip_special_tokens=False)
-    tokens = []
+    tokens, text = [], None
     for id_, weight in zip(ids.tolist(), weights.tolist(), strict=False):
         text = stream.step(tokenizer.backend_tokenizer, id_)
-        if text is not None:
-            tokens.append(Token(text, weight, id_ in special))
+        tokens.append(Token((text or "").translate(VISIBLE), weight, id_ in special))
+    if text is None and tokens:  # cut within a character
+        tokens[-1] = replace(tokens[-1], text="\ufffd")
     return tokens
 
 
@@ -169,23 +169,23 @@ def runs_of(tokens: list[Token]) -> list[list[Token]]:
     return runs
 
 
-def histogram(lengths: np.ndarray, max_length: int, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts [bins] and edges [bins + 1] in tokens, from 0 to the longest sample or ``max_length``."""
+def histogram(lengths: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts [bins] and edges [bins + 1] in tokens, from 0 to the longest sample."""
     return np.histogram(lengths, bins=num_bins, range=(0, max(int(lengths.max()), 1)))
 
 
 def as_text(gathered: Look, colour: bool) -> str:
     """For a terminal. What is learned is green, or stands in ``[[ ]]`` without ``colour``; special tokens are dim."""
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
-    lines += [f"  {'ok  ' if fine else 'LOOK'}  {text}" for fine, text in gathered.checks]
-    counts, edges = histogram(gathered.lengths, gathered.max_length, 48)
+    lines += [f"  {MARKS[fine]:<4}  {text}" for fine, text in gathered.checks]
+    counts, edges = histogram(gathered.lengths, 48)
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
-    lines += ["", f"  lengths, 0 to {edges[-1]:.0f} tokens (max_length {gathered.max_length})", f"  {bars}", ""]
-    lines += _text_table(gathered.sources)
+    lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
+    lines = [line.translate(VISIBLE) for line in [*lines, *_text_table(gathered.sources)]]
     for sample in gathered.samples:
-        share = sample.num_learned / sample.num_tokens
-        lines += ["", f"--- {sample.place}: {sample.num_tokens} tokens, {sample.num_learned} learned ({share:.0%})"]
+        lines += ["", f"--- {sample.place.translate(VISIBLE)}: {sample.about}"]
         lines.append("".join(_text_run(run, colour) for run in runs_of(sample.tokens)))
+        lines += [f"... {sample.more}"] if sample.more else []
     return "\n".join(lines)
 
 
@@ -201,13 +201,13 @@ def _text_run(run: list[Token], colour: bool) -> str:
 
 
 def _text_table(rows: list[dict[str, Any]]) -> list[str]:
-    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    values = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
+    cells = [list(rows[0]), *values]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
 
 
 STYLE = """
-p.line { margin: .15rem 0 }
 .sample { border: 1px solid #d0d7de; border-radius: 6px; padding: .75rem; margin: .75rem 0 }
 .sample h3 { font-size: .95rem; margin: 0 0 .5rem } .sample h3 small { font-weight: normal; color: #57606a }
 .run { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; padding: .1rem .4rem;
@@ -218,24 +218,26 @@ background: #dafbe1 } .run small { float: right; font: 11px/1.6 system-ui; color
 ul.checks li { padding: .1rem 0 .1rem 1.5rem }
 ul.checks li::before { content: "✓"; color: #1a7f37; float: left; margin-left: -1.5rem;
 font-weight: bold }
-ul.checks li.look::before { content: "!"; color: #9a6700 } .legend .run { display: inline-block }
+ul.checks li.look::before { content: "!"; color: #9a6700 } ul.checks li.known::before { content: "·" }
+.legend .run { display: inline-block } .chart svg { max-width: 32rem }
 @media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 }
 td, th, .sample { border-color: #30363d }
 .run { color: #8b949e; border-color: #30363d }
 .run.learned { background: #12261e; color: #e6edf3; border-color: #3fb950 }
-.run i { background: #121d2f; color: #79c0ff } .sample h3 small, .run small, p.line { color: #8b949e }
+.run i { background: #121d2f; color: #79c0ff } .sample h3 small, .run small, .legend small, p.line { color: #8b949e }
 .chart { background: #fff; border-radius: 6px } }
 """
 
 
 def as_page(gathered: Look) -> str:
     """One HTML file that needs no network."""
-    checks = "".join(f"<li{'' if fine else ' class=look'}>{html.escape(text)}</li>" for fine, text in gathered.checks)
+    kinds = {True: "", False: " class=look", None: " class=known"}
+    checks = "".join(f"<li{kinds[fine]}>{escaped(text)}</li>" for fine, text in gathered.checks)
     legend = "<p class=legend><span class='run learned'>learned from</span> <span class=run>read only</span> "
-    legend += "<span class=run><i>special token</i></span></p>"
+    legend += "<span class=run><i>special token</i></span> <small>at the right: number of tokens</small></p>"
     parts = [
-        f"<h1>{html.escape(gathered.title)}</h1>",
-        "".join(f"<p class=line>{html.escape(note)}</p>" for note in gathered.notes),
+        f"<h1>{escaped(gathered.title)}</h1>",
+        "".join(f"<p class=line>{escaped(note)}</p>" for note in gathered.notes),
         f"<h2>Checks</h2><ul class=checks>{checks}</ul>",
         section("Data sets", table(list(gathered.sources[0]), gathered.sources)),
         section("Lengths", f"<div class=chart>{_chart(gathered)}</div>"),
@@ -246,30 +248,31 @@ def as_page(gathered: Look) -> str:
 
 
 def _page_sample(sample: Shown) -> str:
-    share = sample.num_learned / sample.num_tokens
-    about = f"{sample.num_tokens} tokens, {sample.num_learned} learned ({share:.0%})"
-    more = sample.num_tokens - len(sample.tokens) if sample.num_tokens > MAX_TOKENS_SHOWN else 0
     runs = "".join(_page_run(run) for run in runs_of(sample.tokens))
-    end = f"<p class=line>{more} tokens more</p>" if more else ""
-    return f"<div class=sample><h3>{html.escape(sample.place)} <small>{about}</small></h3>{runs}{end}</div>"
+    end = f"<p class=line>{sample.more}</p>" if sample.more else ""
+    return f"<div class=sample><h3>{escaped(sample.place)} <small>{sample.about}</small></h3>{runs}{end}</div>"
 
 
 def _page_run(run: list[Token]) -> str:
     weight = run[0].weight
-    tokens = "".join(f"<{tag}>{html.escape(t.text)}</{tag}>" for t in run for tag in ["i" if t.is_special else "b"])
+    tags = [("i" if token.is_special else "b", token.text) for token in run if token.text]
+    tokens = "".join(f"<{tag}>{escaped(text)}</{tag}>" for tag, text in tags)
     extra = f", weight {weight:g}" if weight not in (0.0, 1.0) else ""
-    return f"<div class='run{' learned' if weight else ''}'><small>{len(run)}{extra}</small>{tokens}</div>"
+    return f"<div class='run{' learned' if weight else ''}'><small>{len(run):,}{extra}</small>{tokens}</div>"
 
 
 def _chart(gathered: Look) -> str:
-    figure = Figure(figsize=(6, 2.4), layout="constrained")
+    figure = Figure(figsize=(4.6, 2.4), layout="constrained")
     axes = figure.subplots()
-    counts, edges = histogram(gathered.lengths, gathered.max_length, 60)
+    counts, edges = histogram(gathered.lengths, 60)
     axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color="#0969da")
     if gathered.max_length <= edges[-1]:
         axes.axvline(gathered.max_length, color="#cf222e", linewidth=1, label="max_length")
-        axes.legend(fontsize=8)
-    axes.set_xlabel(f"tokens in a sample (max_length {gathered.max_length})", fontsize=9)
-    axes.set_ylabel("samples", fontsize=9)
-    axes.tick_params(labelsize=8)
+        axes.legend(fontsize=10)
+    axes.set_xlabel(f"tokens in a sample (max_length {gathered.max_length:,})", fontsize=10)
+    axes.set_ylabel("samples", fontsize=10)
+    axes.tick_params(labelsize=10)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axis.set_major_formatter("{x:,.0f}")
     return svg(figure)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from data_helpers import byte_level_tokenizer, chat, open_all, recipe, write
+from tokenizers.processors import TemplateProcessing
 
 from kit import cli
 from kit.inspect import as_page, as_text, look, runs_of, tokens_of
@@ -32,6 +33,38 @@ def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(to
     tokens = tokens_of(ids, np.arange(len(ids), dtype=np.float32), tokenizer)
     assert "".join(token.text for token in tokens) == text
     assert [token.text for token in tokens if token.is_special] == ["<|im_start|>"]
+    assert [token.weight for token in tokens] == list(range(len(ids)))  # one for each id
+    in_two = ids[:-1]  # cut within the last character
+    assert "".join(token.text for token in tokens_of(in_two, in_two, tokenizer)) == text[:-1] + "\ufffd"
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_runs_count_the_tokens_whatever_their_characters(train_on, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", chat("Ünï 🚀🇫🇷", "漢字 é e\u0301 🚀"))
+    gathered = looked(tokenizer, chat_template="chatml", train_on=train_on)
+    (sample,) = gathered.samples
+    runs = runs_of(sample.tokens)
+    assert sum(map(len, runs)) == sample.num_tokens
+    assert sum(len(run) for run in runs if run[0].weight) == sample.num_learned
+    counts = [int(count) for count in re.findall(r"<div class='run[^>]*><small>(\d+)</small>", as_page(gathered))]
+    assert counts == [len(run) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("row", "flags"),
+    [
+        (chat("Hi", "Hello"), {"chat_template": "llama3", "train_on": "all"}),
+        ({"input_ids": [1, 5, 6, 7]}, {}),
+    ],
+)
+def test_the_first_token_is_never_marked_as_nothing_predicts_it(row, flags, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", row)
+    gathered = looked(tokenizer, **flags)
+    (sample,) = gathered.samples
+    first, rest = sample.tokens[0], sample.tokens[1:]
+    assert first.weight == 0 and all(token.weight for token in rest)
+    assert sample.num_learned == sample.num_tokens - 1 == len(rest)
+    assert f"\n{first.text}[[{rest[0].text}" in as_text(gathered, colour=False)
 
 
 def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
@@ -80,10 +113,115 @@ def test_what_is_as_it_should_be_is_told_apart_from_what_is_not(tmp_path, tokeni
     write(tmp_path / "eval.jsonl", rows[5])
     # cut off before the end of turn, one sample twice, one evaluated on
     bad = checks(looked(tokenizer, chat_template="llama3", eval_dataset="eval.jsonl", max_length=28))
-    wrong = [text for text, fine in bad.items() if not fine]
+    wrong = [text for text, fine in bad.items() if fine is False]
     assert len(wrong) == 3
-    assert "teach to stop" in wrong[0] and "more than once: train.jsonl:4, train.jsonl:21" in wrong[1]
+    assert "teach to stop" in wrong[0] and wrong[1] == "2 samples are the same: train.jsonl:4, train.jsonl:21"
     assert "1 of 1 evaluation samples" in wrong[2]
+
+
+def test_a_leak_is_told_once(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(chat(f"Question {i}", f"Answer {i}") for i in range(3)))
+    write(tmp_path / "eval.jsonl", chat("Question 1", "Answer 1"))
+    text = as_text(looked(tokenizer, chat_template="chatml", eval_dataset="eval.jsonl"), colour=False)
+    assert text.count("evaluation samples are in the training data") == 1 and "warning" not in text
+    assert "  LOOK  1 of 1 evaluation samples" in text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ([1, 2, 3], "no sample stands twice"),
+        ([1, 2, 2, 2], "3 samples are the same: train.jsonl:2, train.jsonl:3, train.jsonl:4"),
+        ([1, 1, 2, 2], "4 samples stand more than once: train.jsonl:1, train.jsonl:2, train.jsonl:3, train.jsonl:4"),
+        (
+            [1, 2, 3] * 4,
+            f"12 samples stand more than once: {', '.join(f'train.jsonl:{line}' for line in range(1, 6))}, ...",
+        ),
+    ],
+)
+def test_samples_that_are_the_same_are_named(numbers, told, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(chat(f"Question {i}", f"Answer {i}") for i in numbers))
+    assert checks(looked(tokenizer, chat_template="chatml"))[told] == (len(set(numbers)) == len(numbers))
+
+
+def test_a_template_without_bos_is_fine_unless_the_tokenizer_would_write_one(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
+    found = checks(looked(tokenizer, chat_template="chatml"))
+    assert found["no sample begins with <bos>: the template writes none"] is True
+    assert not [text for text in found if "twice" in text and "begin" in text]
+    adds_bos = byte_level_tokenizer(bos_token="<bos>")
+    adds_bos.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", adds_bos.bos_token_id)]
+    )
+    found = checks(looked(adds_bos, chat_template="chatml"))
+    assert found["no sample begins with <bos>, which the tokenizer puts before any other text"] is False
+    write(tmp_path / "train.jsonl", {"text": "Hello"})
+    assert checks(looked(adds_bos))["1 of 1 samples begin with <bos>"] is True
+
+
+def test_pieces_of_a_split_text_need_not_begin_or_end_like_a_text(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"text": "Hello there, how are you? " * 20})
+    found = checks(looked(tokenizer, max_length=32, excess_length_strategy="split"))
+    assert False not in found.values()
+    told = [text for text, fine in found.items() if fine is None]
+    assert len(told) == 2 and all("as excess_length_strategy split makes pieces" in text for text in told)
+    assert "begin with <bos>" in told[0] and "teach to stop" in told[1]
+
+
+def test_last_tokens_that_are_next_to_none_are_not_listed(tmp_path, tokenizer):
+    end = tokenizer.eos_token_id
+    write(
+        tmp_path / "train.jsonl", *({"input_ids": [5, 6, i % 50, end]} for i in range(3000)), {"input_ids": [5, 6, 7]}
+    )
+    (told,) = (text for text in checks(looked(tokenizer)) if "teach to stop" in text)
+    assert told.endswith("the last token learned is '<|endoftext|>' 100.0%")
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags", "fine"),
+    [
+        ("Well.", {}, True),
+        ("Well.<|im_end|>", {}, False),  # a second end, as of texts that went through a template before
+        ("Say <|endoftext|> to stop", {}, False),
+        ("Begin with <bos>", {}, False),
+        ("<tool_call>{}</tool_call>", {}, True),  # special, and part of an answer
+        ("Well.<|im_end|>", {"train_on": "all"}, True),  # in which ends of turns are learned anywhere
+    ],
+)
+def test_a_special_token_that_someone_typed_into_an_answer_is_found(answer, flags, fine, tmp_path, tokenizer):
+    turns = chat("One", "Good", "Two", "Better"), chat("Hi", answer), chat("Ho <|im_end|>", "Hum")
+    write(tmp_path / "train.jsonl", *turns)
+    found = [(text, ok) for text, ok in checks(looked(tokenizer, chat_template="chatml", **flags)).items()]
+    token = (re.findall("<[|a-z_]+>", answer) or [""])[0]
+    text = f"1 sample learns a special token in the middle of an answer, first train.jsonl:2 ({token!r})"
+    assert ((text, False) in found) != fine
+    if not flags:
+        assert (("no answer goes on after a special token that ends a text", True) in found) == fine
+
+
+def test_whole_texts_hold_no_answers_to_look_into(tmp_path, tokenizer):
+    end = tokenizer.eos_token_id
+    write(tmp_path / "train.jsonl", {"input_ids": [5, end, 6, end]}, {"input_ids": [6, end, 5, end]})
+    assert checks(looked(tokenizer))["no answer goes on after a special token that ends a text"] is True
+
+
+def test_what_was_cut_is_named(tmp_path, tokenizer):
+    lengths = [3, 9, 8, 9, 9]  # the third has just the length of those that were cut, and its own end
+    ids = [[5 + n] * (length - 1) + [tokenizer.eos_token_id] for n, length in enumerate(lengths)]
+    write(tmp_path / "train.jsonl", *({"input_ids": sample} for sample in ids))
+    found = checks(looked(tokenizer, max_length=8))
+    assert found["3 cut at 8 tokens, first: train.jsonl:2, train.jsonl:4, train.jsonl:5"] is None
+    assert not [text for text in checks(looked(tokenizer, max_length=9)) if "cut" in text]
+
+
+def test_the_rows_of_the_table_add_up(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *({"text": "Hi" * (1 + i % 9)} for i in range(30)))
+    write(tmp_path / "b.jsonl", *[{"text": "Bye"}] * 9)
+    flags = {"dataset": "a.jsonl,b.jsonl", "max_length": 8, "excess_length_strategy": "drop"}
+    rows = looked(tokenizer, eval_split_size=6, max_eval_samples=2, **flags).sources
+    assert sum(row["held out"] for row in rows) == 6 and sum(row["left out"] for row in rows) > 0
+    assert all(row["rows"] == row["samples"] + row["held out"] + row["left out"] for row in rows)
+    assert "held out" not in looked(tokenizer, **flags).sources[0]
 
 
 def test_samples_are_spread_over_the_data_and_every_source_has_one(tmp_path, tokenizer):
@@ -94,6 +232,63 @@ def test_samples_are_spread_over_the_data_and_every_source_has_one(tmp_path, tok
     assert [row["data set"] for row in gathered.sources] == ["a", "b"]
     assert gathered.sources[0]["samples"] == 100
     assert looked(tokenizer, 0, dataset="a.jsonl,b.jsonl").samples == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num", "lines"),
+    [
+        ([5], 9, "a1 a2 a3 a4 a5"),
+        ([100], 1, "a1"),
+        ([100], 4, "a1 a34 a67 a100"),
+        ([2, 100, 1], 4, "a1 b33 b67 c1"),
+        ([100, 1, 100], 3, "a1 b1 c100"),
+        ([100, 1, 100], 4, "a1 b1 c33 c100"),
+        ([1, 1, 100], 3, "a1 b1 c49"),
+        ([1, 1, 1], 2, "a1 b1 c1"),  # each of them, though it is one more
+    ],
+)
+def test_as_many_samples_are_shown_as_asked_for(sizes, num, lines, tmp_path, tokenizer):
+    for name, size in zip("abc", sizes, strict=False):
+        write(tmp_path / f"{name}.jsonl", *({"text": f"text {i}"} for i in range(size)))
+    names = ",".join(f"{name}.jsonl" for name in "abc"[: len(sizes)])
+    places = [sample.place.replace(".jsonl:", "") for sample in looked(tokenizer, num, dataset=names).samples]
+    assert " ".join(places) == lines
+
+
+def test_numbers_are_easy_to_read(tmp_path, tokenizer):
+    folder = tmp_path / "from 2024"
+    folder.mkdir()
+    write(folder / "train.jsonl", *({"text": f"text {i} " * 9} for i in range(1100)), {"text": "long " * 5000})
+    flags = {"dataset": f"{folder}/train.jsonl", "global_batch_size": 1100, "max_length": 4000}
+    gathered = looked(tokenizer, 1101, **flags)
+    assert gathered.title == "train" and gathered.notes[0] == f"{folder}/train.jsonl"
+    text, page = as_text(gathered, colour=False), as_page(gathered)
+    for shown in (text, page):
+        assert "1,101 samples" in shown and "1 of 1,101 samples cut at 4,000 tokens" in shown
+        assert "2 steps of 1,100" in shown and "train.jsonl:1101" in shown and "4,000 tokens, 3,999 learned" in shown
+    assert "1,101    1,101" in text and "<td>1,101</td>" in page and "<h1>train</h1>" in page
+    gathered = looked(tokenizer, 1, max_steps=1, **flags)
+    assert "1 step of 1,100" in gathered.notes
+
+
+def test_of_a_very_long_sample_the_beginning_is_shown(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("kit.inspect.MAX_TOKENS_SHOWN", 10)
+    write(tmp_path / "train.jsonl", {"text": "Hello 🚀🚀🚀 there"})
+    gathered = looked(tokenizer)
+    (sample,) = gathered.samples
+    more = f"{sample.num_tokens - 10} more tokens"
+    assert more in as_text(gathered, colour=False) and more in as_page(gathered) and len(sample.tokens) == 10
+
+
+def test_data_cannot_drive_a_terminal(tmp_path, tokenizer):
+    write(tmp_path / "a\x1b.jsonl", chat("\x1b[31mred\x07\x9b2J\x7f", "a\r\n\tb"))
+    gathered = looked(tokenizer, dataset="a\x1b.jsonl", chat_template="chatml")
+    for shown in (as_text(gathered, colour=False), as_page(gathered)):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+        assert r"\x1b[31mred\x07\x9b2J\x7f" in re.sub("</?b>", "", shown) and "a\\r\n\tb" in re.sub("</?b>", "", shown)
+    text = as_text(gathered, colour=True)
+    assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[2m", "\x1b[22m", "\x1b[0m"}
+    assert "[[" not in text and r"a\x1b.jsonl:1" in text
 
 
 @pytest.fixture
