@@ -24,7 +24,7 @@ from typing import Any
 from kit.errors import Problem, UserError
 
 BUFFER_BYTES = 1 << 18
-TAR_COMPRESSIONS = {".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"}
+TAR_COMPRESSIONS = {".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz", ".tzst": ".zst"}
 
 
 def _open_zst(stream: Any) -> Any:

@@ -4,6 +4,8 @@ Plain Python and pydantic. ``Recipe`` is what may be set for a run, ``Launch`` w
 besides it, ``Topology`` and ``LoadPlan`` what follows from them. ``kit.command_line`` fills in the first two.
 """
 
+import os
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"
-    for kind in ("jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "zip", "tar", "tgz")
+    for kind in "jsonl ndjson json csv tsv parquet arrow zip tar tgz tbz2 txz tzst".split()
     for packed in ("", ".gz", ".bz2", ".xz", ".zst")
 )
 
@@ -126,15 +128,26 @@ class DatasetEntry(BaseModel):
 
     def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
         """With the recipe's settings where it has none of its own."""
-        is_file = self.path.rstrip("/").endswith(DATA_SUFFIXES)
-        name = Path(self.path).name.split(".")[0] if is_file else self.path
         values = {
-            "name": self.name or name,
+            "name": self.name or self._word(),
             "config": self.config or config,
             "split": self.split or split,
             "columns": columns if self.columns is None else self.columns,
         }
         return self.model_copy(update=values)
+
+    def _word(self) -> str:
+        """The stem of a file, what a pattern begins with, the name of a folder, else the path as it is: a hub id."""
+        path = Path(os.path.abspath(os.path.expanduser(self.path)))
+        beginning = re.split(r"[*?\[]", path.name)[0]
+        is_pattern = beginning != path.name
+        is_stem = is_pattern or path.name.lower().endswith(DATA_SUFFIXES)
+        word = beginning.strip("-_.").split(".")[0] if is_stem else ""
+        if not word and (is_pattern or os.path.isdir(path)):
+            while re.search(r"[*?\[]", path.name):
+                path = path.parent
+            word = path.name
+        return word or self.path
 
 
 _Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(_entries)]

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from kit import archives, files, records, tables
+from kit.config import DATA_SUFFIXES, DatasetEntry
 from kit.errors import Problem, UserError
-from kit.sources import FIX, open_source, read_rows, shown
+from kit.sources import FIX, SUFFIXES, open_source, read_rows, shown
 
 
 @pytest.fixture(autouse=True)
@@ -112,9 +113,9 @@ def write_any(name, rows):
         write_table(path, rows)
     elif path.suffix == ".zip":
         pack_zip(path, {"data/1.jsonl": lines(rows[900:]), "data/0.jsonl": lines(rows[:900]), "README.md": b"Rows"})
-    elif ".tar" in name or path.suffix == ".tgz":
+    elif ".tar" in name or path.suffix in archives.TAR_COMPRESSIONS:
         content = tar_bytes({"data/0.jsonl": lines(rows[:900]), "README": b"Rows", "data/1.jsonl": lines(rows[900:])})
-        suffix = ".gz" if path.suffix == ".tgz" else path.suffix
+        suffix = archives.TAR_COMPRESSIONS.get(path.suffix, path.suffix)
         path.write_bytes(COMPRESS.get(suffix, bytes)(content))
     else:
         kind = path.suffixes[0]
@@ -131,7 +132,7 @@ def write_any(name, rows):
 NAMES = [
     *["a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.parquet", "file.arrow", "stream.arrow", "A.JSONL"],
     *["a.jsonl.gz", "a.json.bz2", "a.csv.xz", "a.tsv.zst", "a.ndjson.zst"],
-    *["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.xz", "a.tar.bz2", "a.tar.zst"],
+    *["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.xz", "a.tar.bz2", "a.tar.zst", "a.tzst"],
 ]
 
 
@@ -797,6 +798,44 @@ def test_a_file_that_may_not_be_read_is_told(folder):
 
     write_any("train.jsonl", texts(3))
     assert "dataset: 'train.jsonl' cannot be read (Permission denied)" in refused("train.jsonl", digest=deny)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("d/sums.jsonl.gz", "sums"),
+        ("d/sums.TXZ", "sums"),
+        ("d/.jsonl", "jsonl"),
+        ("d/folder/*.jsonl", "folder"),
+        ("d/folder/**/*.jsonl", "folder"),
+        ("d/folder/**", "folder"),
+        ("d/folder/part-*.jsonl", "part"),
+        ("d/*/sums.jsonl", "sums"),
+        ("*.jsonl", "here"),
+        ("../here/*", "here"),
+        ("d/folder", "folder"),
+        ("d/folder/", "folder"),
+        ("d/v1.5", "v1.5"),
+        (".", "here"),
+        ("d/..", "here"),
+        ("/", "/"),
+        ("d/" + "x" * 300, "d/" + "x" * 300),
+        ("openai/gsm8k", "openai/gsm8k"),
+        ("gsm8k", "gsm8k"),
+    ],
+)
+def test_a_data_set_is_named_by_a_word_for_tables(path, name, folder, monkeypatch):
+    (folder / "here" / "d" / "folder").mkdir(parents=True)
+    (folder / "here" / "d" / "v1.5").mkdir()
+    monkeypatch.chdir(folder / "here")
+    assert DatasetEntry(path=path).filled(None, "train", {}).name == name
+    assert DatasetEntry(path=path, name="mine").filled(None, "train", {}).name == "mine"
+
+
+def test_every_suffix_that_is_read_is_known_where_data_sets_are_named():
+    kinds = {suffix + packed for suffix in (*SUFFIXES, ".tar") for packed in ("", *archives.DECOMPRESSORS)}
+    assert kinds | {".zip", *archives.TAR_COMPRESSIONS} <= set(DATA_SUFFIXES)
+    assert set(archives.TAR_COMPRESSIONS.values()) == set(archives.DECOMPRESSORS)
 
 
 # Digests
