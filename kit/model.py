@@ -26,7 +26,7 @@ from kit.attention import register as register_attention
 from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, UserError
 from kit.loss import install_loss_head
-from kit.places import check_place, first_line
+from kit.places import check_place, first_line, tokenizer_of_adapter
 
 
 def open_config(recipe: Recipe) -> Any:
@@ -46,16 +46,27 @@ def open_config(recipe: Recipe) -> Any:
 
 
 def open_tokenizer(recipe: Recipe, folder: Path | None = None) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, or ``folder``'s. Raises ``UserError`` where there is none, or only a slow one."""
-    name = str(folder) if folder else check_place(recipe.model_name_or_path, recipe.model_revision)
+    """The tokenizer that the adapter brings, and with it the chat template it was trained with; else the model's.
+
+    ``folder``: open this one instead. Raises ``UserError`` where there is none, or only a slow one.
+    """
+    adapter = recipe.adapter_name_or_path
+    own = folder or (tokenizer_of_adapter(adapter) if adapter else None)
+    field = "adapter_name_or_path" if own else "model_name_or_path"
+    name = str(own) if own else check_place(recipe.model_name_or_path, recipe.model_revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **_hub(recipe))
     except Exception as error:
         found = f"no tokenizer in {name}: {first_line(error)}"
-        raise UserError(Problem("model_name_or_path", found, "tokenizer.json beside the weights")) from None
+        raise UserError(Problem(field, found, "tokenizer.json beside the weights")) from None
     if not tokenizer.is_fast:
-        raise UserError(Problem("model_name_or_path", "a slow tokenizer only", "a tokenizer.json"))
+        raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
     return tokenizer
+
+
+def num_positions(config: Any) -> int | None:
+    """The longest input the model can read, in tokens; None where its config sets no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def build_meta_model(recipe: Recipe, config: Any) -> Any:
@@ -112,7 +123,7 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
         )
     if recipe.attn_implementation == "varlen" and (reason := unfit(config)):
         problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = num_positions(config)
     if positions and recipe.max_length > positions:
         found = f"{recipe.max_length} tokens, the model has {positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))

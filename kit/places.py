@@ -8,13 +8,21 @@ import os
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from kit.config import Recipe
 from kit.errors import Problem, UserError
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+# Of an adapter that brings a tokenizer; the first is always there.
+TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 def check_place(name: str, revision: str | None) -> str:
@@ -30,7 +38,10 @@ def check_place(name: str, revision: str | None) -> str:
 
 
 def open_adapter(name: str) -> Path:
-    """The folder with an adapter's two files; those of a hub id are fetched. Raises ``UserError``."""
+    """The folder with an adapter's two files, and its tokenizer's if it has one; those of a hub id are fetched.
+
+    Raises ``UserError``.
+    """
     field = "adapter_name_or_path"
     folder = Path(os.path.expanduser(name))
     if _is_local(name):
@@ -42,14 +53,30 @@ def open_adapter(name: str) -> Path:
         if absent:
             raise UserError(*(Problem(field, f"no {file} in {folder}", fix=fix) for file in absent))
         return folder
-    _ask_hub(name, None, field, *ADAPTER_FILES)
+    files = (*ADAPTER_FILES, *TOKENIZER_FILES)
+    _ask_hub(name, None, field, *files)
     try:
-        paths = [try_to_load_from_cache(name, file) for file in ADAPTER_FILES]
-        if not all(isinstance(path, str) for path in paths):
-            paths = [hf_hub_download(name, file) for file in ADAPTER_FILES]
-        return Path(str(paths[0])).parent
+        found = [try_to_load_from_cache(name, file) for file in files]  # what is not there is remembered too
+        if not all(found) or not all(isinstance(path, str) for path in found[: len(ADAPTER_FILES)]):
+            found = [_fetch(name, file) for file in files]
+        return Path(str(found[0])).parent
     except Exception as error:
         raise UserError(Problem(field, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
+
+
+def _fetch(name: str, file: str) -> str | None:
+    try:
+        return hf_hub_download(name, file)
+    except EntryNotFoundError:
+        if file in ADAPTER_FILES:
+            raise
+        return None
+
+
+def tokenizer_of_adapter(name: str) -> Path | None:
+    """The adapter's folder, if there is a tokenizer in it."""
+    folder = open_adapter(name)
+    return folder if (folder / TOKENIZER_FILES[0]).is_file() else None
 
 
 def base_of_adapter(folder: Path, fix: str) -> str:
@@ -66,12 +93,14 @@ def base_of_adapter(folder: Path, fix: str) -> str:
 
 
 def recipe_of_run(recipe: Recipe, run_file: Path) -> Recipe:
-    """``recipe`` with the model, method and adapters of the run that wrote ``run.json``. Raises ``UserError``."""
-    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path", "chat_template"]
+    """``recipe`` with the model, method and adapters of the run that wrote ``run.json``, and with its chat template
+    unless ``recipe`` sets one. Raises ``UserError``."""
+    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path"]
     keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
     try:
         trained = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
-        opener = Recipe.model_validate(recipe.model_dump() | {key: trained[key] for key in keys})
+        values = {"chat_template": trained["chat_template"], **recipe.model_dump(exclude_unset=True)}
+        opener = Recipe.model_validate(values | {key: trained[key] for key in keys})
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"{run_file} is no record of a run ({type(error).__name__})"
         raise UserError(Problem("model_name_or_path", found, "a checkpoint in the folder of its run")) from None

@@ -35,16 +35,19 @@ def main() -> None:
     scored = recipe.model_name_or_path
     recipe, weights = to_open(recipe)
     problems = Problems()
-    with problems.caught():
-        config = model.open_config(recipe)
-        positions = getattr(config.get_text_config(), "max_position_embeddings", recipe.max_length)
-        if "max_length" not in recipe.model_fields_set:
-            recipe = recipe.model_copy(update={"max_length": min(recipe.max_length, positions)})
-        problems += model.check_model(recipe, config, model.build_meta_model(recipe, config))
+    tokenizer = config = None
     with problems.caught():
         tokenizer = model.open_tokenizer(recipe)
-        vocab_size = config.get_text_config().vocab_size
-        datasets = data.open_data(recipe, data.open_sources(recipe), tokenizer, vocab_size)
+    with problems.caught():
+        config = model.open_config(recipe)
+        if "max_length" not in recipe.model_fields_set:
+            longest = min(recipe.max_length, model.num_positions(config) or recipe.max_length)
+            recipe = recipe.model_copy(update={"max_length": longest})
+        problems += model.check_model(recipe, config, model.build_meta_model(recipe, config))
+    if tokenizer and config:
+        with problems.caught():
+            vocab_size = config.get_text_config().vocab_size
+            datasets = data.open_data(recipe, data.open_sources(recipe), tokenizer, vocab_size)
     problems.raise_if_any()
 
     accelerator, plan = strategy.start(recipe, topology)

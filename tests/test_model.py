@@ -301,6 +301,59 @@ def test_a_folder_without_a_tokenizer_is_refused(recipe, changed):
         open_tokenizer(recipe(folder))
 
 
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.fixture
+def with_template(recipe, adapter):
+    """An adapter's folder, as a run leaves it."""
+    folder = adapter()
+    tokenizer = open_tokenizer(recipe())
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_adapter_brings_its_tokenizer_or_takes_the_model_s(recipe, with_template, model_folder):
+    mine = recipe(adapter_name_or_path=str(with_template))
+    assert open_tokenizer(mine).chat_template == TEMPLATE
+    (with_template / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"^error: adapter_name_or_path: no tokenizer in"):
+        open_tokenizer(mine)
+    (with_template / "tokenizer_config.json").unlink()
+    assert open_tokenizer(mine).chat_template == (model_folder / "chat_template.jinja").read_text()
+
+
+def test_an_adapter_from_the_hub_does_so_too(recipe, with_template, model_folder, tmp_path, monkeypatch):
+    from huggingface_hub import constants, errors
+
+    adapter, tokenizer = {}, {}
+    for path in with_template.iterdir():
+        (adapter if path.name.startswith("adapter") else tokenizer)[path.name] = path.read_bytes()
+    snapshot = tmp_path / "hub"
+    on_hub, asked = adapter | tokenizer, []
+
+    def hf_hub_download(name, file):
+        asked.append(file)
+        if file not in on_hub:
+            raise errors.EntryNotFoundError(file)
+        snapshot.mkdir(exist_ok=True)
+        (snapshot / file).write_bytes(on_hub[file])
+        return str(snapshot / file)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("kit.places.hf_hub_download", hf_hub_download)
+    mine = recipe(adapter_name_or_path="some/adapter")
+    assert open_tokenizer(mine).chat_template == TEMPLATE
+    shutil.rmtree(snapshot)
+    on_hub = adapter
+    assert open_tokenizer(mine).chat_template == (model_folder / "chat_template.jinja").read_text()
+    assert problems(mine) == ""
+    assert "chat_template.jinja" in asked
+    on_hub = tokenizer
+    assert problems(mine).startswith("adapter_name_or_path: some/adapter: adapter_config.json")
+
+
 def test_weights_of_another_shape_than_the_config_are_a_users_mistake(recipe, changed):
     with pytest.raises(UserError, match="model_name_or_path"):
         build(recipe(changed(intermediate_size=48)), FP32)

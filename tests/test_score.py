@@ -7,6 +7,8 @@ import shutil
 import pytest
 from conftest import make_model
 
+from kit.export import merge_adapter
+
 
 def loss(run):
     assert run.status == 0, run.output
@@ -34,6 +36,8 @@ def test_an_adapter_is_scored_on_the_base_given_with_it(finetune, fp32, flags, m
     assert loss(finetune.score("4-bit", **both, method="qlora", **flags)) != adapted
     other = make_model(tmp_path / "other", hidden_size=64)
     assert "does not fit" in refusal(finetune.score("other", **both | {"model_name_or_path": other}, **flags))
+    gone = refusal(finetune.score("gone", **both | {"model_name_or_path": "/gone"}, **flags))
+    assert "model_name_or_path: /gone: no such folder" in gone
     assert "adapter_name_or_path" in refusal(finetune.score("two", **both | {"model_name_or_path": final}, **flags))
     config = final / "adapter_config.json"
     config.write_text(config.read_text().replace(str(model_folder), "/gone"))
@@ -85,9 +89,45 @@ def test_a_checkpoint_is_found_from_beside_it_and_needs_its_run(finetune, fp32, 
 @pytest.mark.slow
 def test_samples_are_cut_at_what_the_model_can_read_unless_a_length_is_given(finetune, tmp_path, chat_file):
     """The command of the README, as it is printed: no other flag."""
-    from conftest import make_model
-
     short = make_model(tmp_path / "short", max_position_embeddings=64)
     assert finetune.score("plain", model_name_or_path=short, eval_dataset=chat_file).status == 0
     refused = finetune.score("given", model_name_or_path=short, eval_dataset=chat_file, max_length=128)
     assert refused.status == 2 and "the model has 64 positions" in refused.output
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_scored_on_the_same_samples_as_its_final(finetune, fp32, tmp_path, chat_file):
+    """Whatever max_length it was trained with; and that of a model that reads less than the default."""
+    short = make_model(tmp_path / "short", max_position_embeddings=64)
+    run = finetune.ok("run", config=fp32["single"], model_name_or_path=short, max_length=32, max_steps=2)
+    flags = {"config": fp32["single"], "eval_dataset": chat_file}
+    checkpoint = run.folder / "checkpoints/step-00000002"
+    scored = loss(finetune.score("checkpoint", model_name_or_path=checkpoint, **flags))
+    assert scored == pytest.approx(loss(finetune.score("final", model_name_or_path=run.folder / "final", **flags)))
+    refused = finetune.score("given", model_name_or_path=checkpoint, max_length=128, **flags)
+    assert "the model has 64 positions" in refusal(refused)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
+    """With the chat template in its folder: the base has none, or another."""
+    base = make_model(tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    of_base = {"model_name_or_path": base, "config": fp32["single"]}
+    final = finetune.ok("run", **of_base, chat_template="alpaca", max_steps=3).folder / "final"
+    merge_adapter(final, tmp_path / "merged", None, "float32")
+    expected = pytest.approx(loss(finetune.score("merged", model_name_or_path=tmp_path / "merged", **flags)), rel=1e-5)
+    checkpoint = final.parent / "checkpoints/step-00000003"
+    both = {"model_name_or_path": base, "adapter_name_or_path": final}
+    assert loss(finetune.score("final", model_name_or_path=final, **flags)) == expected
+    assert loss(finetune.score("both", **both, **flags)) == expected
+    assert loss(finetune.score("checkpoint", model_name_or_path=checkpoint, **flags)) == expected
+    for number, given in enumerate(({"model_name_or_path": final}, both, {"model_name_or_path": checkpoint})):
+        assert loss(finetune.score(f"given-{number}", **given, chat_template="chatml", **flags)) != expected
+
+    on = finetune.ok("on", **of_base, adapter_name_or_path=final, max_steps=1).folder
+    template = "chat_template.jinja"
+    assert (on / "final" / template).read_text() == (final / template).read_text()
+    checkpoint = on / "checkpoints/step-00000001"
+    of_final = loss(finetune.score("on", model_name_or_path=on / "final", **flags))
+    assert loss(finetune.score("on-checkpoint", model_name_or_path=checkpoint, **flags)) == pytest.approx(of_final)
