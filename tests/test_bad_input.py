@@ -80,7 +80,7 @@ CASES = {
         {},
         r"d.jsonl:1 messages\[1\].train: a text; expected true",
     ),
-    "negative weight": ("d.jsonl", lines(NEGATIVE), {}, r"d.jsonl:1 messages\[1\].weight: -1; expected a number"),
+    "negative weight": ("d.jsonl", lines(NEGATIVE), {}, r"d.jsonl:1 messages\[1\].weight: -1; expected "),
     "weights all zero": ("d.jsonl", lines(GOOD), {"dataset": "[{path: d.jsonl, weight: 0}]"}, r"all weights are 0"),
     "negative share": ("d.jsonl", lines(GOOD), {"dataset": "[{path: d.jsonl, weight: -1}]"}, r"weight: found '-1'"),
     "same name": ("d.jsonl", lines(GOOD), {"dataset": "d.jsonl,x/d.jsonl"}, r"two data sets of the name 'd'"),
