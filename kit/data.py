@@ -16,7 +16,7 @@ from kit.config import Recipe
 from kit.encoder import Encoder, Opened
 from kit.errors import Problem, Problems, UserError
 from kit.feed import Feed
-from kit.formats import choose_fields
+from kit.formats import OPTIONAL, choose_fields
 from kit.order import SPLIT, Order, permutation
 from kit.samples import Samples, duplicates
 from kit.sources import open_source
@@ -151,7 +151,8 @@ def _misfits(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
             found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
             problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
         if recipe.excess_length_strategy == "split" and "text" not in fields:
-            found = f"split, but {name} holds {' and '.join(fields)}: half a conversation teaches nothing"
+            held = " and ".join(ours for ours in fields if ours not in OPTIONAL)
+            found = f"split, but {name} holds {held}: half a conversation teaches nothing"
             problems.append(Problem("excess_length_strategy", found, "truncate, drop or error"))
     return problems
 

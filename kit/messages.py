@@ -4,7 +4,6 @@ Problems are added to a list; ``where`` is the field, such as ``messages[2].role
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,7 +93,7 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
     if not isinstance(given, dict):
         problems.append(Problem(at, kind(given), "an object with role and content"))
         return {}
-    written, given = given, _without_nulls(given)
+    written, given = given, {key: value for key, value in given.items() if value is not None}
     is_old = roles is SPEAKERS and "role" not in given
     role_key, content_key = ("from", "value") if is_old else ("role", "content")
     said, content, calls = given.get(role_key), given.get(content_key), given.get("tool_calls")
@@ -134,13 +133,6 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
     return message
 
 
-def _without_nulls(value: Any) -> Any:
-    """Arrow gives all objects of a column the same keys, and fills those that one lacks with null."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def _joined(where: str, content: Any) -> Any:
     """Content given as a list of pieces of text, as one text."""
     if not isinstance(content, list):
@@ -159,10 +151,10 @@ def _weight(at: str, message: Message, role: str | None) -> float | None:
     if train is not None and not isinstance(train, bool):
         raise UserError(Problem(f"{at}.train", kind(train), "true or false"))
     if weight is not None:
-        where, expected = f"{at}.weight", "a number of at least 0"
+        where, expected = f"{at}.weight", "0, or a number from 1e-30 to 1e30"
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise UserError(Problem(where, kind(weight), expected))
-        if not 0 <= weight <= sys.float_info.max:
+        if weight != 0 and not 1e-30 <= weight <= 1e30:  # what a float32 can still be reckoned with
             raise UserError(Problem(where, f"{weight:g}" if isinstance(weight, float) else f"{weight}"[:20], expected))
     if role == "assistant":
         return 0.0 if train is False else None if weight is None else float(weight)
@@ -197,7 +189,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
 
 def read_tools(where: str, tools: Any) -> list[Any]:
     """What an assistant may call, as a list of objects; empty where there is nothing. Raises ``UserError``."""
-    tools = _parsed(where, _without_nulls(tools) or [])
+    tools = _parsed(where, tools or [])
     if not isinstance(tools, list):
         raise UserError(Problem(where, kind(tools), "a list of tools"))
     tools = [_parsed(f"{where}[{i}]", tool) for i, tool in enumerate(tools)]

@@ -62,7 +62,9 @@ class TableFile(_Table):
         with _as_arrow(self.stored) as file:
             if self.stored.suffix == ".parquet":
                 with parquet.ParquetFile(file) as table:
-                    yield from table.iter_batches(BLOCK_ROWS, columns=columns)
+                    names = table.schema_arrow.names
+                    there = columns and [column for column in columns if column in names]
+                    yield from table.iter_batches(BLOCK_ROWS, columns=there)
                 return
             is_file = file.read(6) == b"ARROW1"
             file.seek(0)
@@ -116,13 +118,24 @@ def _to_dict_or_problem(row: Any, where: str) -> Any:
 
 
 def _to_dicts(table: Any) -> list[dict[str, Any]]:
+    from pyarrow import types
+
     columns = [column.to_pylist() for column in table.columns]  # twice as fast as table.to_pylist()
     for i, kind in enumerate(table.schema.types):
+        if types.is_nested(kind):
+            columns[i] = [_without_nulls(value) for value in columns[i]]
         if "arrow.json" in str(kind):
             columns[i] = [_parse_json(value, kind) for value in columns[i]]
     if not columns:
         return [{} for _ in range(table.num_rows)]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives all objects of a column the same keys, and fills those that one lacks with null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _parse_json(value: Any, kind: Any) -> Any:
@@ -132,7 +145,7 @@ def _parse_json(value: Any, kind: Any) -> Any:
     if value is None:
         return None
     if types.is_struct(kind):
-        return {field.name: _parse_json(value[field.name], field.type) for field in kind}
+        return {field.name: _parse_json(value[field.name], field.type) for field in kind if field.name in value}
     if types.is_list(kind) or types.is_large_list(kind):
         return [_parse_json(item, kind.value_type) for item in value]
     return json.loads(value) if str(kind).startswith("extension<arrow.json") else value

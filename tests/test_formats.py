@@ -109,7 +109,6 @@ def test_alpaca_becomes_messages(row, messages):
         [{"name": "add", "arguments": {"a": 1}}],
         [{"name": "add", "arguments": '{"a": 1}'}],
         [{"type": None, "function": {"name": "add", "arguments": '{"a": 1}'}}],
-        [{"function": {"name": "add", "arguments": {"a": 1, "b": None}}}],  # as Arrow fills what only others have
     ],
 )
 def test_tool_calls_become_objects_in_one_form(calls):
@@ -143,12 +142,12 @@ def test_no_tools_are_left_out(tools):
     assert sample_of({"messages": [USER, ANSWER], "tools": tools}) == {"messages": [USER, ANSWER]}
 
 
-def test_nulls_that_arrow_filled_in_are_dropped():
+def test_keys_of_a_message_that_are_null_are_as_if_absent_and_nulls_further_down_are_meant():
     filled = {"tool_calls": None, "name": None, "weight": None, "train": None, "reasoning_content": None}
     assert messages_of(USER | filled, ANSWER | filled) == [USER, ANSWER]
     tools = [{"name": "add", "parameters": {"a": {"type": "int"}, "b": None}}]
     made = sample_of({"messages": [USER, ANSWER], "tools": tools})["tools"]
-    assert made == [{"name": "add", "parameters": {"a": {"type": "int"}}}]
+    assert made == tools
 
 
 def test_content_in_parts_is_joined():
@@ -266,10 +265,10 @@ BAD_MESSAGES = [
     ([USER | {"train": True}, ANSWER], "messages[0].train: true on a turn of the user; expected it on no other"),
     ([USER | {"train": True}, ANSWER], "only assistant turns are learned from"),
     ([USER | {"weight": 1}, ANSWER], "messages[0].weight: 1 on a turn of the user"),
-    ([USER, ANSWER | {"weight": "2"}], "messages[1].weight: a text; expected a number of at least 0"),
-    ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected a number of at least 0"),
-    ([USER, ANSWER | {"weight": -0.5}], "messages[1].weight: -0.5; expected a number of at least 0"),
-    ([USER, ANSWER | {"weight": math.nan}], "messages[1].weight: nan; expected a number of at least 0"),
+    ([USER, ANSWER | {"weight": "2"}], "messages[1].weight: a text; expected 0, or a number from 1e-30 to 1e30"),
+    ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected 0, or a number from 1e-30 to 1e30"),
+    ([USER, ANSWER | {"weight": -0.5}], "messages[1].weight: -0.5; expected 0, or a number from 1e-30 to 1e30"),
+    ([USER, ANSWER | {"weight": math.nan}], "messages[1].weight: nan; expected 0, or a number from 1e-30 to 1e30"),
     ([USER, ANSWER | {"weight": math.inf}], "messages[1].weight: inf"),
     ([USER, ANSWER | {"weight": 10**400}], "messages[1].weight: 1000"),
     ([USER | {"tool_calls": [CALL]}, ANSWER], "messages[0].tool_calls: calls of the user"),
@@ -331,17 +330,35 @@ def test_a_row_of_another_kind_than_the_first_is_told_with_what_it_has():
     ],
 )
 def test_the_richest_format_is_taken(columns, fields):
-    assert choose_fields(columns, {}, "train.jsonl") == {field: field for field in fields}
+    assert chosen(columns) == {field: field for field in fields}
 
 
 def test_named_columns_choose_the_format():
     columns = ["messages", "text", "question", "answer", "context"]
-    assert choose_fields(columns, {}, "t") == {"messages": "messages"}
-    mapped = choose_fields(columns, {"question": "prompt", "answer": "completion"}, "t")
+    assert chosen(columns) == {"messages": "messages"}
+    mapped = chosen(columns, {"question": "prompt", "answer": "completion"})
     assert mapped == {"prompt": "question", "completion": "answer"}
     mapping = {"question": "instruction", "answer": "output", "context": "input"}
-    assert choose_fields(columns, mapping, "t") == {ours: theirs for theirs, ours in mapping.items()}
-    assert choose_fields(columns, {"text": "text"}, "t") == {"text": "text"}
+    assert chosen(columns, mapping) == {ours: theirs for theirs, ours in mapping.items()}
+    assert chosen(columns, {"text": "text"}) == {"text": "text"}
+
+
+def chosen(columns, mapping=None):
+    """Of the fields that are chosen, those that the first row has."""
+    fields = choose_fields(columns, mapping or {}, "train.jsonl")
+    return {ours: theirs for ours, theirs in fields.items() if theirs in columns}
+
+
+def test_what_only_later_rows_have_counts_too():
+    fields = choose_fields(["messages"], {}, "train.jsonl")
+    assert to_sample({"messages": [USER, ANSWER]}, fields) == {"messages": [USER, ANSWER]}
+    assert to_sample({"messages": [USER, ANSWER], "tools": [{"name": "add"}]}, fields)["tools"] == [{"name": "add"}]
+    fields = choose_fields(["instruction", "output"], {}, "train.jsonl")
+    (system, user, _) = to_sample({"instruction": "a", "output": "b", "input": "c", "system": "d"}, fields)["messages"]
+    assert (system["content"], user["content"]) == ("d", "a\n\nc")
+    fields = choose_fields(["input_ids"], {}, "train.jsonl")  # whose labels would be learned from, unnoticed
+    (problem,) = to_sample({"input_ids": [1, 2], "labels": [-100, 2]}, fields)
+    assert str(problem).startswith("labels: given here, and not in the first row; expected labels in every row")
 
 
 @pytest.mark.parametrize(
@@ -383,7 +400,7 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping():
     mapping = {"question": "prompt", "answer": "completion"}
 
     def fields(*columns, may_lack=True):
-        return choose_fields(columns, mapping, "eval.jsonl", may_lack)
+        return {o: t for o, t in choose_fields(columns, mapping, "eval.jsonl", may_lack).items() if t in columns}
 
     assert fields("prompt", "completion") == {"prompt": "prompt", "completion": "completion"}
     assert fields("question", "completion") == {"prompt": "question", "completion": "completion"}

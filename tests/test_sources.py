@@ -428,7 +428,7 @@ def test_no_other_row_is_taken_for_a_header_that_cannot_be_read(header, folder):
 def test_objects_of_different_keys_come_as_they_were_written():
     import datasets
 
-    rows = [{"m": [{"role": "user", "c": None}, {"role": "tool", "c": [{"a": i}, {"b": "x"}]}]} for i in range(3)]
+    rows = [{"m": [{"role": "user"}, {"role": "tool", "c": [{"a": i}, {"b": "x"}]}]} for i in range(3)]
     datasets.Dataset.from_list(rows, on_mixed_types="use_json").to_parquet("a.parquet")
     assert contents(opened("a.parquet")) == rows
 
