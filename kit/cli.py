@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kit.command_line import load_recipe, read_command_line, show
@@ -94,14 +95,23 @@ def prepare(argv: list[str]) -> int:
         show("usage: kit prepare [--recipe R] [--flag value ...]\n\n" + COMMANDS["prepare"][0] + ".")
         show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
         return 0
-    from kit.cache import cache_folder
+    from kit.cache import ENTRY, cache_folder
     from kit.log import silence_libraries
 
+    def entries() -> set[tuple[Path, int]]:
+        return {(path, path.stat().st_mtime_ns) for path in cache_folder().glob(f"samples/[!.]*/{ENTRY}")}
+
     silence_libraries()
+    before = entries()
     recipe, _, data = open_recipe_data(argv)
     if recipe.streaming:
         raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
-    show("\n".join([*data.notes, f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}"]))
+    alone = SimpleNamespace(process_index=0, num_processes=1)
+    feed = data.open_feed(recipe, alone, 0, {})
+    num = len(entries() - before)
+    done = f"{num} data set{'s' * (num > 1)} tokenised" if num else "nothing to do: all is there"
+    lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]
+    show("\n".join([*data.notes, *feed.notes(), *lines]))
     return 0
 
 
@@ -118,7 +128,10 @@ def open_recipe_data(argv: list[str]) -> tuple[Recipe, Any, Any]:
     with problems.caught():
         sources = data.open_sources(recipe)
     with problems.caught():
-        tokenizer, config = model.open_tokenizer(recipe), model.open_config(recipe)
+        tokenizer = model.open_tokenizer(recipe)
+    with problems.caught():
+        config = model.open_config(recipe)
+        problems += model.check_model(recipe, config, model.build_meta_model(recipe, config))
     problems.raise_if_any()
     assert sources is not None and config is not None
     return recipe, tokenizer, data.open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)

@@ -9,6 +9,7 @@ accelerate launch recipes/finetune.py --help                             # every
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -63,11 +64,10 @@ def main() -> None:
     total_steps = datasets.total_steps(recipe)
     if request.launch.dry_run:
         planned = strategy.planned(topology, adapter.attach_adapter(meta_model, recipe))
-        launch.say(
-            strategy.describe(planned, recipe),
-            *datasets.notes,
-            f"{total_steps} steps. Dry run: nothing written.",
-        )
+        rank = SimpleNamespace(process_index=0, num_processes=topology.num_processes)  # all that a feed's notes need
+        notes = [*datasets.notes, *datasets.open_feed(recipe, rank, 0, {}).notes()]
+        launch.say(strategy.describe(planned, recipe), *notes)
+        launch.say(f"{total_steps} steps. Dry run: nothing written but the tokenised data in the cache.")
         return
 
     # What a checkpoint keeps of the loop; `log.state` makes the next one.
