@@ -31,7 +31,7 @@ YOUNG_SECONDS = 2.0
 def cache_folder() -> Path:
     """``$KIT_CACHE``, or ``kit`` in the user's cache folder."""
     if os.environ.get("KIT_CACHE"):
-        return Path(os.environ["KIT_CACHE"]).expanduser()
+        return Path(os.path.expanduser(os.environ["KIT_CACHE"]))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kit"
 
 
@@ -53,24 +53,25 @@ def file_digest(path: Path) -> str:
 def _remembered(path: Path) -> str | None:
     try:
         known = json.loads(_memory(path).read_text(encoding="utf-8"))
-        return known["digest"] if known["stamp"] == _stamp(path) else None
+        return known["digest"] if known["stamp"] == file_stamp(path) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _stamp(path: Path) -> list[int]:
+def file_stamp(path: Path) -> list[int]:
+    """Size, times and inode: as long as they are the same, so is the content."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _read_digest(path: Path) -> str:
-    stamp = _stamp(path)
+    stamp = file_stamp(path)
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(1 << 20))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             state.update(buffer[:size])
-    if stamp == _stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
+    if stamp == file_stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
         _remember(path, stamp, state.hexdigest())
     return state.hexdigest()
 
@@ -143,7 +144,7 @@ class Writer:
             return
         for name, about in arrays.items():
             path = self._folder.resolve() / f"{name}.bin"
-            _remember(path, _stamp(path), about["digest"])
+            _remember(path, file_stamp(path), about["digest"])
 
     def discard(self) -> None:
         for file in self._files.values():

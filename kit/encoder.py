@@ -22,7 +22,7 @@ from kit.formats import plain_text, to_sample
 from kit.sources import Source
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 2
+CODE_VERSION = 3
 # Spaces and punctuation of ASCII: a regular expression over all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 MAX_WEIGHTS = 256  # different weights of tokens in one data set: a byte for each token says which

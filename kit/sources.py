@@ -5,6 +5,7 @@ unpickled, executed or unpacked to disk; the digest is of content, wherever that
 """
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from kit.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
 from kit.cache import digest as digest_of
-from kit.cache import file_digest
+from kit.cache import file_digest, file_stamp
 from kit.errors import Problem, Problems, UserError, did_you_mean
 from kit.files import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, place
 from kit.hub import Found, is_saved, open_hub, open_saved
@@ -41,6 +42,11 @@ class Source:
     digest: str  # of the bytes that hold the rows, whatever their path
     columns: list[str]  # of the first row
     parts: tuple[Part, ...]
+    stamps: tuple[tuple[Path, list[int]], ...] = ()  # of the files, before their digests were taken
+
+    def changed(self) -> list[Path]:
+        """Files that are no longer those that ``digest`` is of."""
+        return [path for path, stamp in self.stamps if not path.is_file() or file_stamp(path) != stamp]
 
     @property
     def unit(self) -> str:
@@ -80,7 +86,7 @@ def open_source(
     set is read while it is used, and of files the digest covers names and sizes instead of content.
     Raises ``UserError``.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         saved = is_saved(path)
         files = {} if saved else _find_files(name, path, split, flag)
@@ -92,11 +98,12 @@ def open_source(
             found = _open_files(name, files, flag, streaming)
         else:
             found = open_hub(name, split, flag, config, streaming)
+        stamps = tuple((file, file_stamp(file)) for file in found.files)
         contents = [file.stat().st_size if streaming else digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
-    return Source(found.name, digest_of(contents, found.marks), columns, tuple(found.parts))
+    return Source(found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps)
 
 
 def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
@@ -105,6 +112,8 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
         return {name: path}
     if path.is_dir():
         return _in_folder(name, path, split, flag)
+    if path.exists():
+        raise UserError(Problem(flag, f"{name!r} is neither a file nor a folder", "a file that can be read twice"))
     if re.search(r"[*?\[]", name):
         matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
         if matches:
@@ -121,7 +130,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
 
 def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
     files = {}
-    for file in sorted(path.rglob("*")):
+    for file in sorted(_walk(path)):
         relative = file.relative_to(path)
         is_known = (split_name(file.name)[0] in SUFFIXES and file.name not in NOT_DATA) or is_archive(file.name)
         if is_known and file.is_file() and not any(part.startswith(".") for part in relative.parts):
@@ -147,6 +156,17 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
         found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, splits)
         raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """All files below a folder, links to folders followed once."""
+    seen = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        if os.path.realpath(folder) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(folder))
+        yield from (Path(folder, name) for name in names)
 
 
 def _few(paths: Sequence[Path]) -> str:

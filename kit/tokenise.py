@@ -74,6 +74,9 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
                 if len(whole.problems) > MAX_PROBLEMS:
                     break
         info = whole.finished(source.name, encoder.max_length)
+        if changed := source.changed():  # what was read is not what the entry would be found under
+            fix = "start again when nothing writes to it any more"
+            raise UserError(Problem(str(changed[0]), "changed while it was read", fix=fix))
         with cannot_write(folder.parent):
             writer.finish(info)
     except BaseException:

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pickle
 import random
 import re
@@ -995,3 +996,24 @@ def test_a_break_in_a_stream_ends_with_a_problem(hub, monkeypatch):
     read = contents(source)
     assert len(read) == 3002
     assert str(read[1500]) == "someone/sums[main, train] shard 0: damaged or unreadable (ConnectionError: gone)"
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    for folder in ("data", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    write_any("data/a.jsonl", [{"text": "a"}])
+    write_any("elsewhere/b.jsonl", [{"text": "b"}])
+    (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "data")
+    assert [row["text"] for row in contents(opened("data"))] == ["a", "b"]
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UserError, match=r"'pipe.jsonl' is neither a file nor a folder"):
+        opened("pipe.jsonl")
+
+
+def test_an_unknown_home_is_told_as_any_other_name():
+    with pytest.raises(UserError, match=r"no file or folder '~nobody-of-that-name/x.jsonl'"):
+        opened("~nobody-of-that-name/x.jsonl")

@@ -254,6 +254,19 @@ def test_a_damaged_cache_entry_is_made_again(name, damage, remembered, tmp_path,
     assert len(list(cache.glob("*/entry.json"))) == 1
 
 
+def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer, cache):
+    write(tmp_path / "train.jsonl", *pairs(10))
+    settings = recipe()
+    sources = open_sources(settings)
+    content = (tmp_path / "train.jsonl").read_text()
+    write(tmp_path / "train.jsonl", *pairs(4))
+    with pytest.raises(UserError, match=r"train.jsonl: changed while it was read\n.*start again"):
+        open_data(settings, sources, tokenizer, VOCAB_SIZE)
+    assert not list(cache.glob("*/entry.json"))
+    (tmp_path / "train.jsonl").write_text(content)
+    assert len(open_all(tokenizer).train) == 10
+
+
 def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0)
     file = tmp_path / "file"
