@@ -187,6 +187,8 @@ def main(argv: list[str] | None = None) -> int:
             names = ", ".join(COMMANDS)
             raise UserError(Problem(f"kit {name}", "unknown command", names, did_you_mean(name, COMMANDS)))
         return COMMANDS[name][1](rest)
+    except KeyboardInterrupt:
+        return 130
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_status

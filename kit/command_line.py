@@ -323,7 +323,9 @@ def _shown_default(value: Any) -> str:
 def show(text: str) -> None:
     """Print, and take it calmly when the reader has gone, as ``head`` does."""
     try:
-        print(text, flush=True)
+        # Data may hold what a terminal's encoding cannot.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
     except BrokenPipeError:
         # The interpreter flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

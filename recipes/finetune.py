@@ -84,6 +84,7 @@ def main() -> None:
 
     # --- build: process group, weights, optimiser; sharded, and where the last checkpoint left them
     accelerator, load_plan = strategy.start(recipe, topology)
+    strategy.agree(accelerator, "dataset", f"{datasets.fingerprint}, {total_steps} steps")  # as seen on each machine
     with strategy.together(accelerator):  # a mistake only one rank can see stops all of them
         if accelerator.is_main_process:
             run.open_output_dir(recipe)

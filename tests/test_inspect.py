@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import make_model
 from data_helpers import byte_level_tokenizer, chat, open_all, recipe, write
 from tokenizers.processors import TemplateProcessing
 
@@ -292,9 +293,10 @@ def test_data_cannot_drive_a_terminal(tmp_path, tokenizer):
 
 
 @pytest.fixture
-def model(model_folder, tmp_path):
+def model(tmp_path):
+    folder = make_model(tmp_path / "model", max_position_embeddings=2048)
     write(tmp_path / "train.jsonl", *[chat(f"Question {i}", f"Answer {i}") for i in range(20)])
-    return SimpleNamespace(flags=["--model_name_or_path", str(model_folder), "--dataset", "train.jsonl"])
+    return SimpleNamespace(flags=["--model_name_or_path", str(folder), "--dataset", "train.jsonl"])
 
 
 def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import strategy
 from kit.config import Recipe
 from kit.errors import UserError
 from kit.run import IDENTITY, check_output_dir, check_start, open_output_dir, write_run_file
@@ -241,3 +242,13 @@ def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):
     with pytest.raises(UserError, match="output_dir: "):
         check_output_dir(recipe(), "abc")
         open_output_dir(recipe())
+
+
+def test_ranks_that_found_other_data_stop_before_a_step(monkeypatch):
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda values: [*values, "other", *values])
+    with pytest.raises(
+        UserError, match=r"dataset: rank 1 found something else than rank 0; expected the same on every"
+    ):
+        strategy.agree(None, "dataset", "ours")
+    monkeypatch.setattr("accelerate.utils.gather_object", lambda values: values * 3)
+    strategy.agree(None, "dataset", "ours")
