@@ -225,6 +225,13 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
     return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
 
 
+def evaluation_is_due(recipe: Recipe, total_steps: int, step: int) -> bool:
+    """Whether the model is to be evaluated after ``step`` steps."""
+    if step in (0, total_steps):
+        return step > 0 or recipe.eval_on_start
+    return recipe.eval_steps > 0 and step % recipe.eval_steps == 0
+
+
 def pad_id(tokenizer: Any) -> int:
     """The id to pad with. Which one is of no consequence: padding is masked by position."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)

@@ -116,7 +116,7 @@ def reporting_errors() -> Iterator[None]:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
             sys.modules["torch"].distributed.destroy_process_group()
-            _leave(0)  # a thread of the group still winding down would abort the interpreter's own shutdown
+            leave(0)  # a thread of the group still winding down would abort the interpreter's own shutdown
     except (UserError, TrainingError) as error:
         rank = os.environ.get("RANK", "0")
         text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
@@ -124,15 +124,16 @@ def reporting_errors() -> Iterator[None]:
             # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
             time.sleep(10)
         print(f"\n{text}", file=sys.stderr, flush=True)
-        _leave(error.exit_status)
+        leave(error.exit_status)
     except KeyboardInterrupt:
-        _leave(130)
+        leave(130)
     except Exception:
         print(f"\nrank {os.environ.get('RANK', '0')} failed:", file=sys.stderr, flush=True)
         raise
 
 
-def _leave(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
+    """Exit at once, as the contract's status."""
     sys.stdout.flush()
     sys.stderr.flush()
     # Other ranks may wait in a collective: interpreter shutdown would wait for them.

@@ -77,6 +77,7 @@ class Log:
         self.training_seconds = 0.0
         self.first_evaluation: dict[str, float] = state["first_evaluation"]
         self.last_evaluation: dict[str, float] = state["last_evaluation"]
+        self.evaluated_step: int = state["evaluated_step"]
         self.answers: list[Answer] = []
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
@@ -136,7 +137,7 @@ class Log:
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Metrics after ``step`` steps, and a few answers if there are any."""
-        self.last_evaluation, self.answers = evaluation.metrics, evaluation.answers
+        self.evaluated_step, self.last_evaluation, self.answers = step, evaluation.metrics, evaluation.answers
         self.first_evaluation = self.first_evaluation or evaluation.metrics
         row = {"step": step, **evaluation.metrics}
         if self.is_main:
@@ -155,7 +156,7 @@ class Log:
     def state(self, step: int, feed: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint after ``step`` steps keeps of the loop."""
         evaluations = {"first_evaluation": self.first_evaluation, "last_evaluation": self.last_evaluation}
-        return {"step": step, "feed": feed, **evaluations}
+        return {"step": step, "evaluated_step": self.evaluated_step, "feed": feed, **evaluations}
 
     def summary(self) -> list[str]:
         """First and last evaluation, a line for each measure."""

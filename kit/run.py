@@ -147,10 +147,12 @@ def write_run_file(
     strategy: dict[str, Any],
     data: dict[str, Any],
     finished_steps: int = 0,
+    interrupted: int = 0,
 ) -> None:
     """``run.json``: the resolved recipe, the strategy as it really is, versions, data.
 
     ``finished_steps``: the steps after which ``final/`` was written; 0 while the run goes on.
+    ``interrupted``: the steps after which a signal stopped the run; launchers hide the script's status.
     """
     values = {
         "recipe_name": recipe_name,
@@ -160,6 +162,7 @@ def write_run_file(
         "data": data,
         "versions": {"kit": __version__, **{name: _version(name) for name in _PACKAGES}},
         "finished_steps": finished_steps,
+        "interrupted": interrupted,
     }
     temporary = folder / _PARTIAL
     temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

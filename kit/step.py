@@ -31,6 +31,7 @@ class StepResult:
     loss: float
     grad_norm: float  # before clipping
     losses: list[float]  # of each source; NaN for one that had no target in this step
+    stop: bool = False  # whether any rank was asked to stop
 
 
 def train_step(
@@ -40,8 +41,12 @@ def train_step(
     batch: "GlobalBatch",
     learning_rate: float,
     max_grad_norm: float,
+    stop: bool = False,
 ) -> StepResult:
     """Accumulate, clip, step.
+
+    Args:
+        stop: this rank was asked to stop; ``StepResult.stop`` says on all ranks whether any was.
 
     Raises:
         TrainingError: loss or gradient norm is not finite; weights and moments are as before the step.
@@ -58,9 +63,10 @@ def train_step(
             losses = model(**inputs) * weights  # [S]
             accelerator.backward(losses.sum() * scale)
         sums += losses.detach().double() @ F.one_hot(sources, num_sources).double()
-    sums = accelerator.reduce(sums, reduction="sum")
+    asked = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
+    sums = accelerator.reduce(torch.cat([sums, asked]), reduction="sum")
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
-    *by_source, norm_value = torch.cat([sums, norm.double().reshape(1)]).tolist()
+    *by_source, num_asked, norm_value = torch.cat([sums, norm.double().reshape(1)]).tolist()
     loss_value = sum(by_source) / total_weight
     if not (np.isfinite(loss_value) and np.isfinite(norm_value)):
         optimizer.zero_grad()
@@ -72,7 +78,7 @@ def train_step(
     shares = [
         value / weight if weight else math.nan for value, weight in zip(by_source, batch.target_weights, strict=True)
     ]
-    return StepResult(loss_value, norm_value, shares)
+    return StepResult(loss_value, norm_value, shares, stop=num_asked > 0)
 
 
 def check_isolation(accelerator: "Accelerator", model: torch.nn.Module, vocab_size: int) -> None:

@@ -34,6 +34,7 @@ def main() -> None:
     from kit.optim import build_optimizer
     from kit.schedule import learning_rate
     from kit.step import check_isolation, seed_everything, train_step
+    from kit.stop import STATUS, StopRequest
 
     silence_libraries()
     # --- check: model config, tokenizer, data and output folder; every problem at once, before any weight is read
@@ -71,7 +72,7 @@ def main() -> None:
         return
 
     # What a checkpoint keeps of the loop; `log.state` makes the next one.
-    state: dict[str, Any] = {"step": 0, "first_evaluation": {}, "last_evaluation": {}}
+    state: dict[str, Any] = {"step": 0, "evaluated_step": -1, "first_evaluation": {}, "last_evaluation": {}}
     if resume_path:
         state = checkpoint.read_state(resume_path)
     if finished_steps == total_steps and wanted == "auto" and (output_dir / "final").is_dir():
@@ -114,14 +115,17 @@ def main() -> None:
         warmup_steps=recipe.warmup_steps,
         kind=recipe.lr_scheduler_type,
     )
-    if evaluation and recipe.eval_on_start and state["step"] == 0:
-        log.evaluation(0, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
-    for step in range(state["step"], total_steps):
+    evaluation_is_due = partial(data.evaluation_is_due, recipe, total_steps)
+    first = state["step"]
+    if evaluation and evaluation_is_due(first) and state["evaluated_step"] != first:  # or a signal came before it
+        log.evaluation(first, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
+    stop = StopRequest()
+    for step in range(first, total_steps):
         batch = feed.take(step)
         rate = rate_of(step)
         seed_everything(recipe.seed, step, accelerator.process_index)
         try:  # forward, backward, clip, update: kit/step.py
-            result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm)
+            result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, stop.is_made)
         except TrainingError as error:
             places = ", ".join(batch.places)
             raise TrainingError(f"step {step + 1}: {error}; weights are as before it. Samples: {places}") from None
@@ -129,9 +133,9 @@ def main() -> None:
         done = step + 1
         last = done == total_steps
         log.step(done, batch, result, rate)
-        if evaluation and (last or (recipe.eval_steps and done % recipe.eval_steps == 0)):
+        if evaluation and evaluation_is_due(done) and (last or not result.stop):
             log.evaluation(done, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
-        if last or (recipe.save_steps and done % recipe.save_steps == 0):
+        if last or result.stop or (recipe.save_steps and done % recipe.save_steps == 0):
             checkpoint.save_checkpoint(
                 accelerator,
                 llm,
@@ -140,6 +144,14 @@ def main() -> None:
                 log.state(done, feed.state()),
                 recipe.save_total_limit,
             )
+
+        if result.stop and not last:
+            if accelerator.is_main_process:
+                run.write_run_file(*record, interrupted=done)
+            log.close()
+            log.say(f"stopped by a signal after step {done} of {total_steps}, and saved: the same command continues")
+            accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
+            launch.leave(STATUS)
 
     # --- leave: what from_pretrained opens
     card = export.model_card(recipe, actual, log.last_evaluation, total_steps)

@@ -6,6 +6,8 @@ import os
 import random
 import socket
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,10 @@ class Run:
         return json.loads((self.folder / "run.json").read_text())
 
 
+# Called over and over with the processes of the ranks while they run, until it returns true.
+Meanwhile = Callable[[list[Any]], bool]
+
+
 class Finetune:
     """Runs ``recipes/finetune.py``, each rank a real process, with flags as keywords."""
 
@@ -127,9 +133,10 @@ class Finetune:
             "max_steps": 6,
         }
 
-    def __call__(self, output: str, processes: int = 1, **flags: Any) -> Run:
+    def __call__(self, output: str, processes: int = 1, meanwhile: Meanwhile | None = None, **flags: Any) -> Run:
         folder = self.folder / output
-        status, text = self._run("finetune", output, processes, {"output_dir": folder, **self.defaults, **flags})
+        flags = {"output_dir": folder, **self.defaults, **flags}
+        status, text = self._run("finetune", output, processes, flags, meanwhile)
         metrics = folder / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return Run(status, text, folder, rows)
@@ -138,9 +145,11 @@ class Finetune:
         """The same for ``recipes/score.py``."""
         return Run(*self._run("score", output, processes, flags), self.folder)
 
-    def _run(self, script: str, output: str, processes: int, flags: dict[str, Any]) -> tuple[int, str]:
+    def _run(
+        self, script: str, output: str, processes: int, flags: dict[str, Any], meanwhile: Meanwhile | None = None
+    ) -> tuple[int, str]:
         words = [f"--{name}={value}" for name, value in flags.items()]
-        run_ranks(script, words, processes, log := self.folder / f"{output}.log")
+        run_ranks(script, words, processes, log := self.folder / f"{output}.log", meanwhile=meanwhile)
         return int(log.with_suffix(".status").read_text()), log.read_text()
 
     def ok(self, output: str, processes: int = 1, **flags: Any) -> Run:
@@ -149,7 +158,14 @@ class Finetune:
         return run
 
 
-def run_ranks(script: str, words: list[str], processes: int, log: Path, deadline_seconds: float = 240) -> None:
+def run_ranks(
+    script: str,
+    words: list[str],
+    processes: int,
+    log: Path,
+    deadline_seconds: float = 240,
+    meanwhile: Meanwhile | None = None,
+) -> None:
     """Run a recipe script on ``processes`` ranks; output of all goes to ``log``, rank 0's status beside it."""
     port = free_port()
     log.write_text("")
@@ -160,6 +176,8 @@ def run_ranks(script: str, words: list[str], processes: int, log: Path, deadline
     for child in children:
         child.start()
     try:
+        while meanwhile and any(child.is_alive() for child in children) and not meanwhile(children):
+            time.sleep(0.02)
         for child in children:
             child.join(deadline_seconds)
             assert child.exitcode is not None, f"no end within {deadline_seconds} s:\n{log.read_text()}"

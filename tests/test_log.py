@@ -33,7 +33,12 @@ def start(tmp_path, clock):
 
     def start(step=0, total=10, is_main=True, evaluations=({}, {}), names=("one",), **settings):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
-        state = {"step": step, "first_evaluation": evaluations[0], "last_evaluation": evaluations[1]}
+        state = {
+            "step": step,
+            "evaluated_step": -1,
+            "first_evaluation": evaluations[0],
+            "last_evaluation": evaluations[1],
+        }
         log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total, names)
 
         def run(steps):
@@ -186,7 +191,14 @@ def test_trackers_get_the_same_numbers(tmp_path, clock):
     recipe = Recipe(model_name_or_path="m", dataset="d", report_to="tensorboard", lora_target_modules="q_proj,v_proj")
     try:
         accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
-        log = Log(accelerator, recipe, tmp_path, {"step": 0, "first_evaluation": {}, "last_evaluation": {}}, 2, ["one"])
+        log = Log(
+            accelerator,
+            recipe,
+            tmp_path,
+            {"step": 0, "evaluated_step": -1, "first_evaluation": {}, "last_evaluation": {}},
+            2,
+            ["one"],
+        )
         clock.now += 1.0
         log.step(1, batch(10), StepResult(0.5, 1.0, [0.5]), 0.1)
         log.close()

@@ -1,0 +1,115 @@
+"""A signal stops a run after a whole step, saved; the same command then gives the run it would have been."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+FLAGS = {
+    "method": "lora",
+    "lora_dropout": 0.1,
+    "max_steps": 40,
+    "save_steps": 15,
+    "max_eval_samples": 5,
+    "eval_steps": 4,
+}
+
+
+def send(folder, *sent, after=3, pause=0.0):
+    """Signals, (number, rank) each, when ``after`` steps are in the metrics."""
+
+    def meanwhile(children):
+        path = folder / "metrics.jsonl"
+        if not path.exists() or path.read_text().count('"loss"') < after:
+            return False
+        for number, rank in sent:
+            os.kill(children[rank].pid, number)
+            time.sleep(pause)
+        return True
+
+    return meanwhile
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "number", "rank"),
+    [
+        ("single", 1, signal.SIGTERM, 0),
+        ("single", 1, signal.SIGINT, 0),
+        ("ddp", 2, signal.SIGUSR1, 1),
+        ("fsdp", 2, signal.SIGTERM, 0),
+        ("ddp", 3, signal.SIGTERM, 2),
+    ],
+)
+def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
+    finetune, chat_file, config, processes, number, rank
+):
+    flags = FLAGS | {"config": config, "eval_dataset": chat_file, "global_batch_size": 12}
+    whole = finetune.ok("whole", processes, **flags)
+    folder = finetune.folder / "half"
+
+    stopped = finetune("half", processes, send(folder, (number, rank)), **flags)
+    assert stopped.status == 75, stopped.output
+    steps = [row["step"] for row in stopped.rows if "loss" in row]
+    assert steps == list(range(1, len(steps) + 1)) and 3 <= len(steps) < 40
+    assert stopped.info["interrupted"] == len(steps) and stopped.info["finished_steps"] == 0
+    assert f"stopped by a signal after step {len(steps)} of 40, and saved" in stopped.output
+    assert not (folder / "final").exists() and "Traceback" not in stopped.output
+    continued = finetune.ok("half", processes, **flags)
+    assert f"continuing after step {len(steps)} of 40" in continued.output
+    assert continued.info["interrupted"] == 0 and continued.info["finished_steps"] == 40
+    if processes < 3:
+        assert continued.losses == whole.losses
+        assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 10
+
+
+def evaluations(run):
+    return [(row["step"], float(row["eval_loss"]).hex()) for row in run.rows if "eval_loss" in row]
+
+
+WAITING = """
+import sys, time
+sys.path.insert(0, {root!r})
+from kit.stop import StopRequest
+request = StopRequest()
+print("ready", flush=True)
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    time.sleep(0.05)
+print(request.is_made)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pause", "status"),
+    [
+        (signal.SIGINT, signal.SIGINT, 1.2, 130),
+        (signal.SIGINT, signal.SIGTERM, 1.2, 130),  # as a second Ctrl-C comes through torchrun
+        (signal.SIGINT, signal.SIGINT, 0.0, 0),  # the same Ctrl-C, through the launcher
+        (signal.SIGTERM, signal.SIGTERM, 1.2, 0),
+        (signal.SIGTERM, signal.SIGINT, 1.2, 0),
+    ],
+)
+def test_who_interrupts_twice_does_not_wait(first, second, pause, status):
+    code = WAITING.format(root=str(ROOT))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(first)
+    time.sleep(pause)
+    process.send_signal(second)
+    assert process.wait(20) == status
+    assert process.stdout.read() == ("True\n" if status == 0 else "")
+
+
+def test_a_repeated_sigterm_is_one(finetune):
+    folder = finetune.folder / "run"
+    run = finetune("run", 1, send(folder, *[(signal.SIGTERM, 0)] * 5), max_steps=200)
+    assert run.status == 75
+    record = json.loads((folder / "run.json").read_text())
+    assert list((folder / "checkpoints").glob(f"step-{record['interrupted']:08d}/manifest.json"))
