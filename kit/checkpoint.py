@@ -67,11 +67,14 @@ def save_checkpoint(
         _write_json(staging / STATE, {**state, "optimizer_scalars": scalars})
         files = {path.name: describe_file(path) for path in sorted(staging.iterdir())}
         _write_json(staging / MANIFEST, {"format": 1, "files": files})
+        for path in [*staging.iterdir(), staging]:
+            _to_disk(path)
         replaced = folder / f".{target.name}.replaced"
         shutil.rmtree(replaced, ignore_errors=True)
         if target.exists():  # this step once more, after going back to an earlier checkpoint
             os.replace(target, replaced)
         os.replace(staging, target)
+        _to_disk(folder)
         shutil.rmtree(replaced, ignore_errors=True)
         complete = [path for path in list_checkpoints(folder) if path != target]
         for old in complete[: max(0, len(complete) + 1 - save_total_limit)] if save_total_limit else []:
@@ -234,6 +237,15 @@ def _optimizer_values(state: dict[str, Any], prefix: str = "") -> Iterator[tuple
             yield from _optimizer_values(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", state, key
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, would outlive a loss of power."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _alone() -> bool:

@@ -4,13 +4,16 @@ Promises: all four launch forms give the same topology; where processes are miss
 where the form contradicts the config it stops with the command that works. Imports torch only to count devices.
 """
 
+import ctypes
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 from kit.command_line import find_file
@@ -21,6 +24,7 @@ from kit.topology import TITLES, Settings, make_settings, read_config
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+PR_SET_PDEATHSIG = 1  # of Linux
 _RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -38,6 +42,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     Raises:
         UserError: everything that recipe, flags, config and launcher tell, at once.
     """
+    _end_with_launcher()
     # Read when torch is imported. OpenMP threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     problems = list(request.problems)
@@ -96,6 +101,18 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         for name in _RANK_VARIABLES:  # one process under torchrun is still one process
             os.environ.pop(name, None)
     return recipe, topology
+
+
+def _end_with_launcher() -> None:
+    """Take the launcher's death for a SIGTERM: `accelerate launch` does not pass its own on, and leaves us behind."""
+    if not sys.platform.startswith("linux") or not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(
+        os.environ
+    ):
+        return
+    with suppress(OSError):
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        if b"accelerate" in parent or b"torch" in parent:  # not a shell with these in its environment
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # outlives exec
 
 
 def is_main() -> bool:

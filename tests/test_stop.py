@@ -113,3 +113,33 @@ def test_a_repeated_sigterm_is_one(finetune):
     assert run.status == 75
     record = json.loads((folder / "run.json").read_text())
     assert list((folder / "checkpoints").glob(f"step-{record['interrupted']:08d}/manifest.json"))
+
+
+@pytest.mark.parametrize("config", ["single", "ddp"])
+def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, config):
+    """`accelerate launch` dies of SIGTERM without a word to what it started; Slurm and Kubernetes send it there."""
+    folder = finetune.folder / "run"
+    flags = {**finetune.defaults, "output_dir": folder, "max_steps": 5000, "config": config}
+    command = [sys.executable, "-m", "accelerate.commands.launch", str(ROOT / "recipes/finetune.py")]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    with (finetune.folder / "log").open("w") as log:
+        launcher = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def text(path):
+        return path.read_text() if path.exists() else ""
+
+    try:
+        wait_until(lambda: text(folder / "metrics.jsonl").count('"loss"') >= 3)
+        launcher.terminate()
+        wait_until(lambda: '"interrupted": 0' not in text(folder / "run.json"))
+    finally:
+        launcher.kill()
+    assert "stopped by a signal" in text(finetune.folder / "log")
+    assert list((folder / "checkpoints").glob("step-*/manifest.json"))
+
+
+def wait_until(happened, seconds=90):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.1)
