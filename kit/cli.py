@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from kit.command_line import load_recipe, read_command_line, show
@@ -96,6 +95,7 @@ def prepare(argv: list[str]) -> int:
         show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
         return 0
     from kit.cache import ENTRY, cache_folder
+    from kit.feed import Ranks
     from kit.log import silence_libraries
 
     def entries() -> set[tuple[Path, int]]:
@@ -106,8 +106,7 @@ def prepare(argv: list[str]) -> int:
     recipe, _, data = open_recipe_data(argv)
     if recipe.streaming:
         raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
-    alone = SimpleNamespace(process_index=0, num_processes=1)
-    feed = data.open_feed(recipe, alone, 0, {})
+    feed = data.open_feed(recipe, Ranks(), 0, {})
     num = len(entries() - before)
     done = f"{num} data set{'s' * (num > 1)} tokenised" if num else "nothing to do: all is there"
     lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]

@@ -102,7 +102,6 @@ class Encoder:
         places: list[tuple[int, int, int]] = []
         samples = []
         for index, (part, number, row) in enumerate(rows):
-            place = source.place(part, number)
             if row is None:
                 piece.counts["num_blank_lines"] += 1
             elif isinstance(row, Problem):
@@ -110,6 +109,7 @@ class Encoder:
             else:
                 sample = to_sample(row, fields)
                 if isinstance(sample, list):
+                    place = source.place(part, number)
                     piece.problems += [replace(p, where=f"{place} {p.where}".rstrip()) for p in sample]
                 else:
                     places.append((part, number, index))

@@ -93,8 +93,7 @@ def merge_adapter(adapter: Path, output_dir: Path, base: str | None, dtype: str)
     config = open_config(recipe)
     problems = check_model(recipe, config, build_meta_model(recipe, config))
     raise_if(replace(p, where="adapter") if p.where == "adapter_name_or_path" else p for p in problems)
-    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
-    tokenizer = open_tokenizer(recipe, adapter if has_tokenizer else None)
+    tokenizer = open_tokenizer(recipe)
     staging = output_dir.with_name(f".{output_dir.name}.partial")
     plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
     made = [folder for folder in output_dir.parents if not os.path.exists(folder)]

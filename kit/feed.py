@@ -14,10 +14,19 @@ import numpy as np
 from kit.batches import Batch, deal, micro_batches, padding_share
 from kit.config import Recipe
 from kit.order import Order
+from kit.packing import fill_share
 from kit.samples import Samples
 
 STEPS_LOOKED_AT = 50  # for the share of padding
 MANY_PASSES = 20  # over one data set in an epoch: it will be learned by heart
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a feed's notes need of an Accelerator, where there is none yet."""
+
+    num_processes: int = 1
+    process_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Feed:
         samples, epoch = self._samples, self._order.epoch(0)
         lines = []
         if self._recipe.packing:
-            share = samples.lengths[epoch.members].sum(dtype=np.int64) / (len(epoch) * self._recipe.max_length)
+            share = fill_share(epoch, samples.lengths[epoch.members], self._recipe.max_length)
             lines.append(f"packing: {len(epoch)} packs of {self._recipe.max_length} tokens, {share:.2%} full")
         else:
             batches = (self._order.batch(step) for step in range(STEPS_LOOKED_AT))

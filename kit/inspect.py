@@ -15,7 +15,7 @@ from tokenizers.decoders import DecodeStream
 
 from kit.checks import LEAK, Finding, check, counted
 from kit.config import Recipe
-from kit.feed import Feed
+from kit.feed import Ranks
 from kit.page import VISIBLE, escaped, page, section, svg, table
 from kit.samples import Samples
 
@@ -66,12 +66,6 @@ class Look:
     samples: list[Shown]
 
 
-class _Alone:
-    """The rank of a look: one process of one."""
-
-    process_index, num_processes = 0, 1
-
-
 def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
     """Gather what ``kit inspect`` shows.
 
@@ -81,7 +75,7 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
             has at least one, even if these are more.
     """
     train: Samples = data.train
-    feed = Feed(train, data.order, recipe, _Alone(), 0, num_steps=0)
+    feed = data.open_feed(recipe, Ranks(), 0, {})
     notes = [store.source.name for store in train.stores if store.source.name != store.name]
     notes += [note for note in data.notes if LEAK not in note]  # a check says so
     notes += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]

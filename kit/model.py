@@ -45,13 +45,13 @@ def open_config(recipe: Recipe) -> Any:
         ) from None
 
 
-def open_tokenizer(recipe: Recipe, folder: Path | None = None) -> PreTrainedTokenizerBase:
+def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The tokenizer that the adapter brings, and with it the chat template it was trained with; else the model's.
 
-    ``folder``: open this one instead. Raises ``UserError`` where there is none, or only a slow one.
+    Raises ``UserError`` where there is none, or only a slow one.
     """
     adapter = recipe.adapter_name_or_path
-    own = folder or (tokenizer_of_adapter(adapter) if adapter else None)
+    own = tokenizer_of_adapter(adapter) if adapter else None
     field = "adapter_name_or_path" if own else "model_name_or_path"
     name = str(own) if own else check_place(recipe.model_name_or_path, recipe.model_revision)
     try:

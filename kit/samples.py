@@ -114,9 +114,10 @@ class Samples:
         return [store.name for store in self.stores]
 
     def rows(self) -> np.ndarray:
-        """int64 [N], the number of the row that each sample is from: a row may have become several samples."""
+        """int64 [N], the number of the row each sample is from. Several that one row became lie together."""
         places = np.stack([self.sources, self._column("part"), self._column("number")])
-        return np.unique(places, axis=1, return_inverse=True)[1].reshape(-1)
+        is_next = (places[:, 1:] != places[:, :-1]).any(axis=0)
+        return np.concatenate([[0], np.cumsum(is_next)])
 
     @property
     def report(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.batches import Item, collate, deal
+from kit.batches import Batch, Item, collate, deal
 from kit.cache import digest
 from kit.config import Recipe
 from kit.encoder import Encoder, Opened
@@ -106,14 +106,10 @@ class StreamFeed:
         self, stream: Stream, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]
     ) -> None:
         self._recipe, self._accelerator, self._pad = recipe, accelerator, pad_token_id
-        num_lanes, self._rank, self._world = (
-            recipe.global_batch_size,
-            accelerator.process_index,
-            accelerator.num_processes,
-        )
+        num_lanes = recipe.global_batch_size
         weights = np.array([1.0 if each.entry.weight is None else each.entry.weight for each in stream.opened])
         self._shares = np.cumsum(weights / weights.sum())
-        self._own = range(self._rank, num_lanes, self._world)
+        self._own = range(accelerator.process_index, num_lanes, accelerator.num_processes)
         self._cursors = np.zeros((len(weights), num_lanes, 3), np.int64)
         if state:
             self._cursors[:] = state["cursors"]
@@ -127,15 +123,12 @@ class StreamFeed:
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
         self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
         self._before = np.array(state.get("counts", [0] * len(COUNTS)))  # of the starts that this one continues
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int] = dict(zip(COUNTS, self._before.tolist(), strict=True))
         self._ahead = Ahead(self._read, stream.total_steps(recipe))
 
     def take(self, step: int) -> GlobalBatch:
         """The global batch of ``step``, from 0; called by all ranks, for each step in turn."""
-        elements, read = self._ahead.take(step)
-        rows = _Rows(elements)
-        size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
-        shares = deal(rows.lengths, rows.items, 1, size, packing)
+        elements, micro_batches, read = self._ahead.take(step)
         counts = np.zeros((3, len(self._shares)))
         for source, lane, element in elements:
             self._cursors[source, lane] = element.cursor
@@ -146,7 +139,7 @@ class StreamFeed:
         counts, totals = summed[: counts.size].reshape(counts.shape), summed[counts.size : -1].astype(int)
         self._counts = dict(zip(COUNTS, (self._before + totals).tolist(), strict=True))
         return GlobalBatch(
-            [collate(rows, share, self._pad, packing) for (share,) in shares],
+            micro_batches,
             target_weights=counts[0],
             num_targets=counts[1].astype(np.int64),
             num_tokens=counts[2].astype(np.int64),
@@ -170,12 +163,16 @@ class StreamFeed:
         first = next((reader.first_skipped for reader in self._all_readers if reader.first_skipped), "")
         return lines + ([f"a skipped row: {first}"] if first else [])
 
-    def _read(self, step: int) -> tuple[list[tuple[int, int, _Element]], list[int]]:
-        """Source, lane and item for each of this rank's lanes, and what became of the rows this rank has read."""
+    def _read(self, step: int) -> tuple[list[tuple[int, int, _Element]], list[Batch], list[int]]:
+        """Source, lane and item for each of this rank's lanes; these as tensors; what became of the rows read."""
         draws = uniform(self._recipe.global_batch_size, self._recipe.seed, MIX, step)
         sources = np.searchsorted(self._shares, draws, side="right").clip(max=len(self._shares) - 1)
         elements = [(int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own]
-        return elements, [sum(reader.counts[name] for reader in self._all_readers) for name in COUNTS]
+        rows = _Rows(elements)
+        size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
+        shares = deal(rows.lengths, rows.items, 1, size, packing)
+        micro_batches = [collate(rows, share, self._pad, packing) for (share,) in shares]
+        return elements, micro_batches, [sum(reader.counts[name] for reader in self._all_readers) for name in COUNTS]
 
     def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
         import torch

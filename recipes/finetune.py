@@ -9,7 +9,6 @@ accelerate launch recipes/finetune.py --help                             # every
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
@@ -30,6 +29,7 @@ def main() -> None:
     # Only now the heavy imports: a mistyped flag is answered before them.
     from kit import adapter, checkpoint, data, export, model, report, run, strategy
     from kit.evaluate import evaluate
+    from kit.feed import Ranks
     from kit.log import Log, progress, silence_libraries
     from kit.optim import build_optimizer
     from kit.schedule import learning_rate
@@ -65,8 +65,7 @@ def main() -> None:
     total_steps = datasets.total_steps(recipe)
     if request.launch.dry_run:
         planned = strategy.planned(topology, adapter.attach_adapter(meta_model, recipe))
-        rank = SimpleNamespace(process_index=0, num_processes=topology.num_processes)  # all that a feed's notes need
-        notes = [*datasets.notes, *datasets.open_feed(recipe, rank, 0, {}).notes()]
+        notes = [*datasets.notes, *datasets.open_feed(recipe, Ranks(topology.num_processes), 0, {}).notes()]
         launch.say(strategy.describe(planned, recipe), *notes)
         launch.say(f"{total_steps} steps. Dry run: nothing written but the tokenised data in the cache.")
         return
