@@ -1,8 +1,8 @@
-"""Checkpoints: one path for every strategy, complete or absent.
+"""Checkpoints: what is in one, whether it is whole, and loading it under any strategy. ``kit.saver`` writes them.
 
 A checkpoint holds what training changes (trainable weights, optimiser, step) and nothing a pickle could hide in:
-tensors are safetensors written by every rank through torch's distributed checkpoint, the rest is JSON. Ranks write
-into a staging folder; the manifest with every file's size and hash comes last, then one rename.
+tensors are safetensors written by every rank through torch's distributed checkpoint, the rest is JSON. It is complete
+if and only if its manifest is there, which has the size and the hash of every file, and says whose it is.
 """
 
 import json
@@ -10,12 +10,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 import xxhash
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -27,65 +27,19 @@ from torch.distributed.checkpoint.state_dict import (
 from kit.errors import Problem, UserError
 from kit.strategy import trainable_only
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 MANIFEST = "manifest.json"
 STATE = "state.json"
-
-
-def save_checkpoint(
-    accelerator: "Accelerator",
-    model: torch.nn.Module,
-    optimizer: Any,
-    folder: Path,
-    state: dict[str, Any],
-    save_total_limit: int,
-) -> Path:
-    """Write ``folder/step-NNNNNNNN`` and prune older ones after it is complete. Called by all ranks.
-
-    Args:
-        state: JSON values to come back on load; ``state["step"]`` is the number of steps done.
-
-    Returns:
-        The checkpoint's folder.
-    """
-    target = folder / f"step-{state['step']:08d}"
-    staging = folder / f".{target.name}.partial"
-    if accelerator.is_main_process:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    tensors, scalars = _collect(model, optimizer)
-    dcp.save(
-        tensors,
-        storage_writer=HuggingFaceStorageWriter(str(staging), save_distributed=True),
-        no_dist=_alone(),
-    )
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        _write_json(staging / STATE, {**state, "optimizer_scalars": scalars})
-        files = {path.name: describe_file(path) for path in sorted(staging.iterdir())}
-        _write_json(staging / MANIFEST, {"format": 1, "files": files})
-        for path in [*staging.iterdir(), staging]:
-            _to_disk(path)
-        replaced = folder / f".{target.name}.replaced"
-        shutil.rmtree(replaced, ignore_errors=True)
-        if target.exists():  # this step once more, after going back to an earlier checkpoint
-            os.replace(target, replaced)
-        os.replace(staging, target)
-        _to_disk(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-        complete = [path for path in list_checkpoints(folder) if path != target]
-        for old in complete[: max(0, len(complete) + 1 - save_total_limit)] if save_total_limit else []:
-            shutil.rmtree(old)
-    accelerator.wait_for_everyone()
-    return target
+FORMAT = 1
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The ``state`` given to ``save_checkpoint``."""
-    return json.loads((path / STATE).read_text())
+    """The ``state`` given to ``Saver.save``."""
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """The settings and data of the run that wrote a checkpoint, as ``kit.run.identity`` gives them."""
+    return json.loads((path / MANIFEST).read_text(encoding="utf-8"))["identity"]
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
@@ -95,7 +49,7 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         UserError: tensors are missing or of another shape.
     """
     scalars = read_state(path)["optimizer_scalars"]
-    tensors, _ = _collect(model, optimizer)
+    tensors, _ = collect(model, optimizer)
     _read_tensors(path, tensors)
     model_state, optimizer_state = _state(model, optimizer)
     for name in model_state:
@@ -136,7 +90,7 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = ""
     if problems:
         shown = sorted(problems, key=str)[:5]
         raise UserError(*shown, Problem(str(path), "belongs to another model, method or optimiser"))
-    dcp.load(tensors, storage_reader=reader, no_dist=_alone())
+    dcp.load(tensors, storage_reader=reader, no_dist=alone())
 
 
 def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
@@ -170,9 +124,23 @@ def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
 
 def drop_after(folder: Path, step: int) -> None:
     """Delete the checkpoints a run leaves behind by going on after ``step``, and what a killed save left."""
-    for path in [*folder.glob("step-*"), *folder.glob(".step-*")]:
-        if path.name.startswith(".") or path.name > f"step-{step:08d}":
-            shutil.rmtree(path)
+    for path in folder.glob("step-*"):
+        if path.name > name_of(step):
+            delete(path)
+    for path in folder.glob(".step-*"):
+        shutil.rmtree(path)
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint after ``step`` steps; in the order of steps."""
+    return f"step-{step:08d}"
+
+
+def delete(path: Path) -> None:
+    """Delete a checkpoint; a kill in between leaves none that looks damaged."""
+    hidden = path.with_name(f".{path.name}.deleted")
+    os.replace(path, hidden)
+    shutil.rmtree(hidden)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -185,9 +153,11 @@ def verify(path: Path) -> list[str]:
     if not (path / MANIFEST).is_file():
         return [f"not a complete checkpoint (no {MANIFEST})"]
     try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
-        expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in files.items()}
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
         expected[STATE]
+        if manifest["format"] != FORMAT or not isinstance(manifest["identity"], dict):
+            return [f"{MANIFEST} is of format {manifest['format']}, this kit reads {FORMAT}"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
     faults = []
@@ -203,6 +173,7 @@ def verify(path: Path) -> list[str]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
+    """Size in bytes and hash, read from the disk in small pieces."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -216,8 +187,8 @@ def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict
     return trainable_only(model, model_state), optimizer_state
 
 
-def _collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Flat tensors for the checkpoint, and the optimiser's values that are none."""
+def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Flat tensors for the checkpoint, sharded where the model is, and the optimiser's values that are none."""
     model_state, optimizer_state = _state(model, optimizer)
     tensors = {f"model.{name}": tensor for name, tensor in model_state.items()}
     scalars = {}
@@ -239,18 +210,6 @@ def _optimizer_values(state: dict[str, Any], prefix: str = "") -> Iterator[tuple
             yield f"{prefix}{key}", state, key
 
 
-def _to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, would outlive a loss of power."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _alone() -> bool:
+def alone() -> bool:
+    """Whether this is the only process."""
     return not torch.distributed.is_initialized()
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -241,12 +241,25 @@ class Recipe(BaseModel):
     overwrite_output_dir: bool = _output(False, "delete what an earlier run left in output_dir")
     save_steps: int = _output(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
+    keep_best: bool = _output(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
+    async_save: bool = _output(
+        True, "write checkpoints while training goes on; needs memory for a copy of what is saved"
+    )
     resume_from_checkpoint: str = _output("auto", "auto, none, or the path of a checkpoint")
     logging_steps: int = _output(1, "write metrics every so many steps", "steps", ge=1)
     report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_comma_separated)] = _output(
         [], "trackers, separated by commas: tensorboard, wandb, trackio"
     )
 
+    max_nonfinite_steps: int = _process(
+        0, "steps in a row with a loss or gradient that is not finite to skip; one more stops the run", "steps", ge=0
+    )
+    loss_spike_ratio: float = _process(
+        0.0, "report the samples of a step whose loss is so many times the median of the last 50; 0: off", ge=0
+    )
+    check_replicas: int = _process(
+        0, "compare weights and gradients of all processes every so many steps; 0: never", "steps", ge=0
+    )
     seed: int = _process(42, "of data order, adapters and dropout", ge=0, lt=2**31)
     deterministic: bool = _process(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     ddp_timeout: int = _process(1800, "give up on a rank that is silent for so long", "seconds", ge=10)

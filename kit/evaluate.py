@@ -48,10 +48,10 @@ class Evaluation:
 def evaluate(
     accelerator: "Accelerator",
     model: torch.nn.Module,
-    samples: Samples,
     recipe: "Recipe",
     tokenizer: Any,
     progress: Callable[[Iterable[Any], str, int], Iterable[Any]],
+    samples: Samples,
 ) -> Evaluation:
     """Evaluate with dropout off; sums run on and no logits are kept.
 

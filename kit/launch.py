@@ -5,12 +5,14 @@ where the form contradicts the config it stops with the command that works. Impo
 """
 
 import ctypes
+import errno
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +45,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         UserError: everything that recipe, flags, config and launcher tell, at once.
     """
     _end_with_launcher()
+    _stay_ended()
     # Read when torch is imported. OpenMP threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     problems = list(request.problems)
@@ -91,6 +94,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     )
     output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"
     recipe = recipe.model_copy(update={"output_dir": os.path.expanduser(output_dir)})
+    if _is_restarted():
+        recipe = _go_on(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
@@ -134,27 +139,90 @@ def reporting_errors() -> Iterator[None]:
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
             sys.modules["torch"].distributed.destroy_process_group()
             leave(0)  # a thread of the group still winding down would abort the interpreter's own shutdown
-    except (UserError, TrainingError) as error:
+    except KeyboardInterrupt:
+        leave(130)
+    except Exception as caught:
         rank = os.environ.get("RANK", "0")
+        error = caught
+        for explain in _explainers:
+            if not isinstance(error, UserError | TrainingError):
+                error = explain(error) or error
+        if not isinstance(error, UserError | TrainingError):
+            print(f"\nrank {rank} failed:", file=sys.stderr, flush=True)
+            traceback.print_exc()
+            leave(1)  # the interpreter's own shutdown would wait for threads that wait for other ranks
         text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
         if not is_main():
             # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
             time.sleep(10)
         print(f"\n{text}", file=sys.stderr, flush=True)
         leave(error.exit_status)
-    except KeyboardInterrupt:
-        leave(130)
-    except Exception:
-        print(f"\nrank {os.environ.get('RANK', '0')} failed:", file=sys.stderr, flush=True)
-        raise
+
+
+def _explain_disk(error: Exception) -> UserError | None:
+    """A disk that takes no more is the user's to mend."""
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+        return None
+    return UserError(Problem(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again"))
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_explainers: list[Callable[[Exception], Exception | None]] = [_explain_disk]
+
+
+def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
+    """Ask ``explain`` what an unexpected exception means: a ``UserError``, a ``TrainingError``, or None."""
+    _explainers.append(explain)
 
 
 def leave(status: int) -> NoReturn:
     """Exit at once, as the contract's status."""
+    if status in _FINAL:
+        _remember_end(status)
     sys.stdout.flush()
     sys.stderr.flush()
     # Other ranks may wait in a collective: interpreter shutdown would wait for them.
     os._exit(status)
+
+
+# torchrun's --max_restarts starts the ranks anew whatever they ended with. What another start would end with too is
+# remembered under the launcher's process, and ends every later start at once.
+_FINAL = (2, 75)
+
+
+def _is_restarted() -> bool:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def _go_on(recipe: Recipe) -> Recipe:
+    """What a start after a rank died must not do again: delete, or go back to where the first one began."""
+    own = any(Path(recipe.output_dir or "", "checkpoints").glob("step-*"))
+    resume = recipe.resume_from_checkpoint
+    resume = "auto" if own or resume == "none" else resume
+    return recipe.model_copy(update={"overwrite_output_dir": False, "resume_from_checkpoint": resume})
+
+
+def _end_file() -> Path:
+    from kit.cache import cache_folder
+
+    parent = os.getppid()
+    with suppress(OSError, IndexError):
+        started = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return cache_folder() / "ended" / f"{parent}-{started}"
+    return cache_folder() / "ended" / str(parent)
+
+
+def _remember_end(status: int) -> None:
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        with suppress(OSError):
+            _end_file().parent.mkdir(parents=True, exist_ok=True)
+            _end_file().write_text(str(status))
+
+
+def _stay_ended() -> None:
+    if _is_restarted():
+        with suppress(OSError, ValueError):
+            os._exit(int(_end_file().read_text()))
 
 
 def _settings_from_environment() -> Settings:

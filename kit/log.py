@@ -5,10 +5,14 @@ Every rank calls the same methods; the gating is here, so that no caller has to 
 
 import json
 import logging
+import math
 import resource
+import statistics
 import sys
 import time
+import uuid
 import warnings
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from kit.step import StepResult
 
 SECONDS_BETWEEN_LINES = 5.0
+RECENT_STEPS, FEWEST_LOSSES = 50, 10  # that a spike is compared with
 
 # Third-party messages no user can act on: deprecations between libraries, and remarks on what the kit does on purpose.
 _SILENCED_MESSAGES = (
@@ -56,6 +61,21 @@ def progress(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
     return tqdm(items, desc=name, total=total, leave=False, dynamic_ncols=True, disable=not visible)
 
 
+def new_state() -> dict[str, Any]:
+    """What a checkpoint keeps of the loop, before the first step."""
+    return {
+        "step": 0,
+        "feed": {},
+        "evaluated_step": -1,
+        "first_evaluation": {},
+        "last_evaluation": {},
+        "best": {},  # step and eval_loss of the lowest
+        "nonfinite_steps": 0,  # skipped in a row
+        "recent_losses": [],
+        "tracker_id": "",
+    }
+
+
 class Log:
     """Progress and metrics of one run, from ``state["step"]`` to ``total_steps``."""
 
@@ -78,6 +98,10 @@ class Log:
         self.first_evaluation: dict[str, float] = state["first_evaluation"]
         self.last_evaluation: dict[str, float] = state["last_evaluation"]
         self.evaluated_step: int = state["evaluated_step"]
+        self.best: dict[str, Any] = state["best"]
+        self.nonfinite_steps: int = state["nonfinite_steps"]
+        self.recent_losses: deque[float] = deque(state["recent_losses"], maxlen=RECENT_STEPS)
+        self.tracker_id: str = state["tracker_id"] or uuid.uuid4().hex[:8]
         self.answers: list[Answer] = []
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
@@ -87,7 +111,7 @@ class Log:
             if sys.stderr.isatty():
                 self.bar = tqdm(initial=state["step"], total=total_steps, unit="step", dynamic_ncols=True)
         if recipe.report_to:
-            accelerator.init_trackers("kit", config=_flat(recipe.model_dump()))
+            accelerator.init_trackers("kit", _flat(recipe.model_dump()), self._same_curves(state["step"]))
 
     def say(self, *lines: str) -> None:
         """Lines for the user, without breaking the bar."""
@@ -108,19 +132,34 @@ class Log:
         }
         self.tokens += int(metrics["tokens"])
         self.steps += 1
+        usual = statistics.median(self.recent_losses) if len(self.recent_losses) >= FEWEST_LOSSES else math.inf
+        ratio = self.recipe.loss_spike_ratio
+        is_spike = bool(ratio) and result.loss > ratio * usual
+        self.nonfinite_steps = 0 if result.is_finite else self.nonfinite_steps + 1
+        if result.is_finite:
+            self.recent_losses.append(result.loss)
         if not self.is_main:
             return
         if self.bar is not None:
             self.bar.update(1)
-        if step % self.recipe.logging_steps and step != self.total_steps:
+        if not result.is_finite:
+            self._skipped(step, batch, result)
+            return
+        if is_spike:
+            places = ", ".join(batch.places)
+            found = f"step {step}: loss {result.loss:.4f} is {result.loss / usual:.1f} times the median of the last"
+            self.say(f"warning: {found} {len(self.recent_losses) - 1} steps; samples: {places}")
+            metrics["loss_spike"] = result.loss / usual
+        elif step % self.recipe.logging_steps and step != self.total_steps:
             return
         now = time.perf_counter()
         rate = self.tokens / max(now - self.last_time, 1e-9)
         self.training_seconds += now - self.last_time
         self.tokens, self.last_time = 0, now
-        row = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
+        row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
         row |= {name: count for name, count in batch.counts.items() if count}
+        row |= {"samples": list(batch.places)} if is_spike else {}
         if len(self.source_names) > 1:
             columns = zip(self.source_names, result.losses, batch.num_targets, batch.num_tokens, strict=True)
             for name, loss, num_targets, num_tokens in columns:
@@ -135,8 +174,15 @@ class Log:
             left = self.training_seconds / self.steps * (self.total_steps - step)
             self.say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
 
-    def evaluation(self, step: int, evaluation: "Evaluation") -> None:
-        """Metrics after ``step`` steps, and a few answers if there are any."""
+    def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
+        """A step without an update; JSON has no word for NaN."""
+        self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": list(batch.places)})
+        if self.nonfinite_steps <= self.recipe.max_nonfinite_steps:
+            places = ", ".join(batch.places)
+            self.say(f"warning: step {step}: {result.values}: skipped, weights are as before it; samples: {places}")
+
+    def evaluation(self, step: int, evaluation: "Evaluation") -> bool:
+        """Metrics after ``step`` steps, and a few answers if there are any. Returns whether it is the best so far."""
         self.evaluated_step, self.last_evaluation, self.answers = step, evaluation.metrics, evaluation.answers
         self.first_evaluation = self.first_evaluation or evaluation.metrics
         row = {"step": step, **evaluation.metrics}
@@ -152,11 +198,20 @@ class Log:
             self.say(f"    answered {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
         # Time spent evaluating is no training time.
         self.last_time = time.perf_counter()
+        is_best = loss < self.best.get("eval_loss", math.inf)
+        if is_best:
+            self.best = {"step": step, "eval_loss": loss}
+        return is_best
 
     def state(self, step: int, feed: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint after ``step`` steps keeps of the loop."""
-        evaluations = {"first_evaluation": self.first_evaluation, "last_evaluation": self.last_evaluation}
-        return {"step": step, "evaluated_step": self.evaluated_step, "feed": feed, **evaluations}
+        """What a checkpoint after ``step`` steps keeps of the loop; see ``new_state``."""
+        values = {"step": step, "feed": feed, "recent_losses": list(self.recent_losses)}
+        return values | {name: getattr(self, name) for name in new_state() if name not in values}
+
+    @property
+    def best_step(self) -> int | None:
+        """The checkpoint to keep whatever is newer; None where it is not asked for."""
+        return self.best.get("step") if self.recipe.keep_best else None
 
     def summary(self) -> list[str]:
         """First and last evaluation, a line for each measure."""
@@ -172,11 +227,19 @@ class Log:
             for tracker in self.accelerator.trackers:
                 tracker.finish()
 
+    def _same_curves(self, step: int) -> dict[str, Any]:
+        """What makes trackers go on with the curves of a resumed run instead of beginning others."""
+        again = {"id": self.tracker_id, "resume": "allow"}
+        # TensorBoard hides what was logged after the checkpoint, and is run again.
+        purged = {"purge_step": step + 1} if step else {}
+        return {"wandb": again, "trackio": {"name": self.tracker_id, "resume": "allow"}, "tensorboard": purged}
+
     def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
-            self.accelerator.log({k: v for k, v in row.items() if k != "step"}, step=int(row["step"]))
+            numbers = {k: v for k, v in row.items() if k != "step" and isinstance(v, int | float)}
+            self.accelerator.log(numbers, step=int(row["step"]))
 
 
 def _drop_lines_after(path: Path, step: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -27,6 +28,8 @@ from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, UserError
 from kit.loss import install_loss_head
 from kit.places import check_place, first_line, tokenizer_of_adapter
+
+_LOOKED_AT_BYTES = 1 << 20  # at each end of a weight file
 
 
 def open_config(recipe: Recipe) -> Any:
@@ -62,6 +65,22 @@ def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
     return tokenizer
+
+
+def fingerprint(recipe: Recipe, config: Any) -> str:
+    """What tells one base model from another: its commit on the hub; of a folder, the config and each weight file's
+    size, first and last mebibyte, for to read all of it would take minutes."""
+    if commit := getattr(config, "_commit_hash", None):
+        return str(commit)
+    folder = Path(os.path.expanduser(recipe.model_name_or_path))
+    state = xxhash.xxh3_128((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            state.update(f"{path.name} {size}".encode() + file.read(_LOOKED_AT_BYTES))
+            file.seek(max(0, size - _LOOKED_AT_BYTES))
+            state.update(file.read())
+    return state.hexdigest()
 
 
 def num_positions(config: Any) -> int | None:

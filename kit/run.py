@@ -1,11 +1,16 @@
 """The output folder: whose it is, whether this command may go on in it, and ``run.json``.
 
-Promises: nothing of another run is overwritten unless asked; the same command again continues the run.
+Promises: nothing of another run is overwritten unless asked; the same command again continues the run; one process
+at a time runs in a folder.
 """
 
+import fcntl
 import json
 import os
 import shutil
+import socket
+import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +39,9 @@ _PACKAGES = (
     "safetensors",
 )
 _PARTIAL = ".run.json.partial"
+_LOCK = ".lock"
+_LOCK_SECONDS = 1.0  # another start that only looks whether the folder is free holds it for less
+_held: dict[Path, Any] = {}  # lock files of this process, open until it ends, however it ends
 # All that a run leaves in its folder; `kit` is TensorBoard's.
 _OWN = (
     "checkpoints",
@@ -49,20 +57,21 @@ _OWN = (
 )
 
 
-def identity(recipe: Recipe, data_fingerprint: str) -> dict[str, Any]:
-    """The settings two starts must share to be one run."""
+def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
+    """The settings, data and base model two starts must share to be one run."""
     values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
-    return {**{key: values[key] for key in IDENTITY}, "data_fingerprint": data_fingerprint}
+    fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
+    return {**{key: values[key] for key in IDENTITY}, **fingerprints}
 
 
-def check_output_dir(recipe: Recipe, data_fingerprint: str) -> int:
+def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
     """Refuse a folder that another run, or somebody's work, is in. Writes nothing.
 
     Returns:
         The steps after which the run in the folder finished; 0 if it did not, or is to be overwritten.
 
     Raises:
-        UserError: with the settings that differ.
+        UserError: with the settings that differ, or who is at work there.
     """
     folder = Path(recipe.output_dir or "")
     parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
@@ -71,7 +80,7 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> int:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
     # A start that was killed before it had a run.json leaves no more than that file's beginning.
-    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL}:
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, _LOCK}:
         return 0
     # Only what this kit made is ever deleted.
     ways = "choose another --output_dir, or empty it yourself"
@@ -82,20 +91,44 @@ def check_output_dir(recipe: Recipe, data_fingerprint: str) -> int:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
+    _look_at_lock(folder)
     if recipe.overwrite_output_dir:
         raise_if(_inside(recipe, folder))
         return 0
     ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
-    new = identity(recipe, data_fingerprint)
-    changed = [f"{key}: {old_identity.get(key)!r} -> {new[key]!r}" for key in new if old_identity.get(key) != new[key]]
-    if old_identity.get("data_fingerprint") != data_fingerprint:
+    if changed := differences(old_identity, identity):
         was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
-        changed[-1] = f"dataset: {was!r} -> {now!r}" if was != now else "the samples that dataset gives are others"
-    if changed:
+        if was != now:
+            changed = [f"dataset: {was!r} -> {now!r}" if text == OTHER_DATA else text for text in changed]
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
     return finished_steps
+
+
+def check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on from a checkpoint of another run; ``old`` and ``new`` as ``identity`` gives them.
+
+    Raises:
+        UserError: with the settings that differ.
+    """
+    if changed := differences(old, new):
+        found = f"{path} is of another run ({'; '.join(changed)})"
+        fix = "to start a new run from its weights, export them: python recipes/export.py"
+        raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
+
+
+OTHER_DATA = "the samples that dataset gives are others"
+OTHER_MODEL = "the weights at model_name_or_path are others"
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What makes two identities two runs, in words."""
+    words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
+    changed = [key for key in new if old.get(key) != new[key]]
+    if "model_name_or_path" in changed and "model_fingerprint" in changed:
+        changed.remove("model_fingerprint")
+    return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
 
 
 def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
@@ -124,49 +157,125 @@ def check_start(recipe: Recipe, finished_steps: int, first_step: int, total_step
         raise UserError(Problem("output_dir", found, fix=ways))
 
 
-def open_output_dir(recipe: Recipe) -> None:
-    """Make the folder; with ``overwrite_output_dir`` without what an earlier run left. It may be a mount or a link.
+def open_output_dir(recipe: Recipe) -> list[str]:
+    """Make the folder and lock it until this process ends; with ``overwrite_output_dir`` without what an earlier run
+    left. It may be a mount or a link. Main process only.
 
-    Main process only. Raises ``UserError`` if it cannot be made.
+    Returns:
+        What the user should know of who had the folder before.
+
+    Raises:
+        UserError: it cannot be made, or another run is at work in it.
     """
     folder = Path(recipe.output_dir or "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        notes = _lock(folder)
         # run.json goes last: a kill in between leaves a folder that is still known as a run's.
         for name in _OWN if recipe.overwrite_output_dir else ():
             path = folder / name
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")) from None
+    return notes
+
+
+def _lock(folder: Path) -> list[str]:
+    """The lock is the kernel's and ends with the process; what the file says is for people."""
+    if folder.resolve() in _held:
+        return []
+    file = (folder / _LOCK).open("a+", encoding="utf-8")
+    notes = []
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise _in_use(folder) from None
+            time.sleep(0.05)
+        except OSError as error:
+            notes.append(f"warning: {folder} cannot be locked ({error.strerror}): do not start a second run in it")
+            break
+    if owner := _owner(folder):
+        ended = _ended(folder)
+        notes += [] if ended else [f"{owner} had this output_dir and is gone without finishing: taking over"]
+    file.truncate(0)
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    file.write(json.dumps(about) + "\n")
+    file.flush()
+    _held[folder.resolve()] = file
+    return notes
+
+
+def _look_at_lock(folder: Path) -> None:
+    """Raise ``UserError`` if a run is at work in the folder; shared, so that the ranks of a run may look together."""
+    if folder.resolve() in _held or not (folder / _LOCK).is_file():
+        return
+    with (folder / _LOCK).open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(folder) from None
+        except OSError:
+            return  # a disk without locks: said when the run starts
+
+
+def _in_use(folder: Path) -> UserError:
+    found = f"{folder} is in use by {_owner(folder) or 'another run'}"
+    return UserError(Problem("output_dir", found, fix="wait for it, end it, or choose another --output_dir"))
+
+
+def _owner(folder: Path) -> str:
+    """Who locked the folder last, in words; empty if nobody did."""
+    try:
+        about = json.loads((folder / _LOCK).read_text(encoding="utf-8"))
+        return f"process {about['pid']} on {about['host']} (since {about['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _ended(folder: Path) -> bool:
+    """Whether the last run in the folder came to an end of its own."""
+    try:
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return bool(record["finished_steps"] or record["interrupted"])
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def write_run_file(
     folder: Path,
     recipe: Recipe,
     recipe_name: str,
-    strategy: dict[str, Any],
+    about: Mapping[str, Any],
     data: dict[str, Any],
     finished_steps: int = 0,
     interrupted: int = 0,
 ) -> None:
     """``run.json``: the resolved recipe, the strategy as it really is, versions, data.
 
+    ``about``: what each checkpoint says too: ``identity``, ``strategy``, ``versions``.
     ``finished_steps``: the steps after which ``final/`` was written; 0 while the run goes on.
     ``interrupted``: the steps after which a signal stopped the run; launchers hide the script's status.
     """
     values = {
         "recipe_name": recipe_name,
         "recipe": recipe.model_dump(mode="json"),
-        "identity": identity(recipe, data["fingerprint"]),
-        "strategy": strategy,
+        **about,
         "data": data,
-        "versions": {"kit": __version__, **{name: _version(name) for name in _PACKAGES}},
         "finished_steps": finished_steps,
         "interrupted": interrupted,
     }
     temporary = folder / _PARTIAL
     temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     temporary.replace(folder / "run.json")
+
+
+def versions() -> dict[str, str | None]:
+    """Of the kit and of the libraries whose numbers may differ."""
+    return {"kit": __version__, **{name: _version(name) for name in _PACKAGES}}
 
 
 def _version(package: str) -> str | None:

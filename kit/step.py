@@ -6,7 +6,7 @@ weights, which are 1 as a rule. Every rank knows that sum before the step, so no
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kit.errors import Problem, TrainingError, UserError
-from kit.strategy import clip_grad_norm
+from kit.errors import Problem, UserError
+from kit.strategy import clip_grad_norm, settle
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -33,6 +33,15 @@ class StepResult:
     losses: list[float]  # of each source; NaN for one that had no target in this step
     stop: bool = False  # whether any rank was asked to stop
 
+    @property
+    def is_finite(self) -> bool:
+        """If not, weights and moments are as before the step."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    @property
+    def values(self) -> str:
+        return f"loss {self.loss}, gradient norm {self.grad_norm}"
+
 
 def train_step(
     accelerator: "Accelerator",
@@ -42,14 +51,13 @@ def train_step(
     learning_rate: float,
     max_grad_norm: float,
     stop: bool = False,
+    before_update: Callable[[], None] | None = None,
 ) -> StepResult:
-    """Accumulate, clip, step.
+    """Accumulate, clip, step; without the last where loss or gradient norm is not finite.
 
     Args:
         stop: this rank was asked to stop; ``StepResult.stop`` says on all ranks whether any was.
-
-    Raises:
-        TrainingError: loss or gradient norm is not finite; weights and moments are as before the step.
+        before_update: called when the gradients are as the optimiser will use them.
     """
     num_sources, total_weight = len(batch.target_weights), batch.target_weights.sum()
     sums = torch.zeros(num_sources, dtype=torch.float64, device=accelerator.device)  # of weighted nats
@@ -68,17 +76,24 @@ def train_step(
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
     *by_source, num_asked, norm_value = torch.cat([sums, norm.double().reshape(1)]).tolist()
     loss_value = sum(by_source) / total_weight
-    if not (np.isfinite(loss_value) and np.isfinite(norm_value)):
-        optimizer.zero_grad()
-        raise TrainingError(f"loss {loss_value}, gradient norm {norm_value}")
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.step()
-    optimizer.zero_grad()
     shares = [
         value / weight if weight else math.nan for value, weight in zip(by_source, batch.target_weights, strict=True)
     ]
-    return StepResult(loss_value, norm_value, shares, stop=num_asked > 0)
+    result = StepResult(loss_value, norm_value, shares, stop=num_asked > 0)
+    if before_update is not None:
+        before_update()
+    if result.is_finite:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    optimizer.zero_grad()
+    return result
+
+
+def settle_strategy(accelerator: "Accelerator", model: torch.nn.Module, batch: "GlobalBatch") -> None:
+    """``strategy.settle`` with what this rank is given first; nothing is learned from it."""
+    inputs = to_device(batch.micro_batches[0], accelerator.device)
+    settle(accelerator, model, {name: value for name, value in inputs.items() if name not in ("weights", "sources")})
 
 
 def check_isolation(accelerator: "Accelerator", model: torch.nn.Module, vocab_size: int) -> None:

@@ -46,7 +46,9 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             if not check_cuda_p2p_ib_support():  # consumer cards; Accelerate's launcher sets these, torchrun does not
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-        torch.distributed.init_process_group(topology.backend, timeout=timedelta(seconds=recipe.ddp_timeout))
+        # `kit.watch` ends a run that hangs, and says why; torch's own time-out is for where it cannot.
+        timeout = timedelta(seconds=recipe.ddp_timeout + 30)
+        torch.distributed.init_process_group(topology.backend, timeout=timeout)
     plugin = _fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
     if on_cpu:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # FSDP1 takes "cpu" but not "cpu:0"
@@ -75,6 +77,18 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
     )
+
+
+def open_store() -> Any:
+    """A connection of its own to the key-value store at which the ranks met; None for a single process."""
+    from torch.distributed import PrefixStore, TCPStore, is_initialized
+
+    if not is_initialized():
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=3))
+    # The launcher's store outlives the ranks it starts anew.
+    return PrefixStore(f"kit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def check(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
@@ -237,6 +251,28 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
                 yield partial(inner.generate, synced_gpus=True)
         else:
             yield inner.generate
+
+
+def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
+    """The parameters of which every process holds a whole copy, by their plain names."""
+    from torch.distributed.tensor import DTensor
+
+    if _actual_strategy(accelerator) in ("single", "fsdp1"):  # FSDP1's are pieces that look like tensors
+        return {}
+    return {plain_name(name): p for name, p in model.named_parameters() if not isinstance(p, DTensor)}
+
+
+def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]") -> None:
+    """Bring about now what a strategy would arrange during its first steps. Called by all ranks.
+
+    After its first backward pass DDP sorts the gradients into other buckets. On three and more ranks the order of sums,
+    and with it their last bits, follows from the buckets: a resumed run would begin with others than it had.
+    """
+    if _actual_strategy(accelerator) != "ddp" or accelerator.num_processes < 3:
+        return
+    for _ in range(2):
+        accelerator.backward(model(**inputs).sum() * 0.0)
+        model.zero_grad()
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":

@@ -9,7 +9,6 @@ accelerate launch recipes/finetune.py --help                             # every
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
@@ -30,11 +29,14 @@ def main() -> None:
     from kit import adapter, checkpoint, data, export, model, report, run, strategy
     from kit.evaluate import evaluate
     from kit.feed import Ranks
-    from kit.log import Log, progress, silence_libraries
+    from kit.log import Log, new_state, progress, silence_libraries
     from kit.optim import build_optimizer
+    from kit.replicas import check_replicas
+    from kit.saver import Saver
     from kit.schedule import learning_rate
-    from kit.step import check_isolation, seed_everything, train_step
+    from kit.step import check_isolation, seed_everything, settle_strategy, train_step
     from kit.stop import STATUS, StopRequest
+    from kit.watch import Watch
 
     silence_libraries()
     # --- check: model config, tokenizer, data and output folder; every problem at once, before any weight is read
@@ -54,11 +56,14 @@ def main() -> None:
         with problems.caught():
             vocab_size = config.get_text_config().vocab_size
             datasets = data.open_data(recipe, sources, tokenizer, vocab_size)
-            finished_steps = run.check_output_dir(recipe, datasets.fingerprint)
+            identity = run.identity(recipe, datasets.fingerprint, model.fingerprint(recipe, config))
+            finished_steps = run.check_output_dir(recipe, identity)
             # A folder that is about to be emptied has nothing to go on from.
             restart = recipe.overwrite_output_dir and recipe.resume_from_checkpoint == "auto"
             wanted = "none" if restart else recipe.resume_from_checkpoint
             resume_path = checkpoint.find_checkpoint(output_dir / "checkpoints", wanted, launch.say)
+            if resume_path:
+                run.check_checkpoint(resume_path, checkpoint.read_identity(resume_path), identity)
     problems.raise_if_any()
     tokenizer.chat_template = datasets.chat_template
     evaluation = datasets.evaluation
@@ -71,9 +76,7 @@ def main() -> None:
         return
 
     # What a checkpoint keeps of the loop; `log.state` makes the next one.
-    state: dict[str, Any] = {"step": 0, "evaluated_step": -1, "first_evaluation": {}, "last_evaluation": {}}
-    if resume_path:
-        state = checkpoint.read_state(resume_path)
+    state = checkpoint.read_state(resume_path) if resume_path else new_state()
     if finished_steps == total_steps and wanted == "auto" and (output_dir / "final").is_dir():
         launch.say(
             f"this run is finished: {output_dir}/final",
@@ -84,10 +87,14 @@ def main() -> None:
 
     # --- build: process group, weights, optimiser; sharded, and where the last checkpoint left them
     accelerator, load_plan = strategy.start(recipe, topology)
+    watch = Watch(accelerator, strategy.open_store(), recipe.ddp_timeout)
+    launch.explain_with(watch.explain)
     strategy.agree(accelerator, "dataset", f"{datasets.fingerprint}, {total_steps} steps")  # as seen on each machine
+    strategy.agree(accelerator, "output_dir", str(resume_path))
     with strategy.together(accelerator):  # a mistake only one rank can see stops all of them
         if accelerator.is_main_process:
-            run.open_output_dir(recipe)
+            launch.say(*run.open_output_dir(recipe))
+    watch.at("loading the model")
     with strategy.together(accelerator):
         llm = model.build_model(recipe, config, load_plan)
     optimizer = build_optimizer(llm, recipe)
@@ -97,12 +104,14 @@ def main() -> None:
     if resume_path:
         checkpoint.load_checkpoint(llm, optimizer, resume_path)
         launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
-    record = (output_dir, recipe, request.recipe_name, actual, datasets.describe())
+    about = {"identity": identity, "strategy": actual, "versions": run.versions()}
+    record = (output_dir, recipe, request.recipe_name, about, datasets.describe())
     if accelerator.is_main_process:
         # The steps after the one it continues from are run again: their checkpoints are of the past.
         checkpoint.drop_after(output_dir / "checkpoints", state["step"])
         run.write_run_file(*record)
-    feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state.get("feed", {}))
+    saver = Saver(accelerator, recipe, output_dir / "checkpoints", about)
+    feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state["feed"])
     log = Log(accelerator, recipe, output_dir, state, total_steps, datasets.names)
     log.say(strategy.describe(actual, recipe), *datasets.notes, *feed.notes())
 
@@ -115,36 +124,45 @@ def main() -> None:
         kind=recipe.lr_scheduler_type,
     )
     evaluation_is_due = partial(data.evaluation_is_due, recipe, total_steps)
+    evaluate_now = partial(evaluate, accelerator, llm, recipe, tokenizer, watch.along(progress))
     first = state["step"]
     if evaluation and evaluation_is_due(first) and state["evaluated_step"] != first:  # or a signal came before it
-        log.evaluation(first, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
+        watch.at("evaluation")
+        log.evaluation(first, evaluate_now(evaluation))
     stop = StopRequest()
     for step in range(first, total_steps):
-        batch = feed.take(step)
-        rate = rate_of(step)
-        seed_everything(recipe.seed, step, accelerator.process_index)
-        try:  # forward, backward, clip, update: kit/step.py
-            result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, stop.is_made)
-        except TrainingError as error:
-            places = ", ".join(batch.places)
-            raise TrainingError(f"step {step + 1}: {error}; weights are as before it. Samples: {places}") from None
-
         done = step + 1
         last = done == total_steps
+        watch.at("reading data", done)
+        batch = feed.take(step)
+        rate = rate_of(step)
+
+        watch.at("training", done)
+        if step == first:
+            settle_strategy(accelerator, llm, batch)
+        seed_everything(recipe.seed, step, accelerator.process_index)
+        check = recipe.check_replicas and done % recipe.check_replicas == 0
+        before_update = partial(check_replicas, accelerator, llm, done) if check else None
+        is_asked = stop.is_made or saver.has_failed
+        # forward, backward, clip, update: kit/step.py
+        result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, is_asked, before_update)
         log.step(done, batch, result, rate)
+        if log.nonfinite_steps > recipe.max_nonfinite_steps:
+            saver.wait()
+            places = ", ".join(batch.places)
+            raise TrainingError(f"step {done}: {result.values}; weights are as before it. Samples: {places}")
+
+        is_best = False
         if evaluation and evaluation_is_due(done) and (last or not result.stop):
-            log.evaluation(done, evaluate(accelerator, llm, evaluation, recipe, tokenizer, progress))
-        if last or result.stop or (recipe.save_steps and done % recipe.save_steps == 0):
-            checkpoint.save_checkpoint(
-                accelerator,
-                llm,
-                optimizer,
-                output_dir / "checkpoints",
-                log.state(done, feed.state()),
-                recipe.save_total_limit,
-            )
+            watch.at("evaluation", done)
+            is_best = log.evaluation(done, evaluate_now(evaluation))
+        is_due = recipe.save_steps and done % recipe.save_steps == 0
+        if last or result.stop or is_due or (is_best and recipe.keep_best):
+            watch.at("saving", done)
+            saver.save(llm, optimizer, log.state(done, feed.state()), log.best_step)
 
         if result.stop and not last:
+            saver.wait()
             if accelerator.is_main_process:
                 run.write_run_file(*record, interrupted=done)
             log.close()
@@ -153,6 +171,8 @@ def main() -> None:
             launch.leave(STATUS)
 
     # --- leave: what from_pretrained opens
+    watch.at("writing the final model")
+    saver.wait()
     card = export.model_card(recipe, actual, log.last_evaluation, total_steps)
     export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
     if accelerator.is_main_process:

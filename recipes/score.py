@@ -56,7 +56,7 @@ def main() -> None:
     if weights:
         checkpoint.load_weights(llm, weights)
     assert datasets.evaluation is not None
-    result = evaluate(accelerator, llm, datasets.evaluation, recipe, tokenizer, progress)
+    result = evaluate(accelerator, llm, recipe, tokenizer, progress, datasets.evaluation)
     for answer in result.answers:
         launch.say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
     launch.say(json.dumps({"model": scored, "strategy": actual["type"], **result.metrics}))

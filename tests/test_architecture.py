@@ -20,13 +20,14 @@ LAYERS = [
     ],
     ["data", "adapter", "model", "optim"],
     ["launch", "strategy"],
-    ["step", "evaluate", "checkpoint", "export", "log", "run", "stop"],
+    ["checkpoint"],
+    ["step", "evaluate", "saver", "export", "log", "run", "stop", "replicas", "watch"],
     ["page"],
     ["plan", "doctor", "checks", "inspect", "report"],
     ["cli"],
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
-PEERS = LAYERS[5]  # composed by the recipes, and unknown to each other
+PEERS = LAYERS[6]  # composed by the recipes, and unknown to each other
 LIGHT = ["errors", "config", "command_line", "topology", "launch", "schedule"]
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]
 

@@ -1,30 +1,36 @@
 """A checkpoint is whole or refused, gives back every bit, and holds nothing that could be executed."""
 
+import copy
+import errno
 import json
 import shutil
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import make_model
 
-from kit import checkpoint
+from kit import saver
 from kit.checkpoint import (
     drop_after,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
+    read_identity,
     read_state,
-    save_checkpoint,
     verify,
 )
 from kit.config import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.model import build_model, open_config
 from kit.optim import build_optimizer
+from kit.saver import Saver
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
-ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)  # an Accelerator of one process
+ALONE = SimpleNamespace(process_index=0, num_processes=1)  # an Accelerator of one process
+ABOUT = {"identity": {"seed": 1}, "strategy": {"type": "single"}, "versions": {}}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +42,14 @@ def build(folder, **settings):
     recipe = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", learning_rate=1e-2, **settings)
     model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
     return model, build_optimizer(model, recipe)
+
+
+def save_checkpoint(model, optimizer, folder, state, limit=2, best_step=None, **settings):
+    recipe = Recipe(model_name_or_path="m", dataset="d", save_total_limit=limit, **settings)
+    one = Saver(ALONE, recipe, folder, ABOUT)
+    one.save(model, optimizer, state, best_step)
+    one.wait()
+    return folder / f"step-{state['step']:08d}"
 
 
 def train(model, optimizer, steps):
@@ -71,8 +85,8 @@ def saved(folders, tmp_path):
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     folder = tmp_path / "checkpoints"
 
-    def save(step, limit=0):
-        return save_checkpoint(ALONE, model, optimizer, folder, {"step": step}, limit)
+    def save(step, limit=0, best_step=None):
+        return save_checkpoint(model, optimizer, folder, {"step": step}, limit, best_step)
 
     train(model, optimizer, [0])
     for step in (1, 2, 3):
@@ -100,7 +114,7 @@ def steps(folder):
 def test_weights_and_moments_come_back_bit_for_bit(folders, tmp_path, tie, settings):
     model, optimizer = build(folders[tie], **settings)
     train(model, optimizer, [0, 1])
-    path = save_checkpoint(ALONE, model, optimizer, tmp_path, {"step": 2, "note": {"x": [0.1]}}, 2)
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 2, "note": {"x": [0.1]}}, 2)
     assert verify(path) == []
 
     again, other_optimizer = build(folders[tie], **settings)
@@ -119,7 +133,7 @@ def test_weights_and_moments_come_back_bit_for_bit(folders, tmp_path, tie, setti
 def test_only_what_trains_is_stored_and_nothing_that_could_be_unpickled(folders, tmp_path):
     model, optimizer = build(folders["tied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
-    path = save_checkpoint(ALONE, model, optimizer, tmp_path, {"step": 1}, 2)
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1}, 2)
     assert {file.suffix for file in path.iterdir()} == {".safetensors", ".json"}
     for file in path.glob("*.json"):
         json.loads(file.read_text())
@@ -139,6 +153,7 @@ def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
     folder, save = saved
     for name in files(folder / "step-00000003"):
         for damage, words in [("cut", "bytes, expected"), ("altered", "was altered"), ("missing", "is missing")]:
+            shutil.rmtree(folder / "step-00000003")
             path = save(3)
             assert verify(path) == []
             file = path / name
@@ -154,6 +169,7 @@ def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
 
 
 MANIFESTS = ["", "{", "[]", "{}", '{"files": []}', '{"files": {}}', '{"files": {"state.json": 3}}', "\x00\x01"]
+MANIFESTS += ['{"format": 9, "identity": {}, "files": {"state.json": {"bytes": 1, "xxh3_128": ""}}}']
 
 
 @pytest.mark.parametrize("text", MANIFESTS)
@@ -250,38 +266,106 @@ def test_the_newest_ones_are_kept(saved):
     assert steps(folder) == [f"step-0000000{step}" for step in (5, 6, 7, 8)]
 
 
-@pytest.mark.parametrize("moment", ["tensors", "manifest", "rename"])
+def test_the_best_one_is_kept_besides_the_newest_ones(saved):
+    folder, save = saved
+    for step in (4, 5, 6):
+        save(step, limit=2, best_step=2)
+    assert steps(folder) == ["step-00000002", "step-00000005", "step-00000006"]
+    save(7, limit=2, best_step=7)
+    assert steps(folder) == ["step-00000006", "step-00000007"]
+
+
+@pytest.mark.parametrize("moment", ["tensors", "hash", "manifest", "rename"])
 def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, moment):
-    """A crash while saving costs nothing, and the next save is not disturbed by what it left."""
+    """What goes wrong while saving costs nothing but the save, and says what is still there."""
     folder, save = saved
     where, name = {
-        "tensors": (checkpoint.dcp, "save"),
-        "manifest": (checkpoint, "describe_file"),
-        "rename": (checkpoint.os, "replace"),
+        "tensors": (saver.HuggingFaceStorageWriter, "write_data"),
+        "hash": (saver, "describe_file"),
+        "manifest": (saver, "_write_json"),
+        "rename": (saver.os, "replace"),
     }[moment]
 
     def crash(*args, **kwargs):
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(where, name, crash)
-        with pytest.raises(OSError):
+        with pytest.raises(UserError, match=r"step 4 could not be .*No space left.*last whole one is step-00000003"):
             save(4, limit=1)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
     assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
+    drop_after(folder, 3)  # as the next start does
     save(4, limit=1)
     assert steps(folder) == ["step-00000004"] and verify(folder / "step-00000004") == []
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
 
 
-def test_saving_a_step_again_replaces_it(saved):
-    """A run that resumed before a broken checkpoint comes by its step once more."""
-    folder, save = saved
-    (folder / "step-00000003/manifest.json").write_text("{")
-    (folder / "step-00000003/left-over.bin").touch()
-    save(3)
-    assert verify(folder / "step-00000003") == []
-    assert not (folder / "step-00000003/left-over.bin").exists()
+def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folders, tmp_path, monkeypatch):
+    """The save is held up until the weights have changed under it."""
+    model, optimizer = build(folders["untied"], method="full")
+    train(model, optimizer, [0])
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    go_on = threading.Event()
+    write = saver.HuggingFaceStorageWriter.write_data
+    monkeypatch.setattr(saver.HuggingFaceStorageWriter, "write_data", lambda *args: go_on.wait(60) and write(*args))
+    one = Saver(ALONE, Recipe(model_name_or_path="m", dataset="d"), tmp_path, ABOUT)
+    one.save(model, optimizer, {"step": 1})
+    train(model, optimizer, [1])
+    assert not list_checkpoints(tmp_path) and not one.has_failed
+    go_on.set()
+    one.wait()
+    load_checkpoint(model, optimizer, tmp_path / "step-00000001")
+    assert same((model.state_dict(), optimizer.state_dict()), before)
+
+
+def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_path, monkeypatch):
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    running, most = [0], [0]
+    describe = saver.describe_file
+
+    def slowly(path):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.1)
+        running[0] -= 1
+        return describe(path)
+
+    monkeypatch.setattr(saver, "describe_file", slowly)
+    one = Saver(ALONE, Recipe(model_name_or_path="m", dataset="d", save_total_limit=0), tmp_path, ABOUT)
+    for step in (1, 2, 3):
+        one.save(model, optimizer, {"step": step})
+    one.wait()
+    assert most == [1] and len(list_checkpoints(tmp_path)) == 3
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(saver, "describe_file", refuse)
+    one.save(model, optimizer, {"step": 4})
+    end = time.monotonic() + 60
+    while not one.has_failed:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with pytest.raises(UserError, match=r"step 4 could not be written .*Permission denied"):
+        one.save(model, optimizer, {"step": 5})
+    one.wait()  # told once
+
+
+def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, tmp_path):
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    one = Saver(ALONE, Recipe(model_name_or_path="m", dataset="d", async_save=False), tmp_path, ABOUT)
+    one.save(model, optimizer, {"step": 1})
+    assert steps(tmp_path) == ["step-00000001"]
+
+
+def test_the_manifest_says_whose_checkpoint_it_is(saved):
+    folder, _ = saved
+    manifest = json.loads((folder / "step-00000002/manifest.json").read_text())
+    assert {key: manifest[key] for key in ABOUT} == ABOUT and manifest["step"] == 2
+    assert read_identity(folder / "step-00000002") == {"seed": 1}
 
 
 def test_a_checkpoint_can_be_moved(saved, folders, tmp_path):

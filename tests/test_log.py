@@ -10,7 +10,7 @@ from kit import log as log_module
 from kit.config import Recipe
 from kit.evaluate import Answer, Evaluation
 from kit.feed import GlobalBatch
-from kit.log import Log
+from kit.log import Log, new_state
 from kit.step import StepResult
 
 
@@ -33,12 +33,8 @@ def start(tmp_path, clock):
 
     def start(step=0, total=10, is_main=True, evaluations=({}, {}), names=("one",), **settings):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
-        state = {
-            "step": step,
-            "evaluated_step": -1,
-            "first_evaluation": evaluations[0],
-            "last_evaluation": evaluations[1],
-        }
+        first, last = evaluations
+        state = new_state() | {"step": step, "first_evaluation": first, "last_evaluation": last}
         log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total, names)
 
         def run(steps):
@@ -195,7 +191,7 @@ def test_trackers_get_the_same_numbers(tmp_path, clock):
             accelerator,
             recipe,
             tmp_path,
-            {"step": 0, "evaluated_step": -1, "first_evaluation": {}, "last_evaluation": {}},
+            new_state(),
             2,
             ["one"],
         )

@@ -12,7 +12,16 @@ import pytest
 from kit import strategy
 from kit.config import Recipe
 from kit.errors import UserError
-from kit.run import IDENTITY, check_output_dir, check_start, open_output_dir, write_run_file
+from kit.run import (
+    IDENTITY,
+    check_checkpoint,
+    check_output_dir,
+    check_start,
+    identity,
+    open_output_dir,
+    versions,
+    write_run_file,
+)
 
 # What may change between two starts of one run: it does not change what a step computes, but for rounding.
 MAY_CHANGE = """
@@ -21,9 +30,18 @@ eval_dataset_config
 per_device_train_batch_size num_train_epochs max_steps
 eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_steps eval_on_start predict_with_generate
 max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps
-report_to deterministic ddp_timeout
+report_to deterministic ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio check_replicas
 """.split()
 DATA = {"fingerprint": "abc"}
+
+
+def check(recipe, data="abc", model="base"):
+    return check_output_dir(recipe, identity(recipe, data, model))
+
+
+def write(folder, recipe, **steps):
+    about = {"identity": identity(recipe, "abc", "base"), "strategy": {"type": "ddp"}, "versions": versions()}
+    write_run_file(folder, recipe, "mine", about, DATA, **steps)
 
 
 @pytest.fixture
@@ -39,18 +57,18 @@ def recipe(tmp_path):
 @pytest.fixture
 def started(recipe, tmp_path):
     """A folder in which a run was started, with a checkpoint."""
-    check_output_dir(recipe(), "abc")
+    check(recipe())
     open_output_dir(recipe())
     folder = tmp_path / "out"
-    write_run_file(folder, recipe(), "mine", {"type": "ddp"}, DATA)
+    write(folder, recipe())
     (folder / "checkpoints/step-00000001").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("{}\n")
     return folder
 
 
-def refusal(recipe, fingerprint="abc"):
+def refusal(recipe, *fingerprints):
     with pytest.raises(UserError) as caught:
-        check_output_dir(recipe, fingerprint)
+        check(recipe, *fingerprints)
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].where == "output_dir"
     return str(caught.value)
@@ -69,7 +87,7 @@ def test_every_setting_is_either_part_of_a_runs_identity_or_free_to_change():
 def test_a_new_or_empty_folder_is_taken(recipe, tmp_path, path):
     (tmp_path / "empty").mkdir()
     mine = recipe(output_dir=str(tmp_path / path))
-    check_output_dir(mine, "abc")
+    check(mine)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "empty"]  # to check is not to make
     open_output_dir(mine)
     assert (tmp_path / path).is_dir()
@@ -77,14 +95,14 @@ def test_a_new_or_empty_folder_is_taken(recipe, tmp_path, path):
 
 def test_the_same_command_again_goes_on(recipe, started):
     before = content(started)
-    check_output_dir(recipe(), "abc")
+    check(recipe())
     open_output_dir(recipe())
     assert content(started) == before
 
 
 def test_what_does_not_change_a_step_may_change(recipe, started):
     changes = {"max_steps": 9, "per_device_train_batch_size": 2, "save_steps": 5, "logging_steps": 3, "eval_steps": 2}
-    check_output_dir(recipe(**changes, eval_dataset="e.jsonl", report_to="tensorboard"), "abc")
+    check(recipe(**changes, eval_dataset="e.jsonl", report_to="tensorboard"))
 
 
 def test_another_run_is_refused_with_every_setting_that_differs(recipe, started):
@@ -111,16 +129,16 @@ def test_each_setting_of_the_identity_is_looked_at(recipe, started, setting):
 
 def test_to_start_anew_in_a_runs_folder_one_must_say_so(recipe, started):
     assert "holds this run already" in refusal(recipe(resume_from_checkpoint="none"))
-    check_output_dir(recipe(resume_from_checkpoint="none", overwrite_output_dir=True), "abc")
+    check(recipe(resume_from_checkpoint="none", overwrite_output_dir=True))
 
 
 def test_overwriting_deletes_the_earlier_run(recipe, started):
     mine = recipe(overwrite_output_dir=True, seed=7)
-    check_output_dir(mine, "other")
+    check(mine, "other")
     assert (started / "run.json").exists()
     (started / "notes.txt").write_text("the user's own")
     open_output_dir(mine)
-    assert [path.name for path in started.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in started.iterdir()) == [".lock", "notes.txt"]
 
 
 def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, started, tmp_path):
@@ -131,9 +149,9 @@ def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, start
     shutil.rmtree(started / "checkpoints")
     (started / "checkpoints").symlink_to(outside)
     mine = recipe(overwrite_output_dir=True, output_dir=str(link))
-    check_output_dir(mine, "abc")
+    check(mine)
     open_output_dir(mine)
-    assert link.is_symlink() and not list(started.iterdir())
+    assert link.is_symlink() and [path.name for path in started.iterdir()] == [".lock"]
     assert (outside / "thesis.txt").exists()
 
 
@@ -174,7 +192,7 @@ if os.geteuid() == 0:  # to root everything is writable
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 for folder in sys.argv[2:]:
     try:
-        check_output_dir(Recipe(model_name_or_path="m", dataset="d", output_dir=folder), "abc")
+        check_output_dir(Recipe(model_name_or_path="m", dataset="d", output_dir=folder), {})
         print("fine")
     except UserError as error:
         print(str(error).splitlines()[0])
@@ -209,7 +227,7 @@ def test_the_record_says_what_ran(recipe, started):
     assert record["strategy"] == {"type": "ddp"}
     assert record["data"] == DATA
     assert record["versions"]["torch"] and record["versions"]["kit"]
-    assert sorted(path.name for path in started.iterdir()) == ["checkpoints", "metrics.jsonl", "run.json"]
+    assert sorted(path.name for path in started.iterdir()) == [".lock", "checkpoints", "metrics.jsonl", "run.json"]
 
 
 @pytest.mark.parametrize("key", ["dataset", "eval_dataset", "model_name_or_path", "resume_from_checkpoint"])
@@ -217,13 +235,13 @@ def test_what_a_run_reads_is_not_overwritten_by_it(recipe, started, key):
     inside = started / "inside"
     inside.mkdir()
     with pytest.raises(UserError, match=f"{key}: .*lies in the output_dir"):
-        check_output_dir(recipe(**{key: str(inside)}, overwrite_output_dir=True), "abc")
+        check(recipe(**{key: str(inside)}, overwrite_output_dir=True))
 
 
 def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, started):
-    assert check_output_dir(recipe(), "abc") == 0
-    write_run_file(started, recipe(), "mine", {"type": "ddp"}, DATA, finished_steps=6)
-    assert check_output_dir(recipe(), "abc") == 6
+    assert check(recipe()) == 0
+    write(started, recipe(), finished_steps=6)
+    assert check(recipe()) == 6
     check_start(recipe(), 6, 6, 8)
     with pytest.raises(UserError, match="no checkpoint to go on from"):
         check_start(recipe(), 6, 0, 8)
@@ -231,16 +249,92 @@ def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, starte
         check_start(recipe(), 6, 6, 4)
 
 
+def test_a_base_model_of_the_same_name_with_other_weights_is_another_run(recipe, started):
+    assert "the weights at model_name_or_path are others" in refusal(recipe(), "abc", "other")
+    text = refusal(recipe(model_name_or_path="elsewhere"), "abc", "other")
+    assert "model_name_or_path: 'model' -> 'elsewhere'" in text and "the weights at" not in text
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_what_differs(recipe, tmp_path):
+    one, other = (identity(recipe(seed=seed), "abc", "base") for seed in (1, 2))
+    check_checkpoint(tmp_path, one, dict(one))
+    with pytest.raises(UserError, match=r"resume_from_checkpoint: .* is of another run \(seed: 1 -> 2\)"):
+        check_checkpoint(tmp_path, one, other)
+
+
+# One run at a time
+
+HOLDING = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from kit.config import Recipe
+from kit.run import open_output_dir
+print(open_output_dir(Recipe(model_name_or_path="m", dataset="d", output_dir=sys.argv[2])), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Starts processes that hold the folder ``out``."""
+    started = []
+
+    def start():
+        words = [sys.executable, "-c", HOLDING, str(Path(__file__).resolve().parents[1]), str(tmp_path / "out")]
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        return started[-1], started[-1].stdout.readline()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_second_run_is_locked_out_by_who_is_at_work_and_changes_nothing(recipe, holder, tmp_path):
+    process, notes = holder()
+    assert notes == "[]\n"
+    folder = tmp_path / "out"
+    with pytest.raises(UserError, match=rf"in use by process {process.pid} on .* \(since"):
+        open_output_dir(recipe())  # both found the folder empty
+    write(folder, recipe())
+    before = content(folder)
+    for changes in ({}, {"overwrite_output_dir": True}, {"seed": 7}):
+        assert f"in use by process {process.pid} on" in refusal(recipe(**changes))
+    with pytest.raises(UserError, match="in use by process"):
+        open_output_dir(recipe(overwrite_output_dir=True))
+    assert content(folder) == before
+
+
+def test_the_lock_of_a_dead_process_is_taken_over_with_a_notice(recipe, holder, tmp_path):
+    process, _ = holder()
+    write(tmp_path / "out", recipe())
+    process.kill()
+    process.wait()
+    assert check(recipe()) == 0
+    second, notes = holder()
+    assert f"process {process.pid} on " in notes and "is gone without finishing: taking over" in notes
+    assert f"process {second.pid} on" in refusal(recipe())
+
+
+@pytest.mark.parametrize("steps", [{"finished_steps": 6}, {"interrupted": 3}])
+def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, tmp_path, steps):
+    process, _ = holder()
+    write(tmp_path / "out", recipe(), **steps)
+    process.kill()
+    process.wait()
+    assert holder()[1] == "[]\n"
+
+
 def test_a_start_killed_before_its_record_does_not_block_the_next(recipe, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/.run.json.partial").write_text("{")
-    assert check_output_dir(recipe(), "abc") == 0
+    assert check(recipe()) == 0
 
 
 def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "gone/there")
     with pytest.raises(UserError, match="output_dir: "):
-        check_output_dir(recipe(), "abc")
+        check(recipe())
         open_output_dir(recipe())
 
 

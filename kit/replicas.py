@@ -1,0 +1,60 @@
+"""Whether the copies of the model on all processes are still the same, to the last bit."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate.utils import gather_object
+
+from kit.errors import TrainingError
+from kit.strategy import replicated
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def check_replicas(accelerator: "Accelerator", model: torch.nn.Module, step: int) -> None:
+    """Compare weights, frozen ones too, and gradients as the optimiser is about to use them. Called by all ranks.
+
+    Reads every weight once and sends 16 bytes for each. What is sharded has no copy to compare with.
+
+    Raises:
+        TrainingError: with the tensors and the ranks that differ, on all ranks.
+    """
+    tensors = {}
+    for name, parameter in replicated(accelerator, model).items():
+        tensors[name] = parameter.detach()
+        if parameter.grad is not None:
+            tensors[f"gradient of {name}"] = parameter.grad
+    all_sums = gather_object([dict(zip(tensors, checksums(list(tensors.values())), strict=True))])
+    drifted = [
+        f"{name} on rank {', '.join(map(str, others))}"
+        for name in all_sums[0]
+        if (others := _minority([sums.get(name) for sums in all_sums]))
+    ]
+    if drifted:
+        more = f" and {len(drifted) - 5} more tensors" if len(drifted) > 5 else ""
+        raise TrainingError(f"step {step}: replicas have drifted apart: {'; '.join(drifted[:5])}{more}")
+
+
+def checksums(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Two 64-bit sums of each tensor's bits, one weighted by position; equal bits give equal sums."""
+    sums = []
+    for tensor in tensors:
+        bits = tensor.contiguous().reshape(-1).view(torch.uint8)
+        wide = bits if bits.numel() % 4 or bits.storage_offset() % 4 else bits.view(torch.int32)
+        total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+        for start in range(0, wide.numel(), _CHUNK):  # as int64 a chunk takes memory of its own
+            chunk = wide[start : start + _CHUNK].to(torch.int64)
+            weights = torch.arange(start + 1, start + 1 + len(chunk), device=tensor.device)
+            total += torch.stack([chunk.sum(), (chunk * weights).sum()])
+        sums.append(total)
+    return [(int(plain), int(weighted)) for plain, weighted in torch.stack(sums).tolist()] if sums else []
+
+
+_CHUNK = 1 << 22
+
+
+def _minority(values: list[object]) -> list[int]:
+    """The ranks whose value is not the most frequent one; of two kinds equally frequent, not rank 0's."""
+    usual = max(values, key=lambda value: (values.count(value), value == values[0]))
+    return [rank for rank, value in enumerate(values) if value != usual]

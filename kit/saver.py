@@ -1,0 +1,176 @@
+"""Writes checkpoints while training goes on: complete or absent, whenever a process is killed.
+
+Order of a save: every rank's state is copied (only that pauses the loop); in the background every rank writes and syncs
+its files in a staging folder and hashes its share of all files; when all have, the manifest, one rename, and the names
+on disk. Older checkpoints go after that. One save at a time; the next one waits.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+
+from kit.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    STATE,
+    alone,
+    collect,
+    delete,
+    describe_file,
+    list_checkpoints,
+    name_of,
+)
+from kit.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from kit.config import Recipe
+
+T = TypeVar("T")
+
+
+class Saver:
+    """The checkpoints of one run, in ``folder``. Every rank makes one, and calls it equally often."""
+
+    def __init__(self, accelerator: "Accelerator", recipe: "Recipe", folder: Path, about: dict[str, Any]) -> None:
+        """``about``: what the manifest says of the run besides its files: ``identity``, ``strategy``, ``versions``."""
+        self._rank, self._world = accelerator.process_index, accelerator.num_processes
+        self._in_background, self._limit = recipe.async_save, recipe.save_total_limit
+        self._folder, self._about = folder, about
+        # Training's collectives and those of a save in the background must not meet.
+        timeout = timedelta(seconds=recipe.ddp_timeout)
+        self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
+        self._thread = ThreadPoolExecutor(1)
+        self._saving: Future[None] | None = None
+        self._step = 0
+
+    def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any], best_step: int | None = None) -> None:
+        """Begin to write ``step-NNNNNNNN``, after the save before it has ended.
+
+        Args:
+            state: JSON values to come back on load; ``state["step"]`` is the number of steps done.
+            best_step: the checkpoint of this step is never pruned.
+
+        Raises:
+            UserError: this save, where it is not in the background, or the one before it has failed.
+        """
+        self.wait()
+        self._step = state["step"]
+        target = self._folder / name_of(self._step)
+        staging = self._folder / f".{target.name}.partial"
+        tensors, scalars = collect(model, optimizer)
+        written: Any = dcp.async_save(  # returns when the tensors are copied
+            tensors,
+            storage_writer=HuggingFaceStorageWriter(str(staging), save_distributed=True),
+            process_group=self._group,
+            no_dist=alone(),
+        )
+        state = {**state, "optimizer_scalars": scalars}
+        self._saving = self._thread.submit(self._complete, written, staging, target, state, best_step)
+        if not self._in_background:
+            self.wait()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether ``wait`` would raise at once."""
+        return self._saving is not None and self._saving.done() and self._saving.exception() is not None
+
+    def wait(self) -> None:
+        """Until the last save is complete, on all ranks. Raises ``UserError`` on all of them if it failed on any."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        try:
+            saving.result()
+        except (CheckpointException, OSError) as error:
+            rank, cause = _cause(error)
+            if not isinstance(cause, OSError):
+                raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from error
+            whole = list_checkpoints(self._folder)
+            last = f"the last whole one is {whole[-1].name}" if whole else "there is none yet"
+            found = (
+                f"the checkpoint of step {self._step} could not be written ({rank}{cause.strerror or cause}); {last}"
+            )
+            fix = f"make room in {self._folder} and run the same command again"
+            raise UserError(Problem("output_dir", found, fix=fix)) from None
+
+    def _complete(
+        self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None
+    ) -> None:
+        written.result()  # of all ranks; raises on all where one failed
+
+        def describe_mine() -> dict[str, Any]:
+            names = sorted(path.name for path in staging.iterdir())
+            return {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
+
+        parts = self._on_all(describe_mine)
+
+        def publish() -> None:
+            if self._rank == 0:
+                _write_json(staging / STATE, state)
+                files = {name: entry for part in parts for name, entry in part.items()}
+                files[STATE] = describe_file(staging / STATE)
+                manifest = {"format": FORMAT, "step": state["step"], **self._about, "files": files}
+                _write_json(staging / MANIFEST, manifest)
+                _sync(staging)
+                os.replace(staging, target)
+                _sync(self._folder)
+                self._prune(best_step)
+
+        self._on_all(publish)
+
+    def _on_all(self, work: Callable[[], T]) -> list[T]:
+        """What ``work`` gives on each rank; raises ``OSError`` on all of them where it does on any."""
+        result, error = None, None
+        try:
+            result = work()
+        except OSError as caught:
+            error = caught
+        outcomes = [(result, error)]
+        if self._group is not None:
+            outcomes *= self._world
+            torch.distributed.all_gather_object(outcomes, (result, error), group=self._group)
+        for _, failure in outcomes:
+            if failure is not None:
+                raise failure
+        return [value for value, _ in outcomes]  # type: ignore[misc]
+
+    def _prune(self, best_step: int | None) -> None:
+        complete = list_checkpoints(self._folder)
+        for old in complete[: -self._limit] if self._limit else []:
+            if best_step is None or old.name != name_of(best_step):
+                delete(old)
+
+
+def _cause(error: BaseException) -> tuple[str, BaseException]:
+    """The rank where it is known, and what it raised, which torch wraps."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, *_) = next(iter(error.failures.items()))
+        return f"rank {rank}: ", cause
+    return "", error
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Wait until a folder's list of names would outlive a loss of power."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
