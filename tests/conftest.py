@@ -26,6 +26,10 @@ _forkserver.set_forkserver_preload(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=20, help="kills of test_random_kills, dealt over its cases")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests neither read nor fill the user's cache of tokenised data."""
@@ -115,6 +119,8 @@ class Run:
 
 # Called over and over with the processes of the ranks while they run, until it returns true.
 Meanwhile = Callable[[list[Any]], bool]
+# Called in each rank, with its number, before the script.
+Prepare = Callable[[int], None]
 
 
 class Finetune:
@@ -133,10 +139,17 @@ class Finetune:
             "max_steps": 6,
         }
 
-    def __call__(self, output: str, processes: int = 1, meanwhile: Meanwhile | None = None, **flags: Any) -> Run:
+    def __call__(
+        self,
+        output: str,
+        processes: int = 1,
+        meanwhile: Meanwhile | None = None,
+        prepare: Prepare | None = None,
+        **flags: Any,
+    ) -> Run:
         folder = self.folder / output
         flags = {"output_dir": folder, **self.defaults, **flags}
-        status, text = self._run("finetune", output, processes, flags, meanwhile)
+        status, text = self._run("finetune", output, processes, flags, meanwhile, prepare)
         metrics = folder / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return Run(status, text, folder, rows)
@@ -146,10 +159,17 @@ class Finetune:
         return Run(*self._run("score", output, processes, flags), self.folder)
 
     def _run(
-        self, script: str, output: str, processes: int, flags: dict[str, Any], meanwhile: Meanwhile | None = None
+        self,
+        script: str,
+        output: str,
+        processes: int,
+        flags: dict[str, Any],
+        meanwhile: Meanwhile | None = None,
+        prepare: Prepare | None = None,
     ) -> tuple[int, str]:
         words = [f"--{name}={value}" for name, value in flags.items()]
-        run_ranks(script, words, processes, log := self.folder / f"{output}.log", meanwhile=meanwhile)
+        log = self.folder / f"{output}.log"
+        run_ranks(script, words, processes, log, meanwhile=meanwhile, prepare=prepare)
         return int(log.with_suffix(".status").read_text()), log.read_text()
 
     def ok(self, output: str, processes: int = 1, **flags: Any) -> Run:
@@ -165,12 +185,13 @@ def run_ranks(
     log: Path,
     deadline_seconds: float = 240,
     meanwhile: Meanwhile | None = None,
+    prepare: Prepare | None = None,
 ) -> None:
     """Run a recipe script on ``processes`` ranks; output of all goes to ``log``, rank 0's status beside it."""
     port = free_port()
     log.write_text("")
     children = [
-        _forkserver.Process(target=_rank, args=(script, words, rank, processes, port, str(log)), daemon=True)
+        _forkserver.Process(target=_rank, args=(script, words, rank, processes, port, str(log), prepare), daemon=True)
         for rank in range(processes)
     ]
     for child in children:
@@ -190,7 +211,9 @@ def run_ranks(
     log.with_suffix(".status").write_text(str(children[0].exitcode))
 
 
-def _rank(script: str, words: list[str], rank: int, processes: int, port: int, log: str) -> None:
+def _rank(
+    script: str, words: list[str], rank: int, processes: int, port: int, log: str, prepare: Prepare | None
+) -> None:
     """In the child: become one rank of the script, as torchrun would start it."""
     import runpy
 
@@ -210,6 +233,8 @@ def _rank(script: str, words: list[str], rank: int, processes: int, port: int, l
         }
     path = str(ROOT / "recipes" / f"{script}.py")
     sys.argv = [path, *words]
+    if prepare:
+        prepare(rank)
     runpy.run_path(path, run_name="__main__")
 
 

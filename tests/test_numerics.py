@@ -1,0 +1,127 @@
+"""Numbers that go wrong: steps that are not finite, replicas that drift, losses that jump."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from conftest import make_model
+from safetensors.torch import load_file
+
+from kit.replicas import checksums
+
+ROW = 37  # of the data set, the only one with the poisoned token
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory, chat_file):
+    """A model that answers NaN to one character, and a data set with that character in one row."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("poisoned")
+    make_model(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    (token,) = tokenizer("~", add_special_tokens=False)["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    model.get_input_embeddings().weight.data[token] = float("nan")
+    model.save_pretrained(folder / "model")
+    rows = [json.loads(line) for line in chat_file.read_text().splitlines()]
+    rows[ROW]["messages"][1]["content"] += " ~ ~"
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"model_name_or_path": folder / "model", "dataset": folder / "chats.jsonl", "method": "lora"}
+
+
+def adapter(run, step):
+    """What trains, and its moments; of all ranks."""
+    paths = (run.folder / f"checkpoints/step-{step:08d}").glob("*.safetensors")
+    return {(path.name, name): tensor for path in paths for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "processes"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_step_that_is_not_finite_is_skipped_whole_or_stops_the_run(finetune, poisoned, fp32, config, processes):
+    flags = {**poisoned, "config": fp32[config], "save_steps": 1, "save_total_limit": 0, "max_steps": 8}
+    stopped = finetune("stopped", processes, **flags)
+    assert stopped.status == 1 and "Traceback" not in stopped.output
+    bad = stopped.rows[-1]["step"]
+    found = f"step {bad}: loss nan, gradient norm nan"
+    assert f"error: rank 0: {found}; weights are as before it. Samples: " in stopped.output
+    assert f"chats.jsonl:{ROW + 1}" in stopped.output
+    assert len(stopped.rows) == bad and bad < 8  # the epoch has seven steps and a bit
+
+    # The same command goes on, past it.
+    skipped = finetune.ok("stopped", processes, **flags, max_nonfinite_steps=1)
+    row = next(row for row in skipped.rows if "nonfinite" in row)
+    assert row["step"] == bad and row["nonfinite"] == "loss nan, gradient norm nan"
+    assert any(place.endswith(f"chats.jsonl:{ROW + 1}") for place in row["samples"])
+    assert f"warning: {found}: skipped" in skipped.output
+    assert [row["step"] for row in skipped.rows] == list(range(1, 9))
+    before, after = adapter(skipped, bad - 1), adapter(skipped, bad)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert not all(torch.equal(after[name], tensor) for name, tensor in adapter(skipped, bad + 1).items())
+
+
+def push(step, rank):
+    """In the child: after an update a bit of rank 1's first weight flips."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    count = 0
+
+    def after_update(optimizer, args, kwargs):
+        nonlocal count
+        count += 1
+        if rank == 1 and count == step:
+            weight = optimizer.param_groups[0]["params"][0].data
+            weight.view(torch.int32).reshape(-1)[3] ^= 1
+
+    register_optimizer_step_post_hook(after_update)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_drifted_replica_stops_the_run_and_is_named(finetune, processes):
+    flags = {"config": "ddp", "method": "lora", "global_batch_size": 12, "max_steps": 6}
+    blind = finetune("blind", processes, prepare=partial(push, 3), **flags)
+    assert blind.status == 0  # nobody notices a last bit
+    run = finetune("run", processes, prepare=partial(push, 3), check_replicas=2, **flags)
+    assert run.status == 1 and "Traceback" not in run.output
+    assert "error: rank 0: step 4: replicas have drifted apart: " in run.output
+    assert "lora_A" in run.output and " on rank 1\n" in run.output
+    assert [row["step"] for row in run.rows] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_replicas_that_are_equal_and_shards_that_have_no_copy_go_on(finetune):
+    for config in ("ddp", "fsdp", "fsdp1"):
+        assert finetune.ok(config, 2, config=config, check_replicas=1, max_steps=3).info["finished_steps"] == 3
+
+
+@pytest.mark.slow
+def test_initial_weights_are_equal_on_every_rank_and_topology(finetune, fp32):
+    """Matrices A of LoRA are random at the start, and do not move while B is zero: in the first step."""
+    topologies = {"single": 1, "ddp": 2, "fsdp": 2, "fsdp1": 2}
+    runs = {
+        name: finetune.ok(name, processes, config=fp32[name], method="lora", max_steps=1, check_replicas=1)
+        for name, processes in topologies.items()
+    }
+    first = {}
+    for name, run in runs.items():
+        whole = load_file(run.folder / "final/adapter_model.safetensors")
+        first[name] = {key: tensor for key, tensor in whole.items() if "lora_A" in key}
+    for name, tensors in first.items():
+        assert all(torch.equal(tensor, tensors[key]) for key, tensor in first["single"].items()), name
+
+
+def test_checksums_see_one_bit_and_one_exchange():
+    for tensor in (torch.randn(3, 7), torch.randn(5).bfloat16(), torch.tensor(1.5), torch.arange(9, dtype=torch.uint8)):
+        (plain,) = checksums([tensor])
+        assert checksums([tensor.clone()]) == [plain]
+        for i in range(tensor.numel()):
+            other = tensor.clone().reshape(-1)
+            other.view(torch.uint8)[i * tensor.element_size()] ^= 1
+            assert checksums([other.reshape(tensor.shape)]) != [plain]
+    one = torch.randn(1000)
+    exchanged = one.clone()
+    exchanged[[3, 900]] = one[[900, 3]]
+    assert checksums([one, exchanged])[0] != checksums([one, exchanged])[1]
+    assert checksums([]) == []

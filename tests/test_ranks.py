@@ -1,0 +1,127 @@
+"""A rank that dies or hangs ends the run soon, by name; the launcher may start it anew; nothing stays behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.slow
+SCRIPT = str(ROOT / "recipes/finetune.py")
+
+
+class Launched:
+    """The script under a launcher, with its ranks as processes that can be signalled."""
+
+    def __init__(self, finetune, launcher, **flags):
+        self.folder = finetune.folder / "run"
+        flags = {**finetune.defaults, "output_dir": self.folder, **flags}
+        self.log = finetune.folder / "launched.log"
+        command = [sys.executable, *launcher, SCRIPT, *(f"--{name}={value}" for name, value in flags.items())]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.seen = {}
+
+    def rank(self, number):
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if child.environ().get("RANK") == str(number):
+                return child
+        raise AssertionError(f"no rank {number}:\n{self.text}")
+
+    def wait_for_steps(self, steps, seconds=120):
+        end = time.monotonic() + seconds
+        path = self.folder / "metrics.jsonl"
+        while not path.exists() or path.read_text().count('"loss"') < steps:
+            assert time.monotonic() < end and self.process.poll() is None, self.text
+            time.sleep(0.05)
+        self.seen |= {child.pid: child for child in psutil.Process(self.process.pid).children(recursive=True)}
+
+    def wait(self, seconds):
+        """Status and seconds until the launcher and every rank are gone."""
+        start = time.monotonic()
+        status = self.process.wait(seconds)
+        _, alive = psutil.wait_procs(list(self.seen.values()), timeout=max(0, start + seconds - time.monotonic()))
+        assert not alive, self.text
+        return status, time.monotonic() - start
+
+    @property
+    def text(self):
+        return self.log.read_text()
+
+
+@pytest.fixture
+def launch(finetune):
+    started = []
+
+    def launch(launcher=(), **flags):
+        started.append(Launched(finetune, launcher, **flags))
+        return started[-1]
+
+    yield launch
+    for one in started:
+        one.process.kill()
+        for child in one.seen.values():
+            if child.is_running():
+                child.kill()
+
+
+@pytest.mark.parametrize(("config", "victim"), [("ddp", 1), ("fsdp", 1), ("ddp", 0)])
+def test_a_killed_rank_ends_the_run_within_30_seconds_by_name(launch, config, victim, record_property):
+    run = launch(config=config, num_processes=2, max_steps=5000)
+    run.wait_for_steps(3)
+    run.rank(victim).kill()
+    status, seconds = run.wait(30)
+    assert status != 0
+    assert re.search(rf"rank\s*:? {victim}\b", run.text), run.text
+    if victim:
+        assert f"error: rank 0: rank {victim} is gone, last seen: rank {victim} in " in run.text
+    record_property("seconds", seconds)
+    print(f"{config}, rank {victim} killed: {seconds:.1f} s")
+
+
+@pytest.mark.parametrize(("config", "victim"), [("ddp", 1), ("fsdp", 1), ("ddp", 0)])
+def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, victim, record_property):
+    run = launch(config=config, num_processes=2, max_steps=5000, ddp_timeout=10)
+    run.wait_for_steps(3)
+    run.rank(victim).send_signal(signal.SIGSTOP)
+    status, seconds = run.wait(10 + 30)
+    assert status != 0
+    told = rf"error: rank {1 - victim}: 10 s without a move \(--ddp_timeout\) in (training|reading data) of step \d+; "
+    assert re.search(told + rf"rank {victim} did not arrive, last seen: rank {victim} in ", run.text), run.text
+    record_property("seconds", seconds)
+    print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
+
+
+def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(launch, finetune):
+    flags = {"method": "lora", "lora_dropout": 0.1, "max_steps": 150, "save_steps": 10, "config": "ddp"}
+    whole = finetune.ok("whole", 2, **flags)
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
+    run = launch(launcher, **flags, overwrite_output_dir="true")
+    run.wait_for_steps(15)
+    run.rank(1).kill()
+    status, _ = run.wait(180)
+    assert status == 0, run.text
+    assert re.search(r"continuing after step \d+0 of 150", run.text), run.text
+    losses = [line for line in (run.folder / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    told = [float(re.search(r'"loss": ([^,]+)', line)[1]).hex() for line in losses]
+    assert told == whole.losses
+
+
+@pytest.mark.parametrize("what", ["mistake", "signal"])
+def test_the_launcher_does_not_start_anew_what_would_end_the_same(launch, what):
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
+    if what == "mistake":
+        run = launch(launcher, config="ddp", lora_r=-1)
+    else:
+        run = launch(launcher, config="ddp", max_steps=5000)
+        run.wait_for_steps(3)
+        os.kill(run.rank(1).pid, signal.SIGUSR1)
+    status, _ = run.wait(120)
+    assert status != 0
+    assert run.text.count("error: --lora_r" if what == "mistake" else "stopped by a signal") == 1, run.text
+    assert "continuing" not in run.text
