@@ -48,7 +48,11 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         # `kit.watch` ends a run that hangs, and says why; torch's own time-out is for where it cannot.
         timeout = timedelta(seconds=recipe.ddp_timeout + 30)
-        torch.distributed.init_process_group(topology.backend, timeout=timeout)
+        store, rank, world = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        store = torch.distributed.PrefixStore(_attempt(), store)
+        torch.distributed.init_process_group(
+            topology.backend, store=store, rank=rank, world_size=world, timeout=timeout
+        )
     plugin = _fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
     if on_cpu:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # FSDP1 takes "cpu" but not "cpu:0"
@@ -87,8 +91,12 @@ def open_store() -> Any:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=3))
-    # The launcher's store outlives the ranks it starts anew.
-    return PrefixStore(f"kit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"watch/{_attempt()}", store)
+
+
+def _attempt() -> str:
+    """The launcher's store may outlive ranks that are started anew: they must not find the dead ones' addresses."""
+    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def check(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:

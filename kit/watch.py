@@ -4,13 +4,16 @@ Each rank tells its place to the store through which the ranks found each other;
 that moves nowhere for the time-out, or one whose collective failed, reads the places of all and says who is missing.
 """
 
+import json
 import os
+import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +33,11 @@ class Place:
 
     rank: int
     beats: int
-    step: int
-    phase: str
-    collectives: int
+    step: int = 0
+    phase: str = "an unknown place"
+    collectives: int = 0
+    host: str = ""
+    pid: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} in {self.phase}" + (f" of step {self.step}" if self.step else "")
@@ -81,7 +86,10 @@ class Watch:
                 last, self._moved = collectives, time.monotonic()
             beats += 1
             with suppress(RuntimeError):  # the store went with its process: whoever asks it next will say so
-                self._store.set(str(self._rank), f"{beats} {self._step} {collectives} {self._phase}")
+                place = Place(
+                    self._rank, beats, self._step, self._phase, collectives, socket.gethostname(), os.getpid()
+                )
+                self._store.set(str(self._rank), json.dumps(asdict(place)))
             if time.monotonic() - self._moved > self._timeout:
                 # In a thread of its own, for this rank is not silent.
                 threading.Thread(target=self._give_up, daemon=True).start()
@@ -100,6 +108,10 @@ class Watch:
         else:
             said = "every rank waits for the others: a GPU or the network between them hangs"
         print(f"\nerror: rank {self._rank}: {waited}; {said}", file=sys.stderr, flush=True)
+        for place in gone:  # a stopped process does not hear the launcher's SIGTERM
+            if place.host == socket.gethostname() and place.pid:
+                with suppress(OSError):
+                    os.kill(place.pid, signal.SIGKILL)
         os._exit(1)
 
     def _survey(self) -> tuple[list[Place], list[Place]]:
@@ -111,15 +123,9 @@ class Watch:
 
     def _places(self) -> list[Place]:
         try:
-            told = [self._store.get(str(rank)).decode().split(" ", 3) for rank in range(self._world)]
+            return [Place(**json.loads(self._store.get(str(rank)))) for rank in range(self._world)]
         except RuntimeError:  # the store is kept by the launcher, or else by rank 0
-            return [Place(0, 0, 0, "an unknown place", 0)] + [
-                Place(rank, time.monotonic_ns(), 0, "an unknown place", 0) for rank in range(1, self._world)
-            ]
-        return [
-            Place(rank, int(beats), int(step), phase, int(collectives))
-            for rank, (beats, step, collectives, phase) in enumerate(told)
-        ]
+            return [Place(rank, time.monotonic_ns() if rank else 0) for rank in range(self._world)]
 
 
 def _collectives_begun() -> int:
