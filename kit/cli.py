@@ -167,10 +167,17 @@ def inspect(argv: list[str]) -> int:
     return 0
 
 
+def verify_resume(argv: list[str]) -> int:
+    from kit.verify_resume import verify_resume
+
+    return verify_resume(argv)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "recipes": ("list the recipes, with the hardware each needs", recipes),
     "inspect": ("show samples as they are tokenised, with what is learned from marked", inspect),
     "prepare": ("tokenise the data of a run ahead of it, on a machine without a GPU", prepare),
+    "verify-resume": ("kill a short run with your flags, continue it, and compare bit for bit", verify_resume),
 }
 
 
@@ -178,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status: 2 where the user can mend something."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
-        lines = [f"  {command:<10} {about}" for command, (about, _) in COMMANDS.items()]
+        lines = [f"  {command:<14} {about}" for command, (about, _) in COMMANDS.items()]
         show("\n".join(["usage: kit <command> [--help]", "", *lines]))
         return 0
     try:

@@ -48,7 +48,7 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
     """
     if any(word in ("-h", "--help") for word in argv):
         print_help()
-    flags, problems = _read_flags(argv)
+    flags, problems = read_flags(argv)
     for flag, other in (stands_for or {}).items():
         if flag in flags:
             flags.setdefault(other, flags[flag])
@@ -190,7 +190,8 @@ def _shown_path(path: Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
+def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
+    """Text by flag, known or not, ``-`` read as ``_``; and what is no flag, or is given twice."""
     flags: dict[str, str] = {}
     problems = []
     words = list(argv)

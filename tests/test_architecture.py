@@ -23,7 +23,7 @@ LAYERS = [
     ["checkpoint"],
     ["step", "evaluate", "saver", "export", "log", "run", "stop", "replicas", "watch"],
     ["page"],
-    ["plan", "doctor", "checks", "inspect", "report"],
+    ["plan", "doctor", "checks", "inspect", "report", "verify_resume"],
     ["cli"],
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
