@@ -1,0 +1,182 @@
+"""Disks that lie or fill up, folders in use, data sets of hardly any size: through the real script."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+from functools import partial
+
+import pytest
+
+from kit.checkpoint import list_checkpoints, verify
+
+pytestmark = pytest.mark.slow
+
+FLAGS = {"method": "lora", "lora_dropout": 0.1, "max_steps": 4, "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory, model_folder, chat_file):
+    """A run as it was after two of four steps' checkpoints, its flags, and the losses it should have."""
+    from conftest import Finetune
+
+    finetune = Finetune(model_folder, chat_file, tmp_path_factory.mktemp("halfway"))
+    whole = finetune.ok("whole", **FLAGS)
+    record = whole.folder / "run.json"
+    record.write_text(record.read_text().replace('"finished_steps": 4', '"finished_steps": 0'))
+    shutil.rmtree(whole.folder / "final")
+    return whole
+
+
+def test_a_bit_flipped_or_a_file_cut_short_costs_that_checkpoint_only(finetune, halfway):
+    newest = list_checkpoints(halfway.folder / "checkpoints")[-1]
+    names = sorted(path.name for path in newest.iterdir())
+    assert len(names) == 3
+    for name in names:
+        for damage in ("flip", "cut", "gone"):
+            folder = finetune.folder / f"{name}-{damage}"
+            shutil.copytree(halfway.folder, folder)
+            file = folder / "checkpoints" / newest.name / name
+            content = bytearray(file.read_bytes())
+            if damage == "gone":
+                file.unlink()
+            else:
+                content[len(content) // 2] ^= 4
+                file.write_bytes(content[: len(content) // 3] if damage == "cut" else content)
+            again = finetune.ok(folder.name, **FLAGS)
+            skipped = f"skipping {folder}/checkpoints/step-00000004: "
+            assert skipped in again.output, again.output
+            assert "continuing after step 2 of 4" in again.output
+            assert again.losses == halfway.losses
+            assert verify(folder / "checkpoints/step-00000004") == []
+
+
+def test_if_no_checkpoint_is_whole_nothing_is_touched(finetune, halfway):
+    folder = finetune.folder / "run"
+    shutil.copytree(halfway.folder, folder)
+    for path in list_checkpoints(folder / "checkpoints"):
+        (path / "state.json").unlink()
+    before = sorted(folder.rglob("*"))
+    run = finetune("run", **FLAGS)
+    assert run.status == 2 and "no checkpoint of this run is whole" in run.output
+    assert run.output.count("state.json is missing") == 2
+    assert sorted(folder.rglob("*")) == before
+
+
+def full_disk(size, rank):
+    """In the child: no file grows beyond ``size``, as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+FULL = [("single", 1, True), ("fsdp", 2, True), ("single", 1, False)]
+
+
+@pytest.mark.parametrize(("config", "processes", "in_background"), FULL)
+def test_a_disk_that_fills_up_in_a_save_ends_the_run_in_words_and_costs_nothing(
+    finetune, config, processes, in_background
+):
+    flags = {"method": "full", "max_steps": 30, "save_steps": 2, "save_total_limit": 1, "config": config}
+    flags["async_save"] = in_background
+    whole = finetune.ok("whole", processes, **flags)
+    finetune("run", processes, until_step(finetune.folder / "run", 5), **flags)
+    kept = list_checkpoints(finetune.folder / "run/checkpoints")[-1]
+    shard = max(path.stat().st_size for path in kept.iterdir())
+    full = finetune("run", processes, prepare=partial(full_disk, shard * 2 // 3), **flags)
+    assert full.status == 2 and "Traceback" not in full.output, full.output
+    assert "could not be written" in full.output and "File too large" in full.output
+    assert f"the last whole one is {kept.name}" in full.output
+    assert full.output.count("error:") == 1
+    assert verify(kept) == [] and list_checkpoints(finetune.folder / "run/checkpoints") == [kept]
+    continued = finetune.ok("run", processes, **flags)
+    assert f"continuing after step {int(kept.name[5:])} of 30" in continued.output
+    assert continued.losses == whole.losses
+
+
+def until_step(folder, step):
+    """Kills all ranks when ``step`` steps are done."""
+
+    def meanwhile(children):
+        path = folder / "metrics.jsonl"
+        if not path.exists() or path.read_text().count('"loss"') < step:
+            return False
+        for child in children:
+            child.kill()
+        return True
+
+    return meanwhile
+
+
+def test_a_second_start_in_the_same_folder_is_locked_out_and_the_first_goes_on(finetune):
+    flags = FLAGS | {"max_steps": 400, "save_steps": 50}
+    seen = []
+
+    def second(children):
+        path = finetune.folder / "run/metrics.jsonl"
+        if not path.exists() or path.read_text().count('"loss"') < 3:
+            return False
+        seen.append(finetune("again", **flags, output_dir=finetune.folder / "run"))
+        seen.append(finetune("over", **flags, output_dir=finetune.folder / "run", overwrite_output_dir="true"))
+        os.kill(children[0].pid, signal.SIGTERM)
+        return True
+
+    first = finetune("run", 1, second, **flags)
+    for run in seen:
+        assert run.status == 2, run.output
+        assert "in use by process" in run.output and "choose another --output_dir" in run.output
+    assert len(seen) == 2 and first.status == 75, first.output
+    assert [row["step"] for row in first.rows] == list(range(1, first.info["interrupted"] + 1))
+
+
+def test_the_lock_of_a_killed_run_is_taken_over(finetune):
+    flags = FLAGS | {"max_steps": 12}
+    killed = finetune("run", 1, until_step(finetune.folder / "run", 5), **flags)
+    assert killed.status == -signal.SIGKILL
+    owner = json.loads((killed.folder / ".lock").read_text())["pid"]
+    continued = finetune.ok("run", **flags)
+    assert f"process {owner} on" in continued.output and "taking over" in continued.output
+    assert "continuing after step" in continued.output
+
+
+WORLD, BATCH = 2, 4
+
+
+@pytest.mark.parametrize("num", [0, 1, WORLD - 1, WORLD * BATCH + 1])
+@pytest.mark.parametrize("config", ["ddp", "fsdp"])
+def test_data_sets_of_hardly_any_size_train_right_or_are_refused(finetune, chat_file, fp32, tmp_path, num, config):
+    data = tmp_path / "few.jsonl"
+    data.write_text("".join(line + "\n" for line in chat_file.read_text().splitlines()[:num]))
+    flags = {"dataset": data, "eval_dataset": data, "global_batch_size": WORLD * BATCH, "num_train_epochs": 2}
+    flags |= {"per_device_train_batch_size": BATCH, "max_steps": 3, "learning_rate": 1e-3}
+    run = finetune("run", WORLD, config=fp32[config], **flags)
+    if not num:
+        assert run.status == 2 and f"{data}: no rows" in run.output and not run.folder.exists()
+        return
+    assert run.status == 0, run.output
+    alone = finetune.ok("alone", config=fp32["single"], **flags)
+    assert [row["loss"] for row in run.rows if "loss" in row] == pytest.approx(
+        [row["loss"] for row in alone.rows if "loss" in row], rel=1e-6
+    )
+    evaluations = [[row["eval_tokens"] for row in one.rows if "eval_tokens" in row] for one in (run, alone)]
+    assert evaluations[0] == evaluations[1] and evaluations[0]
+
+
+@pytest.mark.parametrize(
+    "topologies", [("ddp", "single", "ddp"), ("fsdp", "single", "fsdp"), ("fsdp", "ddp", "single")]
+)
+def test_elastic_2_1_2_has_the_same_samples_rates_and_losses(finetune, fp32, topologies):
+    flags = {"method": "full", "learning_rate": 2e-3, "save_steps": 1, "save_total_limit": 1, "packing": "true"}
+    flags |= {"global_batch_size": 4, "per_device_train_batch_size": 1, "max_steps": 12}
+    sizes = {"single": 1, "ddp": 2, "fsdp": 2}
+    whole = finetune.ok("whole", config=fp32["single"], **flags)
+    for i, name in enumerate(topologies):
+        stop = until_step(finetune.folder / "run", 4 * (i + 1)) if i < 2 else None
+        run = finetune("run", sizes[name], stop, config=fp32[name], **flags)
+    assert run.status == 0, run.output
+    assert [row["step"] for row in run.rows] == list(range(1, 13))
+    for exact in ("learning_rate", "epoch", "tokens", "supervised_tokens"):
+        assert [row[exact] for row in run.rows] == [row[exact] for row in whole.rows]
+    worst = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(run.rows, whole.rows, strict=True))
+    print(f"{' -> '.join(topologies)}: worst relative difference in loss {worst:.1e}")
+    assert worst < 1e-6
