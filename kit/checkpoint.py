@@ -24,7 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from kit.errors import Problem, UserError
+from kit.config import Recipe
+from kit.errors import Problem, UserError, raise_if
+from kit.places import recipe_of_run
 from kit.strategy import trainable_only
 
 if TYPE_CHECKING:
@@ -113,10 +115,23 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
         UserError: tensors are missing or of another shape.
     """
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
-    state = trainable_only(model, get_model_state_dict(model, options=options))
-    tensors = {f"model.{name}": tensor for name, tensor in state.items()}
+    set_model_state_dict(model, {**read_weights(model, path)}, options=options)
+
+
+def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights by their names in ``model``, read into the model's own tensors where these have memory,
+    else into new ones. Called by all ranks.
+
+    Raises:
+        UserError: tensors are missing or of another shape.
+    """
+    state = get_model_state_dict(model, options=StateDictOptions(strict=False, ignore_frozen_params=True))
+    tensors = {
+        f"model.{name}": torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
+        for name, tensor in trainable_only(model, state).items()
+    }
     _read_tensors(path, tensors, prefix="model.")
-    set_model_state_dict(model, {name: tensors[f"model.{name}"] for name in state}, options=options)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
 def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = "") -> None:
@@ -200,6 +215,16 @@ def verify(path: Path) -> list[str]:
         elif describe_file(file)["xxh3_128"] != digest:
             faults.append(f"{name} was altered: its hash differs from {MANIFEST}")
     return faults
+
+
+def recipe_of(path: Path, recipe: Recipe, where: str, base: str | None = None) -> Recipe:
+    """What opens the model that a checkpoint's weights belong to: ``kit.places.recipe_of_run`` of its run.
+
+    Raises:
+        UserError: the checkpoint is broken (at ``where``), or not in the folder of its run.
+    """
+    raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path))
+    return recipe_of_run(recipe, path.parent.parent / "run.json", base)
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ LAYERS = [
     ],
     ["data", "adapter", "model", "optim"],
     ["launch", "strategy"],
-    ["step", "evaluate", "checkpoint", "export", "log", "run", "stop"],
+    ["step", "evaluate", "checkpoint", "export", "drift", "log", "run", "stop"],
     ["page"],
     ["plan", "doctor", "checks", "inspect", "report"],
     ["cli"],
