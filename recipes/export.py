@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--model_name_or_path", help="the base, where it is no longer at its own path")
     dtypes = ("bfloat16", "float16", "float32")
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 when merged; of a full model, its base's")
-    parser.add_argument("--measure_drift", action="store_true", help="say how far merging moved the answers; slow")
+    parser.add_argument("--measure_drift", action="store_true", help="say how far that moved its answers; slow")
     parser.add_argument("--trust_remote_code", choices=("true", "false"), default="false", help="run the base's code")
     args = parser.parse_args()
     if os.path.lexists(args.output_dir):

@@ -1,5 +1,6 @@
 """Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
 
+import math
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from conftest import ROOT, export, make_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kit.drift import compare
 from kit.errors import TrainingError, UserError
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
@@ -122,6 +124,14 @@ def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
         path.unlink()
     export(adapter, tmp_path / "merged", "--dtype=float32")
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").is_fast
+
+
+def test_drift_is_the_mean_divergence_from_the_trained_model_and_the_largest_difference():
+    trained = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log() + 3  # a shift of all logits says the same
+    merged = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log() + 3
+    drift = compare(trained, merged)
+    assert drift.mean_kl == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2, rel=1e-6)
+    assert drift.max_difference == pytest.approx(math.log(2), rel=1e-6) and drift.num_positions == 2
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import Finetune, export, make_model
+from conftest import ROOT, Finetune, export, make_model
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -180,7 +180,13 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
     export(last_checkpoint(long, 3), tmp_path / "third")  # after an evaluation of other weights
     card = (tmp_path / "third/README.md").read_text()
     assert ", 3 steps of" in card and "eval_loss" not in card
-    if method == "full":
+    if method == "lora":
+        export(last_checkpoint(long, 2), tmp_path / "merged", "--merge")
+        export(short.folder / "final", tmp_path / "same")
+        assert contents(tmp_path / "merged") == contents(tmp_path / "same")
+        asked = AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+        assert asked == (ROOT / "kit/templates/alpaca.jinja").read_text()
+    else:
         assert {tensor.dtype for tensor in weights_of(tmp_path / "model").values()} == {torch.bfloat16}
         export(last_checkpoint(long, 2), tmp_path / "wide", "--dtype=float32")
         assert {tensor.dtype for tensor in weights_of(tmp_path / "wide").values()} == {torch.float32}
