@@ -24,7 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from kit.errors import Problem, UserError
+from kit.config import Recipe
+from kit.errors import Problem, UserError, raise_if
+from kit.places import recipe_of_run
 from kit.strategy import trainable_only
 
 MANIFEST = "manifest.json"
@@ -67,10 +69,23 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
         UserError: tensors are missing or of another shape.
     """
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
-    state = trainable_only(model, get_model_state_dict(model, options=options))
-    tensors = {f"model.{name}": tensor for name, tensor in state.items()}
+    set_model_state_dict(model, {**read_weights(model, path)}, options=options)
+
+
+def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights by their names in ``model``, read into the model's own tensors where these have memory,
+    else into new ones. Called by all ranks.
+
+    Raises:
+        UserError: tensors are missing or of another shape.
+    """
+    state = get_model_state_dict(model, options=StateDictOptions(strict=False, ignore_frozen_params=True))
+    tensors = {
+        f"model.{name}": torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
+        for name, tensor in trainable_only(model, state).items()
+    }
     _read_tensors(path, tensors, prefix="model.")
-    set_model_state_dict(model, {name: tensors[f"model.{name}"] for name in state}, options=options)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
 def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = "") -> None:
@@ -154,10 +169,13 @@ def verify(path: Path) -> list[str]:
         return [f"not a complete checkpoint (no {MANIFEST})"]
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
         expected[STATE]
-        if manifest["format"] != FORMAT or not isinstance(manifest["identity"], dict):
+        if manifest["format"] != FORMAT:
             return [f"{MANIFEST} is of format {manifest['format']}, this kit reads {FORMAT}"]
+        if own_digest != digest_of(manifest):
+            return [f"{MANIFEST} was altered: its hash differs from what it says"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
     faults = []
@@ -170,6 +188,21 @@ def verify(path: Path) -> list[str]:
         elif describe_file(file)["xxh3_128"] != digest:
             faults.append(f"{name} was altered: its hash differs from {MANIFEST}")
     return faults
+
+
+def recipe_of(path: Path, recipe: Recipe, where: str, base: str | None = None) -> Recipe:
+    """What opens the model that a checkpoint's weights belong to: ``kit.places.recipe_of_run`` of its run.
+
+    Raises:
+        UserError: the checkpoint is broken (at ``where``), or not in the folder of its run.
+    """
+    raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path))
+    return recipe_of_run(recipe, path.parent.parent / "run.json", base)
+
+
+def digest_of(manifest: dict[str, Any]) -> str:
+    """Of a manifest without its own."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
 def describe_file(path: Path) -> dict[str, Any]:

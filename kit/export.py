@@ -1,4 +1,4 @@
-"""``final/``: what plain ``from_pretrained`` opens, and merging an adapter into its base.
+"""``final/``: what plain ``from_pretrained`` opens, also made of a checkpoint; merging an adapter into its base.
 
 A full model or a PEFT adapter, with tokenizer, chat template and card; written beside its place, then renamed.
 """
@@ -6,7 +6,8 @@ A full model or a PEFT adapter, with tokenizer, chat template and card; written 
 import copy
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from kit.adapter import attach_adapter
 from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
-from kit.places import base_of_adapter
+from kit.places import read_run
 from kit.strategy import gather_trainable
+from kit.template import resolve_template
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+# Reads a checkpoint's weights into the model it is given, and returns them by their names in it.
+Read = Callable[[Any], dict[str, torch.Tensor]]
 
 
 def save_final(
@@ -34,28 +40,39 @@ def save_final(
 ) -> None:
     """Write ``folder`` from any strategy: beside it first, then one rename. Called by all ranks.
 
+    The rest is as in ``write_model``, of the whole weights.
+    """
+    state = gather_trainable(accelerator, model)
+    if accelerator.is_main_process:
+        staging = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(staging, ignore_errors=True)
+        write_model(staging, accelerator.unwrap_model(model), state, tokenizer, card, dtype)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(staging, folder)
+    accelerator.wait_for_everyone()
+
+
+def write_model(
+    folder: Path, model: Any, state: dict[str, torch.Tensor], tokenizer: Any, card: str, dtype: torch.dtype | None
+) -> None:
+    """Fill ``folder`` with a full model, or with an adapter where ``model`` has one.
+
     Args:
+        model: says what is written; of an adapted one no weight is read, it may be on meta.
+        state: whole trainable tensors by their names in ``model``.
         card: text of the model card.
         dtype: of a full model's weights, None for float32; adapters stay in the float32 they were trained in.
 
     Raises:
         TrainingError: an adapter whose second matrices are all zero: nothing was trained.
     """
-    state = gather_trainable(accelerator, model)
-    if accelerator.is_main_process:
-        inner = accelerator.unwrap_model(model)
-        staging = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(staging, ignore_errors=True)
-        if hasattr(inner, "peft_config"):
-            _refuse_untrained(state)
-            _unwrapped_twin(inner).save_pretrained(staging, state_dict=state)
-        else:
-            _save_full(inner, state, staging, dtype or torch.float32)
-        tokenizer.save_pretrained(staging)
-        (staging / "README.md").write_text(card, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(staging, folder)
-    accelerator.wait_for_everyone()
+    if hasattr(model, "peft_config"):
+        _refuse_untrained(state)
+        _unwrapped_twin(model).save_pretrained(folder, state_dict=state)
+    else:
+        _save_full(model, state, folder, dtype or torch.float32)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _save_full(model: Any, state: dict[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> None:
@@ -75,37 +92,90 @@ def _unwrapped_twin(model: Any) -> Any:
     return get_peft_model(base, copy.deepcopy(model.peft_config["default"]))
 
 
-def merge_adapter(adapter: Path, output_dir: Path, base: str | None, dtype: str) -> None:
+def export_checkpoint(
+    recipe: Recipe, run_file: Path, state: dict[str, Any], read: Read, output_dir: Path, dtype: str | None
+) -> None:
+    """Write what ``final/`` would have been after a checkpoint's step, in one process.
+
+    Args:
+        recipe: opens the model of the run, as ``kit.places.recipe_of_run`` makes it.
+        run_file: ``run.json`` of the run, for the card.
+        state: of the loop, as the checkpoint has it.
+        read: the checkpoint's weights by their names in the model it is given; see ``kit.checkpoint.read_weights``.
+        dtype: of a full model, None for that of its base.
+
+    Raises:
+        UserError: the base cannot be opened or is another than the run's, or ``output_dir`` cannot be written.
+        TrainingError: the adapter has learned nothing.
+    """
+    run, strategy = read_run(run_file)
+    run = run.model_copy(update={"model_name_or_path": recipe.model_name_or_path})  # it may have moved
+    metrics = state["last_evaluation"] if state["evaluated_step"] == state["step"] else {}
+    card = model_card(run, strategy, metrics, state["step"])
+    tokenizer, config, model = _open(recipe)
+    tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template)
+    with _new_folder(output_dir) as folder:
+        if recipe.method == "full":
+            model = build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))
+        else:  # of the base nothing is written, and only its shapes are needed
+            model = attach_adapter(model, recipe)
+        write_model(folder, model, read(model), tokenizer, card, getattr(torch, dtype) if dtype else config.dtype)
+
+
+def merge_adapter(recipe: Recipe, read: Read | None, output_dir: Path, dtype: str) -> Any:
     """Add an adapter to its unquantised base and save a plain model. 4-bit weights are never merged into.
+
+    Args:
+        recipe: opens the base with its adapter.
+        read: fills the adapter from a checkpoint; None where it is as ``recipe`` opens it.
+        dtype: of the merged model, which is computed in it too.
+
+    Returns:
+        The merged model.
 
     Raises:
         UserError: adapter or base cannot be opened, do not fit each other, or ``output_dir`` cannot be written.
         TrainingError: the adapter has learned nothing.
     """
-    base = base or base_of_adapter(adapter, "give the base: --model_name_or_path BASE")
-    recipe = Recipe(
-        model_name_or_path=base,
-        adapter_name_or_path=str(adapter.absolute()),
-        attn_implementation="eager",  # nothing is computed
-        dataset="none",
-        max_length=8,
-    )
+    recipe = recipe.model_copy(update={"method": "lora"})
+    tokenizer, config, _ = _open(recipe)
+    if read:
+        tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template)
+    with _new_folder(output_dir) as folder:
+        plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
+        adapted: Any = build_model(recipe, config, plan)
+        if read:
+            read(adapted)
+        _refuse_untrained(dict(adapted.named_parameters()))
+        merged = adapted.merge_and_unload(safe_merge=True)
+        merged.config.use_cache = True
+        merged.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return merged
+
+
+def _open(recipe: Recipe) -> tuple[Any, Any, Any]:
+    """Tokenizer, config, and the model without memory, checked before any weight is read."""
     config = open_config(recipe)
-    problems = check_model(recipe, config, build_meta_model(recipe, config))
+    model = build_meta_model(recipe, config)
+    problems = check_model(recipe, config, model)
     raise_if(replace(p, where="adapter") if p.where == "adapter_name_or_path" else p for p in problems)
-    tokenizer = open_tokenizer(recipe)
+    return open_tokenizer(recipe), config, model
+
+
+@contextmanager
+def _new_folder(output_dir: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes ``output_dir`` when all went well; else nothing is left, nor parents made for it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     staging = output_dir.with_name(f".{output_dir.name}.partial")
-    plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
     made = [folder for folder in output_dir.parents if not os.path.exists(folder)]
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
-        merged: Any = build_model(recipe, config, plan)
-        _refuse_untrained(dict(merged.named_parameters()))
-        plain = merged.merge_and_unload(safe_merge=True)
-        plain.config.use_cache = True
-        plain.save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
+        yield staging
         os.replace(staging, output_dir)
     except (OSError, SafetensorError) as error:
         raise UserError(Problem("--output_dir", f"{output_dir} cannot be written ({error})")) from None

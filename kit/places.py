@@ -6,6 +6,7 @@ Promises: an unreachable hub is asked once, for a few seconds; a file that would
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
@@ -92,18 +93,27 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     return base
 
 
-def recipe_of_run(recipe: Recipe, run_file: Path) -> Recipe:
+def read_run(run_file: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe of the run that wrote ``run.json``, and the strategy it really had. Raises ``UserError``."""
+    try:
+        values = json.loads(run_file.read_text(encoding="utf-8"))
+        recipe, strategy = Recipe.model_validate(values["recipe"]), values["strategy"]
+        return recipe, {"mixed_precision": strategy["mixed_precision"], **strategy}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = f"no record of a run ({type(error).__name__})"
+        raise UserError(Problem(str(run_file), found, "final/ or a checkpoint in the folder of its run")) from None
+
+
+def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Recipe:
     """``recipe`` with the model, method and adapters of the run that wrote ``run.json``, and with its chat template
-    unless ``recipe`` sets one. Raises ``UserError``."""
+    unless ``recipe`` sets one. ``base`` is opened where the run's own has moved. Raises ``UserError``."""
     keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path"]
     keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
-    try:
-        trained = json.loads(run_file.read_text(encoding="utf-8"))["recipe"]
-        values = {"chat_template": trained["chat_template"], **recipe.model_dump(exclude_unset=True)}
-        opener = Recipe.model_validate(values | {key: trained[key] for key in keys})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        found = f"{run_file} is no record of a run ({type(error).__name__})"
-        raise UserError(Problem("model_name_or_path", found, "a checkpoint in the folder of its run")) from None
+    trained, _ = read_run(run_file)
+    values = {"chat_template": trained.chat_template, **recipe.model_dump(exclude_unset=True)}
+    opener = Recipe.model_validate(values | {key: getattr(trained, key) for key in keys})
+    if base:
+        return opener.model_copy(update={"model_name_or_path": base, "model_revision": None})
     fix = "a relative path counts from where the run was started"
     _check_base(str(run_file), opener.model_name_or_path, opener.model_revision, fix)
     return opener

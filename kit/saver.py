@@ -26,6 +26,7 @@ from kit.checkpoint import (
     collect,
     delete,
     describe_file,
+    digest_of,
     list_checkpoints,
     name_of,
 )
@@ -121,7 +122,7 @@ class Saver:
                 files = {name: entry for part in parts for name, entry in part.items()}
                 files[STATE] = describe_file(staging / STATE)
                 manifest = {"format": FORMAT, "step": state["step"], **self._about, "files": files}
-                _write_json(staging / MANIFEST, manifest)
+                _write_json(staging / MANIFEST, {**manifest, "xxh3_128": digest_of(manifest)})
                 _sync(staging)
                 os.replace(staging, target)
                 _sync(self._folder)

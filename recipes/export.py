@@ -1,39 +1,75 @@
-"""Merge a trained adapter into its base: one plain model folder that needs no peft.
+"""Turn a checkpoint into what final/ would have been after its step, or merge an adapter into its unquantised base.
 
+python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir model
+python recipes/export.py runs/llama-8b-qlora-single/checkpoints/step-00000040 --output_dir merged --merge
 python recipes/export.py runs/llama-8b-qlora-single/final --output_dir merged
 """
 
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
 from kit import launch
-from kit.errors import Problem, UserError
+from kit.config import Recipe
+from kit.errors import Problem, UserError, raise_if
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("adapter", type=Path, help="folder with adapter_config.json: final/ of a lora or qlora run")
-    parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the merged model")
-    parser.add_argument("--model_name_or_path", help="the base, where it is no longer at the adapter's own path")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("source", type=Path, help="a run's checkpoint, or an adapter such as final/, which is merged")
+    parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the model")
+    parser.add_argument("--merge", action="store_true", help="merge the adapter of a checkpoint too")
+    parser.add_argument("--model_name_or_path", help="the base, where it is no longer at its own path")
+    dtypes = ("bfloat16", "float16", "float32")
+    parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 when merged; of a full model, its base's")
+    parser.add_argument("--measure_drift", action="store_true", help="say how far that moved its answers; slow")
+    parser.add_argument("--trust_remote_code", choices=("true", "false"), default="false", help="run the base's code")
     args = parser.parse_args()
-    if not os.path.isfile(args.adapter / "adapter_config.json"):
-        is_full = os.path.isfile(args.adapter / "config.json")
-        found = "a full model: nothing to merge" if is_full else "no adapter_config.json"
-        raise UserError(Problem(str(args.adapter), found, "final/ of a lora or qlora run"))
     if os.path.lexists(args.output_dir):
         raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
 
-    from kit.export import merge_adapter
+    from kit import checkpoint, drift, export
     from kit.log import silence_libraries
 
     silence_libraries()
-    merge_adapter(args.adapter, args.output_dir, args.model_name_or_path, args.dtype)
-    print(f"merged model: {args.output_dir}")
+    recipe, weights, run_file = to_open(args)
+    read = partial(checkpoint.read_weights, path=weights) if weights else None
+    if weights and read and not args.merge:
+        flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and recipe.method != "full"}
+        raise_if(Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given)
+        state = checkpoint.read_state(weights)
+        export.export_checkpoint(recipe, run_file, state, read, args.output_dir, args.dtype)
+        print(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state['step']}: {args.output_dir}")
+        return
+    if recipe.method == "full":
+        raise UserError(Problem("--merge", f"{args.source} is a full model's: nothing to merge"))
+    trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
+    merged = export.merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
+    print(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}", sep="\n")
+
+
+def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
+    """What opens the base with its adapter, the checkpoint to load into that, and the record of the run."""
+    from kit import checkpoint, places
+
+    source, base = Path(os.path.realpath(args.source)), args.model_name_or_path
+    adapter = str(source) if os.path.isfile(source / "adapter_config.json") else None
+    if adapter:
+        base = base or places.base_of_adapter(source, "give the base: --model_name_or_path BASE")
+    elif not os.path.isfile(source / checkpoint.MANIFEST):
+        is_full = os.path.isfile(source / "config.json")
+        found = "a full model: nothing to merge" if is_full else f"no {checkpoint.MANIFEST}, no adapter_config.json"
+        raise UserError(Problem(str(args.source), found, "a complete checkpoint, or final/ of a lora or qlora run"))
+    names = {"model_name_or_path": base or str(source), "adapter_name_or_path": adapter}
+    values = {"dataset": "none", "max_length": 8, "attn_implementation": "eager"}  # nothing is trained
+    recipe = Recipe.model_validate({**names, **values, "trust_remote_code": args.trust_remote_code})
+    if adapter:
+        return recipe, None, source.parent / "run.json"
+    return checkpoint.recipe_of(source, recipe, "checkpoint", base), source, source.parents[1] / "run.json"
 
 
 if __name__ == "__main__":

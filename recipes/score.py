@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 from kit import launch
 from kit.command_line import read_command_line
 from kit.config import Recipe
-from kit.errors import Problem, Problems, UserError, raise_if
+from kit.errors import Problem, Problems, UserError
 
 
 def main() -> None:
@@ -77,8 +77,7 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
         fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {target}"
         update = {"model_name_or_path": places.base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
         return recipe.model_copy(update={**update, "method": adapted}), None
-    raise_if(Problem("model_name_or_path", f"{target}: {fault}") for fault in checkpoint.verify(target))
-    return places.recipe_of_run(recipe, target.parent.parent / "run.json"), target
+    return checkpoint.recipe_of(target, recipe, "model_name_or_path"), target
 
 
 if __name__ == "__main__":

@@ -238,6 +238,16 @@ def _rank(
     runpy.run_path(path, run_name="__main__")
 
 
+def export(source: Path, output: Path, *flags: str) -> None:
+    """``recipes/export.py`` in this process: its mistakes are raised."""
+    import runpy
+    from unittest.mock import patch
+
+    path = str(ROOT / "recipes/export.py")
+    with patch.object(sys, "argv", [path, str(source), f"--output_dir={output}", *flags]):
+        runpy.run_path(path)["main"]()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

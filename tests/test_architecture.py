@@ -21,7 +21,7 @@ LAYERS = [
     ["data", "adapter", "model", "optim"],
     ["launch", "strategy"],
     ["checkpoint"],
-    ["step", "evaluate", "saver", "export", "log", "run", "stop", "replicas", "watch"],
+    ["step", "evaluate", "saver", "export", "drift", "log", "run", "stop", "replicas", "watch"],
     ["page"],
     ["plan", "doctor", "checks", "inspect", "report", "verify_resume"],
     ["cli"],

@@ -1,16 +1,17 @@
 """Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
 
+import math
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import ROOT, make_model
+from conftest import ROOT, export, make_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kit.drift import compare
 from kit.errors import TrainingError, UserError
-from kit.export import merge_adapter
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
 
@@ -30,7 +31,7 @@ def adapter(model_folder, tmp_path):
 
 
 def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, model_folder, tmp_path):
-    merge_adapter(adapter, tmp_path / "merged", None, "float32")
+    export(adapter, tmp_path / "merged", "--dtype=float32")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     plain = base(IDS).logits
@@ -52,7 +53,7 @@ def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
     file = adapter / "adapter_model.safetensors"
     save_file({k: v * (0 if "lora_B" in k else 1) for k, v in load_file(file).items()}, file)
     with pytest.raises(TrainingError, match="lora_B is zero"):
-        merge_adapter(adapter, tmp_path / "merged", None, "float32")
+        export(adapter, tmp_path / "merged", "--dtype=float32")
     assert not (tmp_path / "merged").exists()
 
 
@@ -60,8 +61,8 @@ def test_a_base_that_moved_is_named_and_can_be_given(adapter, model_folder, tmp_
     config = adapter / "adapter_config.json"
     config.write_text(config.read_text().replace(str(model_folder), "/gone"))
     with pytest.raises(UserError, match="--model_name_or_path"):
-        merge_adapter(adapter, tmp_path / "merged", None, "float32")
-    merge_adapter(adapter, tmp_path / "merged", str(model_folder), "float32")
+        export(adapter, tmp_path / "merged", "--dtype=float32")
+    export(adapter, tmp_path / "merged", f"--model_name_or_path={model_folder}")
     assert (tmp_path / "merged/model.safetensors").exists()
 
 
@@ -69,7 +70,7 @@ def refused(adapter, output, base=None):
     """What is said, when nothing is left behind."""
     before = sorted(output.parents[1].rglob("*"))
     with pytest.raises(UserError) as caught:
-        merge_adapter(adapter, output, base, "float32")
+        export(adapter, output, *([f"--model_name_or_path={base}"] if base else []))
     assert sorted(output.parents[1].rglob("*")) == before
     return str(caught.value)
 
@@ -109,7 +110,7 @@ def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatc
 
 
 def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
-    merge_adapter(adapter, tmp_path / "a/b/merged", None, "bfloat16")
+    export(adapter, tmp_path / "a/b/merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b/merged")
     assert merged.dtype == torch.bfloat16 and merged.config.use_cache
     assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["merged"]
@@ -121,8 +122,16 @@ def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(
 def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
     for path in adapter.glob("token*"):
         path.unlink()
-    merge_adapter(adapter, tmp_path / "merged", None, "float32")
+    export(adapter, tmp_path / "merged", "--dtype=float32")
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").is_fast
+
+
+def test_drift_is_the_mean_divergence_from_the_trained_model_and_the_largest_difference():
+    trained = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log() + 3  # a shift of all logits says the same
+    merged = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log() + 3
+    drift = compare(trained, merged)
+    assert drift.mean_kl == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2, rel=1e-6)
+    assert drift.max_difference == pytest.approx(math.log(2), rel=1e-6) and drift.num_positions == 2
 
 
 @pytest.mark.slow

@@ -5,9 +5,7 @@ import os
 import shutil
 
 import pytest
-from conftest import make_model
-
-from kit.export import merge_adapter
+from conftest import export, make_model
 
 
 def loss(run):
@@ -115,7 +113,7 @@ def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
     (base / "chat_template.jinja").unlink()
     of_base = {"model_name_or_path": base, "config": fp32["single"]}
     final = finetune.ok("run", **of_base, chat_template="alpaca", max_steps=3).folder / "final"
-    merge_adapter(final, tmp_path / "merged", None, "float32")
+    export(final, tmp_path / "merged", "--dtype=float32")
     expected = pytest.approx(loss(finetune.score("merged", model_name_or_path=tmp_path / "merged", **flags)), rel=1e-5)
     checkpoint = final.parent / "checkpoints/step-00000003"
     both = {"model_name_or_path": base, "adapter_name_or_path": final}

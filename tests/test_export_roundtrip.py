@@ -1,0 +1,289 @@
+"""What a run leaves is what it trained: final/, an exported checkpoint and a merged model, opened without the kit."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from conftest import ROOT, Finetune, export, make_model
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from kit import checkpoint, places
+from kit.config import LoadPlan
+from kit.errors import TrainingError, UserError
+from kit.model import build_model, open_config
+
+pytestmark = pytest.mark.slow
+FP32 = LoadPlan(compute_dtype="float32", device="cpu")
+PROCESSES = {"single": 1, "ddp": 2, "fsdp": 2, "fsdp1": 2}
+RUNS = [
+    ("full", "tied", "single"),
+    ("full", "tied", "fsdp"),
+    ("full", "untied", "ddp"),
+    ("full", "untied", "fsdp1"),
+    ("lora", "untied", "fsdp"),
+    ("lora", "tied", "ddp"),
+    ("qlora", "untied", "single"),
+    ("qlora", "tied", "ddp"),
+    ("qlora", "untied", "fsdp"),
+]
+NUM_SAMPLES = 5
+
+
+@pytest.fixture(scope="module")
+def bases(model_folder, tmp_path_factory):
+    return {"untied": model_folder, "tied": make_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)}
+
+
+@pytest.fixture(scope="module")
+def trained(bases, fp32, chat_file, tmp_path_factory):
+    """A run of three steps, each made once."""
+    finetune, runs = Finetune(bases["untied"], chat_file, tmp_path_factory.mktemp("runs")), {}
+
+    def get(method, tie, config):
+        name = f"{method}-{tie}-{config}"
+        if name not in runs:
+            runs[name] = finetune.ok(
+                name,
+                PROCESSES[config],
+                config=fp32[config],
+                method=method,
+                model_name_or_path=bases[tie],
+                max_steps=3,
+                save_steps=2,
+                eval_dataset=chat_file,
+                max_eval_samples=NUM_SAMPLES,
+                train_on="all",
+            )
+        return runs[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def sequences(chat_file, model_folder):
+    """The evaluation samples, tokenised by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    lines = chat_file.read_text().splitlines()[:NUM_SAMPLES]
+    chats = [json.loads(line)["messages"] for line in lines]
+    return [tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)["input_ids"] for chat in chats]
+
+
+@torch.no_grad()
+def ask(model, sequences):
+    model.eval()
+    return [model(input_ids=ids).logits[0] for ids in sequences]
+
+
+def largest(one, other):
+    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+
+
+def open_plainly(folder, base, method):
+    """As somebody without the kit would; for qlora on the base in 4-bit."""
+    if method == "full":
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    four_bit = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    options = {"quantization_config": four_bit} if method == "qlora" else {}
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **options)
+    for module in model.modules():
+        # Repacked for the CPU, bitsandbytes computes in bf16, and not for every shape.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return PeftModel.from_pretrained(model, folder)
+
+
+def last_checkpoint(run, step=3):
+    return run.folder / f"checkpoints/step-{step:08d}"
+
+
+def weights_of(folder):
+    return load_file(next(folder.glob("*model.safetensors")))
+
+
+def contents(folder):
+    """Each file's bytes; of JSON the values, without the order of a set and whether the hub could be reached."""
+
+    def read(path):
+        values = {k: v for k, v in json.loads(path.read_text()).items() if k != "local_files_only"}
+        return {key: sorted(v) if key == "target_modules" else v for key, v in values.items()}
+
+    return {path.name: read(path) if path.suffix == ".json" else path.read_bytes() for path in folder.iterdir()}
+
+
+def refused(*words):
+    before = sorted(words[1].parent.iterdir())
+    with pytest.raises(UserError) as caught:
+        export(*words)
+    assert sorted(words[1].parent.iterdir()) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("method", "tie", "config"), RUNS)
+def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bases, sequences, method, tie, config):
+    run = trained(method, tie, config)
+    plain = ask(open_plainly(run.folder / "final", bases[tie], method), sequences)
+    # Against the run itself: every token of every sample is learned from, so its loss needs no mask.
+    losses = [
+        torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
+        for logits, ids in zip(plain, sequences, strict=True)
+    ]
+    logged = next(row for row in reversed(run.rows) if "eval_loss" in row)
+    assert logged["eval_tokens"] == sum(map(len, losses))
+    assert torch.cat(losses).mean().item() == pytest.approx(logged["eval_loss"], rel=1e-5)
+    # Against its last checkpoint, logit by logit.
+    recipe, _ = places.read_run(run.folder / "run.json")
+    live = build_model(recipe, open_config(recipe), FP32)
+    checkpoint.load_weights(live, last_checkpoint(run))
+    assert largest(plain, ask(live, sequences)) <= 1e-5
+    untrained = build_model(recipe, open_config(recipe), FP32)
+    assert largest(plain, ask(untrained, sequences)) > 0.1
+
+
+@pytest.mark.parametrize(("method", "tie", "config"), [run for run in RUNS if run[2] != "single"])
+def test_final_is_the_same_from_every_topology(trained, method, tie, config):
+    final = weights_of(trained(method, tie, config).folder / "final")
+    alone = weights_of(trained(method, tie, "single").folder / "final")
+    assert final.keys() == alone.keys()
+    assert [(t.dtype, t.shape) for t in final.values()] == [(alone[name].dtype, alone[name].shape) for name in final]
+    assert max((final[name] - alone[name]).abs().max().item() for name in final) <= 1e-5
+
+
+@pytest.mark.parametrize(("method", "tie", "config"), RUNS)
+def test_the_exported_last_checkpoint_is_final_byte_for_byte(trained, tmp_path, method, tie, config):
+    run = trained(method, tie, config)
+    export(last_checkpoint(run), tmp_path / "model")
+    assert contents(tmp_path / "model") == contents(run.folder / "final")
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetune, fp32, tmp_path, chat_file, method):
+    """The base is in bf16, as published ones are, and the chat template is not its own."""
+    base = make_model(tmp_path / "base")
+    AutoModelForCausalLM.from_pretrained(base).to(torch.bfloat16).save_pretrained(base)
+    flags = {"model_name_or_path": base, "config": fp32["single"], "method": method, "chat_template": "alpaca"}
+    flags |= {"lr_scheduler_type": "constant", "warmup_steps": 0}  # the same steps, however many follow
+    flags |= {"eval_dataset": chat_file, "max_eval_samples": 3}
+    short = finetune.ok("short", **flags, max_steps=2)
+    long = finetune.ok("long", **flags, max_steps=4, save_steps=1, save_total_limit=0, eval_steps=2)
+    export(last_checkpoint(long, 2), tmp_path / "model")
+    assert contents(tmp_path / "model") == contents(short.folder / "final") != contents(long.folder / "final")
+    export(last_checkpoint(long, 3), tmp_path / "third")  # after an evaluation of other weights
+    card = (tmp_path / "third/README.md").read_text()
+    assert ", 3 steps of" in card and "eval_loss" not in card
+    if method == "lora":
+        export(last_checkpoint(long, 2), tmp_path / "merged", "--merge")
+        export(short.folder / "final", tmp_path / "same")
+        assert contents(tmp_path / "merged") == contents(tmp_path / "same")
+        asked = AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+        assert asked == (ROOT / "kit/templates/alpaca.jinja").read_text()
+    else:
+        assert {tensor.dtype for tensor in weights_of(tmp_path / "model").values()} == {torch.bfloat16}
+        export(last_checkpoint(long, 2), tmp_path / "wide", "--dtype=float32")
+        assert {tensor.dtype for tensor in weights_of(tmp_path / "wide").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("method", "tie", "config"), [("lora", "tied", "ddp"), ("qlora", "untied", "fsdp")])
+def test_a_checkpoint_is_merged_in_one_go_as_its_final_is(
+    trained, bases, sequences, tmp_path, capsys, method, tie, config
+):
+    run = trained(method, tie, config)
+    export(last_checkpoint(run), tmp_path / "one", "--merge", "--dtype=float32", "--measure_drift")
+    said = capsys.readouterr().out
+    export(run.folder / "final", tmp_path / "other", "--dtype=float32", "--measure_drift")
+    assert capsys.readouterr().out.splitlines()[:-1] == said.splitlines()[:-1]
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+    merged = ask(AutoModelForCausalLM.from_pretrained(tmp_path / "one"), sequences)
+    unquantised = ask(open_plainly(run.folder / "final", bases[tie], "lora"), sequences)
+    assert largest(merged, unquantised) <= 1e-5
+
+    # What it says of drift, computed here from what the libraries alone open.
+    cut = [ids[:, :128] for ids in sequences]
+    as_trained = ask(open_plainly(run.folder / "final", bases[tie], method), cut)
+    merged = ask(AutoModelForCausalLM.from_pretrained(tmp_path / "one"), cut)
+    mean_kl, difference, num_positions = told(said)
+    p, q = (torch.cat(logits).double().log_softmax(-1) for logits in (as_trained, merged))
+    assert num_positions == len(p) < sum(ids.shape[1] for ids in sequences)
+    assert mean_kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3, abs=1e-9)
+    assert difference == pytest.approx(largest(as_trained, merged), rel=1e-3, abs=1e-6)
+    assert difference > 0.01 if method == "qlora" else difference < 1e-5
+    assert f"the run's first {NUM_SAMPLES} evaluation samples" in said and ("4-bit" in said) == (method == "qlora")
+
+
+def told(text):
+    """The three numbers of a drift report: nats per token, largest difference, positions."""
+    kl = re.search(r"KL\(trained \|\| merged\) (\S+) nats per token, the mean over (\d+) positions", text)
+    difference = re.search(r"largest difference of a logit (\S+)", text)
+    return float(kl[1]), float(difference[1]), int(kl[2])
+
+
+def test_the_drift_of_rounding_is_told_where_nothing_was_evaluated(finetune, fp32, tmp_path, capsys):
+    run = finetune.ok("run", config=fp32["single"], max_steps=2)
+    for dtype in ("float32", "bfloat16", "float16"):
+        export(run.folder / "final", tmp_path / dtype, f"--dtype={dtype}", "--measure_drift")
+        said = capsys.readouterr().out
+        mean_kl, difference, num_positions = told(said)
+        assert "random tokens" in said and f"computed in {dtype}" in said and num_positions == 8 * 128
+        assert (difference < 1e-5) == (mean_kl < 1e-10) == (dtype == "float32")
+
+
+def test_an_adapter_that_learned_nothing_is_refused(trained, tmp_path):
+    copied = tmp_path / "run/checkpoints/step-00000003"
+    shutil.copytree(last_checkpoint(trained("lora", "tied", "ddp")).parents[1], tmp_path / "run")
+    manifest = json.loads((copied / "manifest.json").read_text())
+    for file in copied.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        save_file({k: v * (0 if "lora_B" in k else 1) for k, v in load_file(file).items()}, file, metadata)
+        manifest["files"][file.name] = checkpoint.describe_file(file)
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    for flags in ((), ("--merge",)):
+        with pytest.raises(TrainingError, match="lora_B is zero"):
+            export(copied, tmp_path / "model", *flags)
+        assert not (tmp_path / "model").exists()
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained, bases, tmp_path):
+    output = tmp_path / "new/model"
+    output.parent.mkdir()
+    shutil.copytree(trained("full", "tied", "single").folder, tmp_path / "full")
+    shutil.copytree(trained("lora", "tied", "ddp").folder, tmp_path / "lora")
+    full, lora = (tmp_path / name / "checkpoints/step-00000003" for name in ("full", "lora"))
+    assert "nothing to merge" in refused(full, output, "--merge")
+    assert "nothing to merge" in refused(tmp_path / "full/final", output)
+    assert "--dtype: nothing is merged\n    -> --merge" in refused(lora, output, "--dtype=float32")
+    assert "--measure_drift: nothing is merged" in refused(full, output, "--measure_drift")
+    assert "no tensor model.lm_head.weight" in refused(full, output, f"--model_name_or_path={bases['untied']}")
+    assert "no manifest.json, no adapter_config.json" in refused(full.parent, output)
+    assert "no manifest.json" in refused(tmp_path / "nowhere", output)
+    shutil.copytree(tmp_path / "lora/final", tmp_path / "adapter")  # away from its run
+    assert str(tmp_path / "run.json") in refused(tmp_path / "adapter", output, "--measure_drift")
+
+    run_file = tmp_path / "lora/run.json"
+    text = run_file.read_text()
+    run_file.write_text(text.replace(str(bases["tied"]), "/gone"))
+    assert "/gone" in refused(lora, output)
+    export(lora, tmp_path / "moved", f"--model_name_or_path={bases['tied']}")
+    assert contents(tmp_path / "moved") == contents(tmp_path / "lora/final")
+    run_file.unlink()
+    assert "run.json" in refused(lora, output)
+
+    weights = next(full.glob("*.safetensors"))
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert f"{weights.name} was altered" in refused(full, output)
+    weights.write_bytes(whole[:-1])
+    assert f"{weights.name} has {len(whole) - 1} bytes" in refused(full, output)
+    weights.unlink()
+    assert f"{weights.name} is missing" in refused(full, output)
+    (full / "manifest.json").unlink()
+    assert "no manifest.json" in refused(full, output)
