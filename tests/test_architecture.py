@@ -22,7 +22,7 @@ LAYERS = [
     ["launch", "strategy"],
     ["step", "evaluate", "checkpoint", "export", "log", "run", "stop"],
     ["page"],
-    ["plan", "doctor", "checks", "inspect", "report"],
+    ["plan", "doctor", "checks", "inspect", "report", "memory"],
     ["cli"],
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
