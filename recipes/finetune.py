@@ -27,7 +27,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, checkpoint, data, export, model, report, run, strategy
+    from kit import adapter, checkpoint, data, export, memory, model, report, run, strategy
     from kit.evaluate import evaluate
     from kit.feed import Ranks
     from kit.log import Log, progress, silence_libraries
@@ -128,6 +128,8 @@ def main() -> None:
         except TrainingError as error:
             places = ", ".join(batch.places)
             raise TrainingError(f"step {step + 1}: {error}; weights are as before it. Samples: {places}") from None
+        except Exception as error:
+            raise (memory.explain(error, llm, optimizer, recipe, accelerator.num_processes) or error) from error
 
         done = step + 1
         last = done == total_steps

@@ -605,3 +605,37 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
             if changed := changed_by(flag, recipe):
                 assert not contradictions(changed), flag
                 assert changed != recipe, flag
+
+
+SHORT = """
+import runpy, sys
+import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
+from kit import step
+
+train_step, plain, num_steps = step.train_step, LlamaMLP.forward, 0
+def counted(*args):
+    global num_steps
+    num_steps += 1
+    return train_step(*args)
+def forward(self, hidden):
+    return plain(self, hidden) if num_steps < 3 else torch.empty(1 << 50)
+step.train_step, LlamaMLP.forward = counted, forward
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goes_on(finetune, tmp_path):
+    """Status 2 and no traceback; nothing is lost."""
+    (tmp_path / "short.py").write_text(SHORT.format(script=str(ROOT / "recipes/finetune.py")))
+    flags = {"per_device_train_batch_size": 8, "method": "full", "save_steps": 1}
+    words = [f"--{name}={value}" for name, value in (finetune.defaults | flags).items()]
+    run_ranks(str(tmp_path / "short"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
+    assert "\nerror: out of memory: 4.00 PiB asked for in the forward pass (LlamaMLP)\n" in text
+    assert "--per_device_train_batch_size 4 " in text.split("these make it another run")[0]
+    went_on = finetune.ok("run", **flags | {"per_device_train_batch_size": 4})
+    assert "continuing after step 2 of 6" in went_on.output
