@@ -4,6 +4,8 @@ Plain Python, imported before anything heavy. A ``UserError`` ends the script wi
 block; every other exception is a failure and keeps its traceback.
 """
 
+import errno
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +75,27 @@ def kind(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     names = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names.get(type(value), f"a value of type {type(value).__name__}")
+
+
+_NO_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED|(can't|cannot) allocate memory|bad_alloc", re.IGNORECASE)
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """``error``, and all it was raised from or while handling, the first cause last."""
+    found = [error]
+    for each in found:
+        found += [other for other in (each.__cause__, each.__context__) if other is not None and other not in found]
+    return found
+
+
+def out_of_memory(error: BaseException) -> BaseException | None:
+    """The one of its ``causes`` that says memory ran out, of a GPU or of the CPU; None if none does."""
+    for each in causes(error):
+        if isinstance(each, MemoryError) or (isinstance(each, OSError) and each.errno == errno.ENOMEM):
+            return each
+        if isinstance(each, RuntimeError | OSError) and _NO_MEMORY.search(str(each)):
+            return each
+    return None
 
 
 class Problems(list[Problem]):

@@ -147,16 +147,19 @@ def reporting_errors() -> Iterator[None]:
         for explain in _explainers:
             if not isinstance(error, UserError | TrainingError):
                 error = explain(error) or error
-        if not isinstance(error, UserError | TrainingError):
-            print(f"\nrank {rank} failed:", file=sys.stderr, flush=True)
-            traceback.print_exc()
-            leave(1)  # the interpreter's own shutdown would wait for threads that wait for other ranks
-        text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
-        if not is_main():
-            # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
-            time.sleep(10)
+        if isinstance(error, UserError | TrainingError):
+            text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
+            status = error.exit_status
+            if not is_main():
+                # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
+                time.sleep(10)
+        else:
+            text = f"rank {rank} failed:\n{''.join(traceback.format_exception(caught))}"
+            status = 1
         print(f"\n{text}", file=sys.stderr, flush=True)
-        leave(error.exit_status)
+        for finish in _unfinished:
+            finish()
+        leave(status)  # the interpreter's own shutdown would wait for threads that wait for other ranks
 
 
 def _explain_disk(error: Exception) -> UserError | None:
@@ -170,9 +173,18 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _explainers: list[Callable[[Exception], Exception | None]] = [_explain_disk]
 
 
+_unfinished: list[Callable[[], None]] = []
+
+
+def finish_first(finish: Callable[[], None]) -> None:
+    """Call ``finish`` before the script leaves with an error."""
+    _unfinished.append(finish)
+
+
 def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
-    """Ask ``explain`` what an unexpected exception means: a ``UserError``, a ``TrainingError``, or None."""
-    _explainers.append(explain)
+    """Ask ``explain``, before those known already, what an unexpected exception means: a ``UserError``, a
+    ``TrainingError``, or None."""
+    _explainers.insert(0, explain)
 
 
 def leave(status: int) -> NoReturn:

@@ -25,7 +25,7 @@ from kit.adapter import attach_adapter, check_adapter
 from kit.attention import VARLEN, unfit
 from kit.attention import register as register_attention
 from kit.config import LoadPlan, Recipe
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, out_of_memory
 from kit.loss import install_loss_head
 from kit.places import check_place, first_line, tokenizer_of_adapter
 
@@ -180,9 +180,9 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             **options,
             **_hub(recipe),
         )
-    except torch.OutOfMemoryError:
-        raise
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
+        if out_of_memory(error):
+            raise
         raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}")) from None
     # A process that waits for its weights from rank 0 misses all of them.
     missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []

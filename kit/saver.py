@@ -8,7 +8,7 @@ on disk. Older checkpoints go after that. One save at a time; the next one waits
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,6 +104,11 @@ class Saver:
             )
             fix = f"make room in {self._folder} and run the same command again"
             raise UserError(Problem("output_dir", found, fix=fix)) from None
+
+    def finish(self, seconds: float) -> None:
+        """Where the run ends with an error: give a save in the background the time to end, well or not."""
+        if self._saving is not None:
+            wait([self._saving], seconds)
 
     def _complete(
         self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None

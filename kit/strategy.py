@@ -301,6 +301,25 @@ def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str,
     return {name: tensor for name, tensor in state.items() if name in trainable}
 
 
+def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
+    """What this rank keeps of sharded weights, even if a pass ended midway with whole layers gathered.
+
+    None where nothing is sharded. Whole layers of FSDP2 are let go; the model is not to be used afterwards.
+    """
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    units = [module for module in model.modules() if isinstance(module, FSDPModule | FullyShardedDataParallel)]
+    for unit in units:
+        if isinstance(unit, FSDPModule):
+            unit.set_reshard_after_forward(True, recurse=False)  # the root would stay whole until the backward
+            unit.reshard()
+    if units and not isinstance(units[0], FSDPModule):
+        # A unit that is gathered hides its parameters from `parameters()`.
+        handles: list[Any] = [handle for unit in units if (handle := getattr(unit, "_handle", None))]
+        return [parameter for handle in handles for parameter in handle.flat_param._params]
+    return list(model.parameters()) if units else None
+
+
 def plain_name(name: str) -> str:
     """A parameter's name without what wrappers put in front or between."""
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):

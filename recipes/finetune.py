@@ -26,7 +26,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, checkpoint, data, export, model, report, run, strategy
+    from kit import adapter, checkpoint, data, export, memory, model, report, run, strategy
     from kit.evaluate import evaluate
     from kit.feed import Ranks
     from kit.log import Log, new_state, progress, silence_libraries
@@ -95,10 +95,13 @@ def main() -> None:
         if accelerator.is_main_process:
             launch.say(*run.open_output_dir(recipe))
     watch.at("loading the model")
+    short_of_memory = partial(memory.explain, recipe=recipe, num_processes=accelerator.num_processes)
+    launch.explain_with(partial(short_of_memory, model=None, optimizer=None))
     with strategy.together(accelerator):
         llm = model.build_model(recipe, config, load_plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
+    launch.explain_with(partial(short_of_memory, model=llm, optimizer=optimizer))
     if recipe.packing:
         check_isolation(accelerator, llm, vocab_size)
     if resume_path:
@@ -111,6 +114,7 @@ def main() -> None:
         checkpoint.drop_after(output_dir / "checkpoints", state["step"])
         run.write_run_file(*record)
     saver = Saver(accelerator, recipe, output_dir / "checkpoints", about)
+    launch.finish_first(partial(saver.finish, 20.0))
     feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state["feed"])
     log = Log(accelerator, recipe, output_dir, state, total_steps, datasets.names)
     log.say(strategy.describe(actual, recipe), *datasets.notes, *feed.notes())
@@ -148,7 +152,6 @@ def main() -> None:
         result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, is_asked, before_update)
         log.step(done, batch, result, rate)
         if log.nonfinite_steps > recipe.max_nonfinite_steps:
-            saver.wait()
             places = ", ".join(batch.places)
             raise TrainingError(f"step {done}: {result.values}; weights are as before it. Samples: {places}")
 
