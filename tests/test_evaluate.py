@@ -75,7 +75,7 @@ def run(setting, monkeypatch):
         samples = samples or setting.samples.select(torch.arange(num).numpy(), "first")
         for ranks.rank in range(processes):
             recipe = setting.recipe.model_copy(update=changes)
-            results.append(evaluate(ranks, model, samples, recipe, setting.tokenizer, lambda items, *_: items))
+            results.append(evaluate(ranks, model, recipe, setting.tokenizer, lambda items, *_: items, samples))
         return ranks, results
 
     return run
