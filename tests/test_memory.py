@@ -201,13 +201,13 @@ def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
     ids = torch.arange(3, 9)[None]
     broken(model, "LlamaMLP")
     monkeypatch.setattr(evaluate, "_loss", lambda accelerator, model, *_: model(input_ids=ids))
-    text = told(raised(evaluate.evaluate, None, model, None, make(), None, None))
+    text = told(raised(evaluate.evaluate, None, model, make(), None, None, None))
     assert "asked for in evaluation (LlamaMLP)\n" in text
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
     monkeypatch.setattr(evaluate, "_answers", lambda accelerator, model, *_: model.generate(ids, max_new_tokens=2))
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = told(raised(evaluate.evaluate, None, model, None, recipe, None, None))
+    text = told(raised(evaluate.evaluate, None, model, recipe, None, None, None))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 
@@ -216,12 +216,13 @@ def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import checkpoint, export, model, strategy
+    from kit import checkpoint, export, model, saver, strategy
 
     holders = {
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
         "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
         "torch.autograd": torch.autograd,
+        "kit.saver": saver.Saver,
     }
     holders |= {module.__name__: module for module in (checkpoint, evaluate, export, model, strategy)}
     for name in PHASES:
@@ -578,7 +579,7 @@ def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, mo
             for flag in re.findall(r"^ +(--\w+ \S+)", part, re.M):
                 if changed := changed_by(flag, recipe):
                     seen.add(flag.split()[0])
-                    assert (run.identity(changed, "x") != run.identity(recipe, "x")) == is_other, flag
+                    assert (run.identity(changed, "x") != run.identity(recipe, "x", "base")) == is_other, flag
     assert {"--per_device_train_batch_size", "--gradient_checkpointing", "--optim", "--method", "--max_length"} <= seen
     assert {"--attn_implementation", "--max_new_tokens", "--predict_with_generate"} <= seen
 
