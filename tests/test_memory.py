@@ -579,7 +579,7 @@ def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, mo
             for flag in re.findall(r"^ +(--\w+ \S+)", part, re.M):
                 if changed := changed_by(flag, recipe):
                     seen.add(flag.split()[0])
-                    assert (run.identity(changed, "x") != run.identity(recipe, "x", "base")) == is_other, flag
+                    assert (run.identity(changed, "x", "base") != run.identity(recipe, "x", "base")) == is_other, flag
     assert {"--per_device_train_batch_size", "--gradient_checkpointing", "--optim", "--method", "--max_length"} <= seen
     assert {"--attn_implementation", "--max_new_tokens", "--predict_with_generate"} <= seen
 
