@@ -82,6 +82,11 @@ class Saver:
             self.wait()
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written."""
+        return self._saving is not None and not self._saving.done()
+
+    @property
     def has_failed(self) -> bool:
         """Whether ``wait`` would raise at once."""
         return self._saving is not None and self._saving.done() and self._saving.exception() is not None

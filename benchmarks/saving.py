@@ -1,0 +1,83 @@
+"""How long a save holds the training loop up, written in the background and not, and what it costs the steps meanwhile.
+
+    python benchmarks/saving.py [--layers 12] [--hidden 768] [--method full lora] [--folder DIR]
+
+A random Llama on the CPU with AdamW, one process; the checkpoint goes to DIR (default: the system's temporary folder),
+synced to its disk. Prints a Markdown table: bytes of a checkpoint; seconds the loop is held up by one save (median of
+five); seconds until it is complete; and how much longer a training step takes while one is being written.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kit.config import Recipe
+from kit.saver import Saver
+
+NUM_SAVES = 5
+ALONE: Any = SimpleNamespace(process_index=0, num_processes=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--method", nargs="+", choices=("full", "lora"), default=["full", "lora"])
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    args = parser.parse_args()
+    print("| method | async_save | bytes | loop held up, s | complete after, s | step meanwhile |")
+    print("|---|---|---|---|---|---|")
+    for method in args.method:
+        model, optimizer = build(args.layers, args.hidden, method)
+        for in_background in (False, True):
+            with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+                cells = measure(model, optimizer, Path(folder), in_background)
+            print(f"| {method} | {str(in_background).lower()} | {' | '.join(cells)} |", flush=True)
+
+
+def build(layers: int, hidden: int, method: str) -> tuple[Any, torch.optim.Optimizer]:
+    shape = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden, "vocab_size": 32000}
+    model: Any = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=hidden // 64))
+    if method == "lora":
+        model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+    return model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer) -> float:
+    """Seconds of one small training step."""
+    start = time.perf_counter()
+    ids = torch.randint(32000, (1, 64))
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.perf_counter() - start
+
+
+def measure(model: Any, optimizer: torch.optim.Optimizer, folder: Path, in_background: bool) -> list[str]:
+    recipe = Recipe(model_name_or_path="m", dataset="d", async_save=in_background, save_total_limit=1)
+    saver = Saver(ALONE, recipe, folder, {"identity": {}, "strategy": {}, "versions": {}})
+    alone = statistics.median(step(model, optimizer) for _ in range(4))
+    held, complete, meanwhile = [], [], []
+    for number in range(1, NUM_SAVES + 1):
+        start = time.perf_counter()
+        saver.save(model, optimizer, {"step": number})
+        held.append(time.perf_counter() - start)
+        while saver.is_busy:
+            meanwhile.append(step(model, optimizer))
+        saver.wait()
+        complete.append(time.perf_counter() - start)
+    size = sum(path.stat().st_size for path in folder.glob("step-*/*"))
+    slower = f"x {statistics.median(meanwhile) / alone:.2f}" if meanwhile else ""
+    return [f"{size:,}", f"{statistics.median(held):.3f}", f"{statistics.median(complete):.3f}", slower]
+
+
+if __name__ == "__main__":
+    main()
