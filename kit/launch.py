@@ -22,6 +22,7 @@ from kit.command_line import find_file
 from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.contradictions import suggest_batch
 from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.secrets import redacted
 from kit.topology import TITLES, Settings, make_settings, read_config
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
@@ -128,7 +129,7 @@ def is_main() -> bool:
 def say(*lines: str) -> None:
     """Print lines from the main process only, before there is a ``Log``."""
     if is_main():
-        print(*lines, sep="\n", flush=True)
+        print(*map(redacted, lines), sep="\n", flush=True)
 
 
 @contextmanager
@@ -148,14 +149,13 @@ def reporting_errors() -> Iterator[None]:
             if not isinstance(error, UserError | TrainingError):
                 error = explain(error) or error
         if not isinstance(error, UserError | TrainingError):
-            print(f"\nrank {rank} failed:", file=sys.stderr, flush=True)
-            traceback.print_exc()
+            print(f"\nrank {rank} failed:\n{redacted(traceback.format_exc())}", file=sys.stderr, flush=True)
             leave(1)  # the interpreter's own shutdown would wait for threads that wait for other ranks
         text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
         if not is_main():
             # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
             time.sleep(10)
-        print(f"\n{text}", file=sys.stderr, flush=True)
+        print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
         leave(error.exit_status)
 
 
