@@ -177,14 +177,8 @@ class Log:
 
     def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
         """A step without an update; JSON has no word for NaN."""
-        self._write(
-            {
-                "step": step,
-                "epoch": batch.epoch,
-                "nonfinite": result.values,
-                "samples": [redacted(place) for place in batch.places],
-            }
-        )
+        samples = [redacted(place) for place in batch.places]
+        self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.nonfinite_steps <= self.recipe.max_nonfinite_steps:
             places = ", ".join(batch.places)
             self.say(f"warning: step {step}: {result.values}: skipped, weights are as before it; samples: {places}")
