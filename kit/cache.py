@@ -85,7 +85,7 @@ def _remember(path: Path, stamp: list[int], known: str) -> None:
     aside = memory.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # a cache that cannot be written costs time, no more
         try:
-            aside.write_text(json.dumps({"path": str(path), "stamp": stamp, "digest": known}), encoding="utf-8")
+            aside.write_text(json.dumps({"stamp": stamp, "digest": known}), encoding="utf-8")
             aside.replace(memory)
         finally:
             aside.unlink(missing_ok=True)

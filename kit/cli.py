@@ -8,6 +8,7 @@ import argparse
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from kit.command_line import load_recipe, read_command_line, show
 from kit.config import RECIPES, Recipe
 from kit.errors import Problem, Problems, UserError, did_you_mean, raise_if
+from kit.secrets import redacted
 
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
@@ -196,8 +198,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return error.exit_status
+    except Exception:
+        print(redacted(traceback.format_exc()), file=sys.stderr)
+        return 1
 
 
 def _table(titles: list[str], rows: list[list[str]]) -> str:

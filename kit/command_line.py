@@ -8,7 +8,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -29,6 +29,7 @@ from kit.config import (
 from kit.contradictions import contradictions
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.foreign import FOREIGN
+from kit.secrets import redacted
 
 FLAGS = Launch.model_fields | Recipe.model_fields
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
@@ -77,6 +78,8 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
     values |= flags
     places |= {flag: f"--{flag}" for flag in flags}
     recipe, more = _check_recipe(values, places, in_doubt)
+    if secret := _secrets({f"--{key}": value for key, value in launch_flags.items()}, {}) + _secrets(values, places):
+        return Request(launch, None, DEFAULT_RECIPE, secret)  # other problems may quote part of a value
     name = name or Path(str(values["model_name_or_path"])).name or "run"
     return Request(launch, recipe, name, problems + more)
 
@@ -285,6 +288,29 @@ def _meant(model: type[BaseModel], name: str, value: Any) -> Any:
     return info.default if info.default in ([], {}) else None if is_optional(info) else value
 
 
+def _secrets(values: dict[str, Any], places: dict[str, str]) -> list[Problem]:
+    """Settings that hold a credential: a run stores what it was started with, and models are passed on."""
+    fix = "the hub and the trackers take theirs from the environment; write paths and names without"
+    return [
+        Problem(places.get(key, key), f"a credential in {redacted(text)!r}", "none: a run stores its settings", fix)
+        for key, value in values.items()
+        for text in _texts(value)
+        if redacted(text) != text
+    ]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All text in what YAML gave."""
+    values, visited = [value], set()
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif id(value) not in visited:  # see _duplicates
+            visited.add(id(value))
+            values += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
 def _unknown(name: str, where: str) -> Problem:
     if name in FOREIGN:
         return Problem(where, "not a setting of this kit", fix=FOREIGN[name])
@@ -326,7 +352,7 @@ def show(text: str) -> None:
     try:
         # Data may hold what a terminal's encoding cannot.
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+        print(redacted(text).encode(encoding, "replace").decode(encoding), flush=True)
     except BrokenPipeError:
         # The interpreter flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

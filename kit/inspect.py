@@ -18,6 +18,7 @@ from kit.config import Recipe
 from kit.feed import Ranks
 from kit.page import VISIBLE, escaped, page, section, svg, table
 from kit.samples import Samples
+from kit.secrets import secret_spans
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
 BARS = "▁▂▃▄▅▆▇█"
@@ -149,6 +150,16 @@ def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Toke
         tokens.append(Token((text or "").translate(VISIBLE), weight, id_ in special))
     if text is None and tokens:  # cut within a character
         tokens[-1] = replace(tokens[-1], text="\ufffd")
+    return _without_secrets(tokens)
+
+
+def _without_secrets(tokens: list[Token]) -> list[Token]:
+    """``***`` in place of tokens that spell a credential, which no page can find once they stand apart."""
+    ends = np.cumsum([len(token.text) for token in tokens])
+    for start, end in secret_spans("".join(token.text for token in tokens)):
+        first, last = (int(i) for i in np.searchsorted(ends, [start, end - 1], side="right"))
+        for i in range(first, last + 1):
+            tokens[i] = replace(tokens[i], text="***" if i == first else "")
     return tokens
 
 

@@ -22,6 +22,7 @@ from kit.command_line import find_file
 from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.contradictions import suggest_batch
 from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.secrets import redacted
 from kit.topology import TITLES, Settings, make_settings, read_config
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
@@ -128,7 +129,7 @@ def is_main() -> bool:
 def say(*lines: str) -> None:
     """Print lines from the main process only, before there is a ``Log``."""
     if is_main():
-        print(*lines, sep="\n", flush=True)
+        print(*map(redacted, lines), sep="\n", flush=True)
 
 
 @contextmanager
@@ -156,7 +157,7 @@ def reporting_errors() -> Iterator[None]:
         else:
             text = f"rank {rank} failed:\n{''.join(traceback.format_exception(caught))}"
             status = 1
-        print(f"\n{text}", file=sys.stderr, flush=True)
+        print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
         for finish in _unfinished:
             finish()
         leave(status)  # the interpreter's own shutdown would wait for threads that wait for other ranks

@@ -22,6 +22,7 @@ import transformers
 from tqdm import tqdm
 
 from kit.launch import is_main
+from kit.secrets import redacted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -117,7 +118,7 @@ class Log:
         """Lines for the user, without breaking the bar."""
         if self.is_main:
             for line in lines:
-                tqdm.write(line, file=sys.stdout)
+                tqdm.write(redacted(line), file=sys.stdout)
             sys.stdout.flush()
 
     def step(self, step: int, batch: "GlobalBatch", result: "StepResult", learning_rate: float) -> None:
@@ -159,7 +160,7 @@ class Log:
         row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
         row |= {name: count for name, count in batch.counts.items() if count}
-        row |= {"samples": list(batch.places)} if is_spike else {}
+        row |= {"samples": [redacted(place) for place in batch.places]} if is_spike else {}
         if len(self.source_names) > 1:
             columns = zip(self.source_names, result.losses, batch.num_targets, batch.num_tokens, strict=True)
             for name, loss, num_targets, num_tokens in columns:
@@ -176,7 +177,8 @@ class Log:
 
     def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
         """A step without an update; JSON has no word for NaN."""
-        self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": list(batch.places)})
+        samples = [redacted(place) for place in batch.places]
+        self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.nonfinite_steps <= self.recipe.max_nonfinite_steps:
             places = ", ".join(batch.places)
             self.say(f"warning: step {step}: {result.values}: skipped, weights are as before it; samples: {places}")
@@ -266,7 +268,7 @@ def _peak_memory_bytes() -> int:
 
 
 def _one_line(text: str) -> str:
-    text = " ".join(text.split())
+    text = redacted(" ".join(text.split()))  # before part of one is cut off
     return text if len(text) <= 160 else f"{text[:78]} ... {text[-78:]}"
 
 

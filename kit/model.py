@@ -3,9 +3,13 @@
 One dtype rule under every strategy. Weights that train are float32 (the optimiser's master copy); frozen weights are
 in the compute type of the topology (bfloat16 under ``mixed_precision: bf16``, else float32); 4-bit weights are NF4
 with double quantisation, stored in the compute type, because sharding corrupts any other storage silently.
+
+Nothing is unpickled, and no code that comes with a model runs unless ``trust_remote_code`` says so.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +42,8 @@ def open_config(recipe: Recipe) -> Any:
     try:
         return AutoConfig.from_pretrained(name, **_hub(recipe))
     except Exception as error:
-        fix = (
-            "--trust_remote_code true runs the model's own code: read it first"
-            if "trust_remote_code" in str(error)
-            else ""
-        )
-        raise UserError(
-            Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}", fix=fix)
-        ) from None
+        found = f"{recipe.model_name_or_path}: {first_line(error)}"
+        raise UserError(Problem("model_name_or_path", found, fix=_trust(error))) from None
 
 
 def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
@@ -61,7 +59,7 @@ def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(name, **_hub(recipe))
     except Exception as error:
         found = f"no tokenizer in {name}: {first_line(error)}"
-        raise UserError(Problem(field, found, "tokenizer.json beside the weights")) from None
+        raise UserError(Problem(field, found, "tokenizer.json beside the weights", _trust(error))) from None
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
     return tokenizer
@@ -171,19 +169,24 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             bnb_4bit_quant_storage=compute,
         )
     try:
-        model, loaded = loader.from_pretrained(
-            check_place(recipe.model_name_or_path, recipe.model_revision),
-            config=config,
-            attn_implementation=attention_of(recipe, config),
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-            **_hub(recipe),
-        )
+        with _nothing_unpickled(recipe):
+            model, loaded = loader.from_pretrained(
+                check_place(recipe.model_name_or_path, recipe.model_revision),
+                config=config,
+                attn_implementation=attention_of(recipe, config),
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+                **_hub(recipe),
+            )
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error):
             raise
         raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}")) from None
+    if getattr(model, "_hf_peft_config_loaded", False):  # transformers puts it in without being asked
+        found = f"{recipe.model_name_or_path} has an adapter beside its weights"
+        fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
+        raise UserError(Problem("model_name_or_path", found, "a model only", fix))
     # A process that waits for its weights from rank 0 misses all of them.
     missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []
     if missing:
@@ -203,6 +206,29 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     install_loss_head(base)
     model.train()
     return model
+
+
+@contextmanager
+def _nothing_unpickled(recipe: Recipe) -> Iterator[None]:
+    """``use_safetensors`` says which file is opened first: an index, a config or an adapter may name pickled others."""
+
+    def refuse(file: Any, *args: Any, **kwargs: Any) -> None:
+        found = f"{recipe.model_name_or_path} names {os.path.basename(str(file))} as weights"
+        fix = "convert them: pickled weights are never opened"
+        raise UserError(Problem("model_name_or_path", found, "*.safetensors", fix))
+
+    theirs = torch.load
+    torch.load = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.load = theirs
+
+
+def _trust(error: Exception) -> str:
+    """What to do where ``error`` says that code comes with the model."""
+    is_code = "trust_remote_code" in str(error)
+    return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
 
 
 def _hub(recipe: Recipe) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib.figure import Figure
 
+from kit.secrets import redacted
+
 # Control characters, which a terminal would obey, as Python writes them: \x1b. Tabs and line breaks stay.
 VISIBLE = {code: repr(chr(code))[1:-1] for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 STYLE = """
@@ -25,10 +27,10 @@ border-bottom: 1px solid #d0d7de } .scroll { overflow-x: auto }
 
 
 def page(title: str, parts: list[str], style: str = "") -> str:
-    """The whole document. ``style``: rules besides those of all pages."""
+    """The whole document, without credentials. ``style``: rules besides those of all pages."""
     head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
     head += f"<title>{escaped(title)}</title><style>{STYLE}{style}</style>"
-    return f"{head}{''.join(parts)}</html>\n"
+    return redacted(f"{head}{''.join(parts)}</html>\n")
 
 
 def escaped(text: str) -> str:

@@ -43,13 +43,13 @@ def main() -> None:
         raise_if(Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given)
         state = checkpoint.read_state(weights)
         export.export_checkpoint(recipe, run_file, state, read, args.output_dir, args.dtype)
-        print(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state['step']}: {args.output_dir}")
+        launch.say(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state['step']}: {args.output_dir}")
         return
     if recipe.method == "full":
         raise UserError(Problem("--merge", f"{args.source} is a full model's: nothing to merge"))
     trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
     merged = export.merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
-    print(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}", sep="\n")
+    launch.say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")
 
 
 def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # A module imports from its own line or those above, never from below.
 LAYERS = [
-    ["errors"],
+    ["errors", "secrets"],
     ["config", "contradictions", "foreign", "command_line", "topology", "schedule"],
     [
         *["archives", "records", "files", "tables", "hub", "messages", "formats", "sources"],
@@ -28,7 +28,7 @@ LAYERS = [
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 PEERS = LAYERS[6]  # composed by the recipes, and unknown to each other
-LIGHT = ["errors", "config", "command_line", "topology", "launch", "schedule"]
+LIGHT = ["errors", "secrets", "config", "command_line", "topology", "launch", "schedule"]
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]
 
 MODULES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "kit").glob("*.py")}

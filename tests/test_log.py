@@ -1,6 +1,7 @@
 """Each step stands once in ``metrics.jsonl``, exactly, whatever happened before; only the main process writes."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,6 +67,17 @@ def test_numbers_are_written_in_full(start, rows):
     (row,) = rows()
     assert (row["loss"], row["learning_rate"]) == (2 / 3 + 1, 1e-5 / 3)
     assert (row["step"], row["tokens"], row["tokens_per_second"], row["seconds"]) == (1, 100, 100.0, 1.0)
+
+
+def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "n0t-for-you")
+    log = start(loss_spike_ratio=2.0, max_nonfinite_steps=3)
+    log.run(range(1, 11))
+    named = replace(batch(100, 1), places=["data/n0t-for-you.jsonl:1"])
+    for loss in (1e6, float("nan")):
+        log.step(11, named, StepResult(loss, 1.0, [0.5]), 1e-5)
+    assert [row["samples"] for row in rows()[-2:]] == [["data/***.jsonl:1"]] * 2
+    assert capsys.readouterr().out.count("samples: data/***.jsonl:1\n") == 2
 
 
 def test_of_several_data_sets_each_has_its_own_numbers(start, rows):
