@@ -133,8 +133,8 @@ class Log:
         }
         self.tokens += int(metrics["tokens"])
         self.steps += 1
-        usual = statistics.median(self.recent_losses) if len(self.recent_losses) >= FEWEST_LOSSES else math.inf
-        ratio = self.recipe.loss_spike_ratio
+        num_losses, ratio = len(self.recent_losses), self.recipe.loss_spike_ratio
+        usual = statistics.median(self.recent_losses) if num_losses >= FEWEST_LOSSES else math.inf
         is_spike = bool(ratio) and result.loss > ratio * usual
         self.nonfinite_steps = 0 if result.is_finite else self.nonfinite_steps + 1
         if result.is_finite:
@@ -149,7 +149,7 @@ class Log:
         if is_spike:
             places = ", ".join(batch.places)
             found = f"step {step}: loss {result.loss:.4f} is {result.loss / usual:.1f} times the median of the last"
-            self.say(f"warning: {found} {len(self.recent_losses) - 1} steps; samples: {places}")
+            self.say(f"warning: {found} {num_losses} steps; samples: {places}")
             metrics["loss_spike"] = result.loss / usual
         elif step % self.recipe.logging_steps and step != self.total_steps:
             return
@@ -217,10 +217,15 @@ class Log:
 
     def summary(self) -> list[str]:
         """First and last evaluation, a line for each measure."""
-        first, last = self.first_evaluation, self.last_evaluation
-        if first == last:
-            return []
-        return [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in last if not name.startswith("eval_tokens")]
+        first, last, lines = self.first_evaluation, self.last_evaluation, []
+        if first != last:
+            names = [name for name in last if not name.startswith("eval_tokens")]
+            lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
+        if self.best_step:
+            lines.append(
+                f"lowest eval_loss: {self.best['eval_loss']:.4f} after step {self.best_step}; its checkpoint is kept"
+            )
+        return lines
 
     def close(self) -> None:
         if self.bar is not None:

@@ -1,6 +1,8 @@
 """Each step stands once in ``metrics.jsonl``, exactly, whatever happened before; only the main process writes."""
 
+import dataclasses
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -191,28 +193,95 @@ def test_answers_are_shown_on_one_line_each_and_cut_in_the_middle(start, capsys)
     assert [line.endswith("(differs)") for line in lines if "answered" in line] == [False, True]
 
 
-def test_trackers_get_the_same_numbers(tmp_path, clock):
+@pytest.fixture
+def tensorboard(tmp_path):
+    """Starts logs that write to TensorBoard; and what it then shows of the loss."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
     pytest.importorskip("tensorboard")
     recipe = Recipe(model_name_or_path="m", dataset="d", report_to="tensorboard", lora_target_modules="q_proj,v_proj")
-    try:
-        accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
-        log = Log(
-            accelerator,
-            recipe,
-            tmp_path,
-            new_state(),
-            2,
-            ["one"],
-        )
-        clock.now += 1.0
-        log.step(1, batch(10), StepResult(0.5, 1.0, [0.5]), 0.1)
-        log.close()
-    finally:
-        AcceleratorState._reset_state(True)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(next(tmp_path.rglob("events.*")).parent)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5)]
+    def start(state):
+        AcceleratorState._reset_state(True)
+        accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
+        return Log(accelerator, recipe, tmp_path, state, 4, ["one"])
+
+    def shown():
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(next(tmp_path.rglob("events.*")).parent)).Reload()
+        return [(event.step, event.value) for event in events.Scalars("loss")]
+
+    yield start, shown
+    AcceleratorState._reset_state(True)
+
+
+def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(tensorboard, clock):
+    start, shown = tensorboard
+    log = start(new_state())
+    for step in (1, 2, 3):
+        step_with(log, step, step / 2)
+    log.close()
+    assert shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    again = start(log.state(2, {}))  # killed after step 3, with a checkpoint of step 2
+    assert again.tracker_id == log.tracker_id
+    for step in (3, 4):
+        step_with(again, step, step * 2.0)
+    again.close()
+    assert shown() == [(1, 0.5), (2, 1.0), (3, 6.0), (4, 8.0)]
+
+
+def step_with(log, step, loss, grad_norm=1.0):
+    log.step(step, dataclasses.replace(batch(100), places=["d.jsonl:7"]), StepResult(loss, grad_norm, [loss]), 1e-3)
+
+
+def test_a_loss_far_above_the_usual_is_reported_with_its_samples_through_a_resume(start, rows, capsys):
+    log = start(loss_spike_ratio=3.0, logging_steps=100, total=1000)
+    for step in range(1, 12):
+        step_with(log, step, 2.0)
+    kept = json.loads(json.dumps(log.state(11, {})))
+    assert rows() == []
+    again = start(loss_spike_ratio=3.0, logging_steps=100, total=1000)
+    again.recent_losses.extend(kept["recent_losses"])
+    step_with(again, 12, 5.9)
+    step_with(again, 13, 6.1)
+    step_with(again, 14, 2.0)
+    (row,) = rows()
+    assert (row["step"], row["samples"]) == (13, ["d.jsonl:7"]) and row["loss_spike"] == pytest.approx(3.05)
+    told = "warning: step 13: loss 6.1000 is 3.0 times the median of the last 12 steps; samples: d.jsonl:7"
+    assert told in capsys.readouterr().out
+
+
+def test_the_first_losses_of_a_run_are_compared_with_nothing(start, rows, capsys):
+    log = start(loss_spike_ratio=1.5)
+    for step in range(1, 8):
+        step_with(log, step, float(2**step))
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_steps_that_are_not_finite_are_counted_in_a_row_through_a_resume(start, rows):
+    log = start(max_nonfinite_steps=5)
+    for step, loss in enumerate([1.0, math.nan, math.inf, 1.0, math.nan], 1):
+        step_with(log, step, loss)
+    assert log.state(5, {})["nonfinite_steps"] == 1 and list(log.recent_losses) == [1.0, 1.0]
+    step_with(log, 6, 1.0, grad_norm=math.inf)
+    assert log.nonfinite_steps == 2
+    assert [row["step"] for row in rows() if "nonfinite" in row] == [2, 3, 5, 6]
+    text = (log.path).read_text()
+    assert "NaN" not in text and "Infinity" not in text  # which are no JSON
+
+
+def test_the_best_evaluation_is_remembered_and_its_checkpoint_asked_for_only_when_kept(start):
+    log = start(keep_best=True)
+    assert [log.evaluation(step, evaluation(loss)) for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5), (6, math.nan)]] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert log.best_step == 2 and log.state(6, {})["best"] == {"step": 2, "eval_loss": 2.0}
+    assert "lowest eval_loss: 2.0000 after step 2; its checkpoint is kept" in log.summary()
+    other = start()
+    other.evaluation(2, evaluation(2.0))
+    assert other.best_step is None
