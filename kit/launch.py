@@ -367,6 +367,8 @@ def _relaunch(num_processes: int, keep_environment: bool) -> NoReturn:
     env.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]
     # A free port, so that two runs on one machine do not meet.
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", *sys.argv]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    # It passes on what it handles; of SIGUSR1, Slurm's warning, it would die at once, and the job with it.
+    command += ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", *sys.argv]
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

@@ -26,7 +26,7 @@ def test_every_command_parses(command):
     for part in command.split(" && "):
         words = shlex.split(part)
         script = next((word for word in words if word.startswith("recipes/")), None)
-        if words[:2] in (["kit", "inspect"], ["kit", "prepare"]):
+        if words[:2] in (["kit", "inspect"], ["kit", "prepare"], ["kit", "verify-resume"]):
             flags = re.sub(r" (-n|--html) \S+", "", part).split()[2:]
             assert not read_command_line(flags).problems
         if script is None:
@@ -55,6 +55,10 @@ def test_every_flag_named_in_the_pages_exists():
         "config_file",
         "nproc_per_node",
         "nnodes",
+        "max_restarts",
+        "merge",
+        "signal",
+        "signals",
         "help",
         "config",
         "recipe",

@@ -1,6 +1,7 @@
 """Whose output folder it is: a run goes on in its own, and nothing of anybody else is touched."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,14 @@ def content(folder):
 def test_every_setting_is_either_part_of_a_runs_identity_or_free_to_change():
     """A new setting must be put on one of the two lists."""
     assert sorted(IDENTITY + MAY_CHANGE) == sorted(Recipe.model_fields)
+
+
+def test_the_docs_say_of_every_setting_whether_it_may_change():
+    page = (Path(__file__).resolve().parents[1] / "docs/recovery.md").read_text()
+    section = page[page.index("## Which settings may change") : page.index("Such a change is refused")]
+    free, other = section.split("| makes it another run |")
+    for text, keys in ((free, MAY_CHANGE), (other, IDENTITY)):
+        assert sorted(set(re.findall(r"`(\w+)`", text))) == sorted(keys)
 
 
 @pytest.mark.parametrize("path", ["new", "new/in/new", "empty"])

@@ -114,12 +114,23 @@ def test_a_repeated_sigterm_is_one(finetune):
     assert list((folder / "checkpoints").glob(f"step-{record['interrupted']:08d}/manifest.json"))
 
 
-@pytest.mark.parametrize("config", ["single", "ddp"])
-def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, config):
+ACCELERATE = ["-m", "accelerate.commands.launch"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "config", "number"),
+    [
+        (ACCELERATE, "single", signal.SIGTERM),
+        (ACCELERATE, "ddp", signal.SIGTERM),
+        ([], "ddp", signal.SIGUSR1),
+        ([], "fsdp", signal.SIGTERM),
+    ],
+)
+def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, launcher, config, number):
     """`accelerate launch` dies of SIGTERM without a word to what it started; Slurm and Kubernetes send it there."""
     folder = finetune.folder / "run"
     flags = {**finetune.defaults, "output_dir": folder, "max_steps": 5000, "config": config}
-    command = [sys.executable, "-m", "accelerate.commands.launch", str(ROOT / "recipes/finetune.py")]
+    command = [sys.executable, *launcher, str(ROOT / "recipes/finetune.py")]
     command += [f"--{name}={value}" for name, value in flags.items()]
     with (finetune.folder / "log").open("w") as log:
         launcher = subprocess.Popen(command, stdout=log, stderr=log)
@@ -129,7 +140,7 @@ def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, config):
 
     try:
         wait_until(lambda: text(folder / "metrics.jsonl").count('"loss"') >= 3)
-        launcher.terminate()
+        launcher.send_signal(number)
         wait_until(lambda: '"interrupted": 0' not in text(folder / "run.json"))
     finally:
         launcher.kill()
