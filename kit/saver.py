@@ -107,7 +107,7 @@ class Saver:
             found = (
                 f"the checkpoint of step {self._step} could not be written ({rank}{cause.strerror or cause}); {last}"
             )
-            fix = f"make room in {self._folder} and run the same command again"
+            fix = "mend that, and the same command continues"
             raise UserError(Problem("output_dir", found, fix=fix)) from None
 
     def finish(self, seconds: float) -> None:
@@ -120,16 +120,18 @@ class Saver:
     ) -> None:
         written.result()  # of all ranks; raises on all where one failed
 
-        def describe_mine() -> dict[str, Any]:
+        def describe_mine() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
-            return {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
+            return names, {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
 
         parts = self._on_all(describe_mine)
+        if any(names != parts[0][0] for names, _ in parts):
+            raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
 
         def publish() -> None:
             if self._rank == 0:
                 _write_json(staging / STATE, state)
-                files = {name: entry for part in parts for name, entry in part.items()}
+                files = {name: entry for _, part in parts for name, entry in part.items()}
                 files[STATE] = describe_file(staging / STATE)
                 manifest = {"format": FORMAT, "step": state["step"], **self._about, "files": files}
                 _write_json(staging / MANIFEST, {**manifest, "xxh3_128": digest_of(manifest)})

@@ -361,6 +361,14 @@ def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, 
     assert steps(tmp_path) == ["step-00000001"]
 
 
+def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypatch):
+    folder, save = saved
+    monkeypatch.setattr(Saver, "_on_all", lambda self, work: [work(), (["shard-of-another-machine.safetensors"], {})])
+    with pytest.raises(UserError, match="output_dir must be on a disk that all machines share"):
+        save(4)
+    assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
 def test_the_manifest_says_whose_checkpoint_it_is(saved):
     folder, _ = saved
     manifest = json.loads((folder / "step-00000002/manifest.json").read_text())
