@@ -5,7 +5,6 @@ the same command again. Promises: "exact" is said only where steps were done aft
 bit is equal; no process and no temporary file outlives the command, Ctrl-C included.
 """
 
-import filecmp
 import json
 import math
 import os
@@ -20,18 +19,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import psutil
 
 from kit.command_line import read_command_line, read_flags, show
+from kit.compare_runs import compare, read_metrics
 from kit.config import RECIPES, Request
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy import describe
 
 SCRIPT = RECIPES / "finetune.py"
 DEFAULT_STEPS = 6
-MEASURES = ("loss", "grad_norm", "learning_rate", "eval_loss")
 MAX_EVAL_SAMPLES = 4
 ATTEMPTS = 3
 SECONDS_BETWEEN_LOOKS = 0.002  # a step of a tiny model takes ten times as long
@@ -48,8 +46,6 @@ again; compare losses, gradient norms, learning rates, evaluations and final wei
 Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, save_steps, logging_steps,
 trackers, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples at most, without generation).
 Exit status: 0 exact, 1 not, 2 where you can mend something."""
-
-Row = dict[str, Any]  # a line of metrics.jsonl
 
 
 class RunFailed(Exception):
@@ -302,107 +298,3 @@ def _processes(temporary: Path) -> set[psutil.Process]:
             if process.environ().get("TMPDIR") == str(temporary):
                 found.add(process)
     return found
-
-
-def read_metrics(folder: Path) -> list[Row]:
-    """The whole lines of ``metrics.jsonl``; a kill may have cut the last one off."""
-    rows = []
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What two runs have in common: a table, and one line."""
-
-    result: Literal["exact", "differs", "not continued"]
-    table: list[str]
-    verdict: str
-
-
-def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
-    """Compare two finished runs by their output folders.
-
-    Args:
-        before_kill: the metrics of ``continued`` as they were when it was killed.
-    """
-    rows = read_metrics(continued)
-    # A step that was done again has other timings, so the lines that are the same were not.
-    kept = max((row["step"] for row in rows if "loss" in row and row in before_kill), default=0)
-    ours, theirs = _measures(read_metrics(whole)), _measures(rows)
-    worst: dict[str, float] = {}
-    first = None
-    table = [f"{'step':<6}{'uninterrupted':<22}{'continued':<22}difference"]
-    for step in sorted(ours.keys() | theirs.keys()):
-        a, b = ours.get(step, {}), theirs.get(step, {})
-        differences = {
-            name: _relative(a.get(name, math.nan), b.get(name, math.nan))
-            for name in a | b
-            if name not in a or name not in b or a[name].hex() != b[name].hex()
-        }
-        for name, value in differences.items():
-            worst[name] = max(worst.get(name, 0.0), value)
-        first = step if differences and first is None else first
-        text = ", ".join(f"{name} {value:.1e}" for name, value in differences.items()) or "none"
-        table.append(f"{step:<6}{_shown(a):<22}{_shown(b):<22}{text}")
-    weights = _weights_difference(whole / "final", continued / "final")
-    table.append(f"{'final weights':<50}{weights or 'none'}")
-    num_steps = max(ours)
-    if not kept or kept >= num_steps:
-        how = "began at step 1 again" if not kept else "had no step left to do"
-        return Comparison("not continued", table, f"not continued: the run {how}")
-    if first is None and not weights:
-        num = num_steps - kept
-        steps = f"{num} step{'s' * (num > 1)}"
-        return Comparison("exact", table, f"exact: {steps} after the kill and the final weights are equal bit for bit")
-    if first is None:
-        return Comparison("differs", table, f"differs in the final weights: {weights}")
-    values = ", ".join(f"{value:.1e} in {name}" for name, value in worst.items())
-    verdict = f"differs from step {first} on, worst relative difference {values}; final weights: {weights or 'equal'}"
-    if first <= kept:
-        verdict += f"\nStep {first} is before the kill: two runs differ here though neither was resumed."
-    return Comparison("differs", table, verdict)
-
-
-def _measures(rows: list[Row]) -> dict[int, dict[str, float]]:
-    """What is compared, by step: of its training row, and of the evaluation after it."""
-    measures: dict[int, dict[str, float]] = {}
-    for row in rows:
-        named = {name: float(row[name]) for name in MEASURES if name in row}
-        measures[row["step"]] = measures.get(row["step"], {}) | named
-    return measures
-
-
-def _relative(a: float, b: float) -> float:
-    difference = abs(a - b) / abs(a) if a else abs(a - b)
-    return math.inf if math.isnan(difference) else difference
-
-
-def _shown(values: dict[str, float]) -> str:
-    name = next((name for name in MEASURES if name in values), None)
-    return f"{name} {values[name]:.9g}" if name else "missing"
-
-
-def _weights_difference(whole: Path, continued: Path) -> str:
-    """How the tensors of two folders differ; an empty text if no bit does."""
-    files = [sorted(folder.glob("*.safetensors")) for folder in (whole, continued)]
-    if not all(files):
-        return "missing"
-    pairs = list(zip(*files, strict=False))
-    if len(files[0]) == len(files[1]) and all(a.name == b.name and filecmp.cmp(a, b, False) for a, b in pairs):
-        return ""
-    import torch
-    from safetensors import safe_open
-
-    opened = [[safe_open(file, "pt") for file in group] for group in files]
-    ours, theirs = ({name: file for file in group for name in file.keys()} for group in opened)  # noqa: SIM118
-    num, worst = len(ours.keys() ^ theirs.keys()), 0.0
-    for name in ours.keys() & theirs.keys():
-        a, b = ours[name].get_tensor(name).flatten(), theirs[name].get_tensor(name).flatten()
-        same_kind = a.dtype == b.dtype and a.shape == b.shape
-        if not same_kind or not torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
-            num += 1
-            worst = max(worst, (a.double() - b.double()).abs().max().item() if same_kind else math.inf)
-    return f"{num} of {len(ours)} tensors differ, by up to {worst:.1e}" if num else ""

@@ -23,7 +23,7 @@ LAYERS = [
     ["checkpoint"],
     ["step", "evaluate", "saver", "export", "drift", "log", "run", "stop", "replicas", "watch"],
     ["page"],
-    ["plan", "doctor", "checks", "inspect", "report", "verify_resume", "memory"],
+    ["plan", "doctor", "checks", "inspect", "report", "compare_runs", "verify_resume", "memory"],
     ["cli"],
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

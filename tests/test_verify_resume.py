@@ -13,7 +13,7 @@ from conftest import ROOT
 from safetensors.torch import save_file
 
 from kit.cli import main
-from kit.verify_resume import compare
+from kit.compare_runs import compare
 
 # A run in the eyes of the command, without torch. Capitals are for each test to replace.
 SCRIPT = """
