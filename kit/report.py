@@ -38,6 +38,7 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
         charts.append(chart("loss by data set", [(key.removeprefix("loss/"), training, key) for key in names]))
     if any("eval_exact_match" in row for row in evaluation):
         charts.append(chart("exact match", [("", evaluation, "eval_exact_match")]))
+    odd = [{**row, "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in rows if "samples" in row]
     sources = run["data"]["sources"]
     recipe = [{"key": key, "value": _setting(value)} for key, value in _given(run["recipe"]).items()]
     place = folder.absolute()
@@ -45,6 +46,7 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
         f"<h1>{escaped(place.name)}</h1>",
         *(f"<p class=line>{escaped(text)}</p>" for text in (str(place), line)),
         f"<div class=charts>{''.join(f'<div>{picture}</div>' for picture in charts)}</div>",
+        section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
         section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
         section("Answers", _answers(answers)) if answers else "",
         section("Data", _data_table(run["data"])),
@@ -55,6 +57,13 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
     temporary = folder / ".report.partial"
     temporary.write_text(page(f"{place.name}: {place}", parts), encoding="utf-8")
     temporary.replace(folder / "report.html")
+
+
+def _oddity(row: dict[str, Any]) -> str:
+    """Why a step's samples are in the metrics."""
+    if "nonfinite" in row:
+        return f"skipped: {row['nonfinite']}"
+    return f"loss {row['loss']:.4g}, {row['loss_spike']:.1f} times the usual"
 
 
 def chart(title: str, series: list[tuple[str, list[dict[str, Any]], str]], scale: float = 1.0) -> str:

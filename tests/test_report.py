@@ -51,6 +51,20 @@ def test_several_data_sets_have_their_own_numbers(folder):
     assert page.count("<svg") == 7 and "1,234" in page and "&lt;other&gt;" in page and "<other>" not in page
 
 
+def test_steps_that_were_skipped_or_jumped_are_listed_with_their_samples(folder):
+    write_report(folder, "single", [])
+    assert "Steps to look at" not in (folder / "report.html").read_text()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "nonfinite": "loss nan, gradient norm nan", "samples": ["d.jsonl:7"]}) + "\n")
+        odd = {"step": 6, "loss": 9.0, "loss_spike": 3.04, "samples": ["<d>.jsonl:8", "d.jsonl:9"], "grad_norm": 1.0}
+        odd |= {"learning_rate": 1e-3, "tokens_per_second": 9.0, "peak_memory_bytes": 1}
+        file.write(json.dumps(odd) + "\n")
+    write_report(folder, "single", [])
+    page = (folder / "report.html").read_text()
+    assert "skipped: loss nan, gradient norm nan" in page and "loss 9, 3.0 times the usual" in page
+    assert "&lt;d&gt;.jsonl:8, d.jsonl:9" in page
+
+
 def test_nothing_in_it_runs_or_calls_home(folder):
     write_report(folder, "single", [])
     page = (folder / "report.html").read_text()
