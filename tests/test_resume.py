@@ -116,12 +116,32 @@ def test_a_final_model_of_fewer_steps_is_not_taken_for_the_finished_run(finetune
 
 def test_going_back_to_an_earlier_checkpoint_abandons_the_later_ones(finetune):
     flags = {"save_steps": 1, "save_total_limit": 0}
-    run = finetune.ok("run", max_steps=5, **flags)
+    run = finetune.ok("run", max_steps=8, **flags)
+    finetune.ok("run", max_steps=8, **flags)
     earlier = run.folder / "checkpoints/step-00000002"
     back = finetune.ok("run", max_steps=3, resume_from_checkpoint=earlier, **flags)
     assert [row["step"] for row in back.rows] == [1, 2, 3]
     assert [path.name[-1] for path in sorted((run.folder / "checkpoints").iterdir())] == ["1", "2", "3"]
     assert back.losses[:2] == run.losses[:2]
+
+
+def test_the_checkpoint_of_the_lowest_eval_loss_outlives_newer_ones_through_a_resume(finetune, chat_file):
+    flags = {"eval_dataset": chat_file, "eval_steps": 1, "max_eval_samples": 8, "keep_best": "true"}
+    flags |= {
+        "save_total_limit": 1,
+        "lr_scheduler_type": "linear",
+        "learning_rate": 0.5,
+        "warmup_steps": 8,
+        "method": "full",
+    }
+    finetune.ok("run", max_steps=8, **flags)  # diverges as the rate rises
+    run = finetune.ok("run", max_steps=10, **flags)
+    losses = {row["step"]: row["eval_loss"] for row in run.rows if "eval_loss" in row}
+    best = min(losses, key=lambda step: losses[step])
+    assert 0 < best < 8, losses
+    kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert kept == [f"step-{best:08d}", "step-00000010"]
+    assert f"lowest eval_loss: {losses[best]:.4f} after step {best}; its checkpoint is kept" in run.output
 
 
 def test_a_mistake_found_on_one_rank_stops_all_with_one_message(finetune, model_folder, tmp_path):
