@@ -19,6 +19,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kit.checkpoint import MANIFEST, name_of
 from kit.config import Recipe
 from kit.saver import Saver
 
@@ -70,7 +71,8 @@ def measure(model: Any, optimizer: torch.optim.Optimizer, folder: Path, in_backg
         start = time.perf_counter()
         saver.save(model, optimizer, {"step": number})
         held.append(time.perf_counter() - start)
-        while saver.is_busy:
+        manifest = folder / name_of(number) / MANIFEST
+        while in_background and not manifest.is_file():
             meanwhile.append(step(model, optimizer))
         saver.wait()
         complete.append(time.perf_counter() - start)

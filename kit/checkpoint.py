@@ -7,6 +7,7 @@ if and only if its manifest is there, which has the size and the hash of every f
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,10 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         UserError: tensors are missing or of another shape.
     """
     scalars = read_state(path)["optimizer_scalars"]
-    tensors, _ = collect(model, optimizer)
+    stored = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    if not any(name.startswith("optimizer.") for name in stored):  # no step had changed it yet
+        return load_weights(model, path)
+    tensors, _ = _collect_all(model, optimizer)
     _read_tensors(path, tensors)
     model_state, optimizer_state = _state(model, optimizer)
     for name in model_state:
@@ -124,7 +128,7 @@ def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
             raise UserError(*(Problem("resume_from_checkpoint", f"{wanted}: {fault}", expected) for fault in faults))
         return Path(wanted)
     broken: list[Problem] = []
-    for path in reversed(sorted(folder.glob("step-*"))):
+    for path in reversed(_folders(folder)):
         faults = verify(path)
         if not faults:
             for problem in broken:
@@ -139,11 +143,12 @@ def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
 
 def drop_after(folder: Path, step: int) -> None:
     """Delete the checkpoints a run leaves behind by going on after ``step``, and what a killed save left."""
-    for path in folder.glob("step-*"):
+    for path in _folders(folder):
         if path.name > name_of(step):
             delete(path)
     for path in folder.glob(".step-*"):
-        shutil.rmtree(path)
+        if re.fullmatch(r"\.step-\d{8}\.(partial|deleted)", path.name):
+            shutil.rmtree(path)
 
 
 def name_of(step: int) -> str:
@@ -160,7 +165,13 @@ def delete(path: Path) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(path.parent for path in folder.glob(f"step-*/{MANIFEST}"))
+    return [path for path in _folders(folder) if (path / MANIFEST).is_file()]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those that ``name_of`` names, oldest first; a user's copies, links and notes beside them are not ours."""
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def verify(path: Path) -> list[str]:
@@ -222,6 +233,13 @@ def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict
 
 def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Flat tensors for the checkpoint, sharded where the model is, and the optimiser's values that are none."""
+    if not optimizer.state:  # torch would make one step of it, to have something to tell
+        state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+        return {f"model.{name}": tensor for name, tensor in trainable_only(model, state).items()}, {}
+    return _collect_all(model, optimizer)
+
+
+def _collect_all(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     model_state, optimizer_state = _state(model, optimizer)
     tensors = {f"model.{name}": tensor for name, tensor in model_state.items()}
     scalars = {}

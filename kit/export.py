@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from kit import durable
 from kit.adapter import attach_adapter
 from kit.config import LoadPlan, Recipe
 from kit.errors import Problem, TrainingError, UserError, raise_if
@@ -47,8 +48,10 @@ def save_final(
         staging = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(staging, ignore_errors=True)
         write_model(staging, accelerator.unwrap_model(model), state, tokenizer, card, dtype)
+        durable.sync_tree(staging)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(staging, folder)
+        durable.sync(folder.parent)
     accelerator.wait_for_everyone()
 
 

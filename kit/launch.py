@@ -6,6 +6,7 @@ where the form contradicts the config it stops with the command that works. Impo
 
 import ctypes
 import errno
+import json
 import os
 import shlex
 import signal
@@ -18,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from kit.command_line import find_file
 from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.contradictions import suggest_batch
@@ -28,6 +31,7 @@ from kit.topology import TITLES, Settings, make_settings, read_config
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 PR_SET_PDEATHSIG = 1  # of Linux
+LOCK = ".lock"  # in an output_dir: who is at work in it
 _RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -95,8 +99,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     )
     output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"
     recipe = recipe.model_copy(update={"output_dir": os.path.expanduser(output_dir)})
-    if _is_restarted():
-        recipe = _go_on(recipe)
+    recipe = _go_on(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
@@ -128,7 +131,7 @@ def is_main() -> bool:
 
 def say(*lines: str) -> None:
     """Print lines from the main process only, before there is a ``Log``."""
-    if is_main():
+    if lines and is_main():
         print(*map(redacted, lines), sep="\n", flush=True)
 
 
@@ -152,14 +155,15 @@ def reporting_errors() -> Iterator[None]:
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
             status = error.exit_status
             if not is_main():
-                # Launchers kill every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
+                # Launchers end every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
+                _finish()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 time.sleep(10)
         else:
             text = f"rank {rank} failed:\n{''.join(traceback.format_exception(caught))}"
             status = 1
         print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
-        for finish in _unfinished:
-            finish()
+        _finish()
         leave(status)  # the interpreter's own shutdown would wait for threads that wait for other ranks
 
 
@@ -175,6 +179,11 @@ _explainers: list[Callable[[Exception], Exception | None]] = [_explain_disk]
 
 
 _unfinished: list[Callable[[], None]] = []
+
+
+def _finish() -> None:
+    while _unfinished:
+        _unfinished.pop()()
 
 
 def finish_first(finish: Callable[[], None]) -> None:
@@ -208,11 +217,18 @@ def _is_restarted() -> bool:
 
 
 def _go_on(recipe: Recipe) -> Recipe:
-    """What a start after a rank died must not do again: delete, or go back to where the first one began."""
-    own = any(Path(recipe.output_dir or "", "checkpoints").glob("step-*"))
-    resume = recipe.resume_from_checkpoint
-    resume = "auto" if own or resume == "none" else resume
-    return recipe.model_copy(update={"overwrite_output_dir": False, "resume_from_checkpoint": resume})
+    """What ranks that torchrun starts anew must not do again: begin. The first ones signed the folder after their
+    launcher was started; how often ranks were restarted is counted on each machine for itself."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return recipe
+    try:
+        signed = json.loads(Path(recipe.output_dir or "", LOCK).read_text(encoding="utf-8"))
+        if float(signed["at"]) < psutil.Process(os.getppid()).create_time():
+            return recipe
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return recipe
+    update = {"resume_from_checkpoint": "auto"} if recipe.resume_from_checkpoint == "none" else {}
+    return recipe.model_copy(update=update | ({"overwrite_output_dir": False} if signed.get("emptied") else {}))
 
 
 def _end_file() -> Path:
@@ -229,6 +245,9 @@ def _remember_end(status: int) -> None:
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         with suppress(OSError):
             _end_file().parent.mkdir(parents=True, exist_ok=True)
+            for old in _end_file().parent.iterdir():
+                if time.time() - old.stat().st_mtime > 86400:
+                    old.unlink()
             _end_file().write_text(str(status))
 
 

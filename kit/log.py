@@ -102,13 +102,13 @@ class Log:
         self.best: dict[str, Any] = state["best"]
         self.nonfinite_steps: int = state["nonfinite_steps"]
         self.recent_losses: deque[float] = deque(state["recent_losses"], maxlen=RECENT_STEPS)
-        self.tracker_id: str = state["tracker_id"] or uuid.uuid4().hex[:8]
+        self.tracker_id: str = state["tracker_id"] or (uuid.uuid4().hex[:8] if recipe.report_to else "")
         self.answers: list[Answer] = []
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
         if self.is_main:
             self.path.touch()
-            _drop_lines_after(self.path, state["step"])
+            _drop_lines_after(self.path, state["step"], self.evaluated_step)
             if sys.stderr.isatty():
                 self.bar = tqdm(initial=state["step"], total=total_steps, unit="step", dynamic_ncols=True)
         if recipe.report_to:
@@ -238,7 +238,7 @@ class Log:
         """What makes trackers go on with the curves of a resumed run instead of beginning others."""
         again = {"id": self.tracker_id, "resume": "allow"}
         # TensorBoard hides what was logged after the checkpoint, and is run again.
-        purged = {"purge_step": step + 1} if step else {}
+        purged = {"purge_step": step + 1}
         return {"wandb": again, "trackio": {"name": self.tracker_id, "resume": "allow"}, "tensorboard": purged}
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -249,14 +249,15 @@ class Log:
             self.accelerator.log(numbers, step=int(row["step"]))
 
 
-def _drop_lines_after(path: Path, step: int) -> None:
-    """A resumed run repeats the steps after its checkpoint: their old lines go, so that each step stands once."""
+def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> None:
+    """A resumed run repeats what came after its checkpoint: those lines go, so that each stands once."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= step and step:
+            row = json.loads(line)
+            if step and row["step"] <= (evaluated_step if "eval_loss" in row else step):
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue  # cut off by a kill

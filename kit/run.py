@@ -15,9 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kit import __version__
+from kit import __version__, durable
+from kit.checkpoint import list_checkpoints
 from kit.config import Recipe
 from kit.errors import Problem, UserError, raise_if
+from kit.launch import LOCK
 
 # What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
 # shape, topology, and how far it goes.
@@ -39,10 +41,9 @@ _PACKAGES = (
     "safetensors",
 )
 _PARTIAL = ".run.json.partial"
-_LOCK = ".lock"
 _LOCK_SECONDS = 1.0  # another start that only looks whether the folder is free holds it for less
 _held: dict[Path, Any] = {}  # lock files of this process, open until it ends, however it ends
-# All that a run leaves in its folder; `kit` is TensorBoard's.
+# All that a run leaves in its folder besides run.json; `kit` is TensorBoard's.
 _OWN = (
     "checkpoints",
     "final",
@@ -53,7 +54,6 @@ _OWN = (
     ".report.partial",
     "kit",
     _PARTIAL,
-    "run.json",
 )
 
 
@@ -80,7 +80,7 @@ def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
     # A start that was killed before it had a run.json leaves no more than that file's beginning.
-    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, _LOCK}:
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, LOCK}:
         return 0
     # Only what this kit made is ever deleted.
     ways = "choose another --output_dir, or empty it yourself"
@@ -157,9 +157,37 @@ def check_start(recipe: Recipe, finished_steps: int, first_step: int, total_step
         raise UserError(Problem("output_dir", found, fix=ways))
 
 
-def open_output_dir(recipe: Recipe) -> list[str]:
+def snapshot(folder: Path) -> list[str]:
+    """What runs have left in a folder so far; another one when another run has been at work in it."""
+    try:
+        record = (folder / "run.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        record = ""
+    return [record, *(path.name for path in list_checkpoints(folder / "checkpoints"))]
+
+
+def wanted_checkpoint(recipe: Recipe) -> str:
+    """Where to go on from: ``auto``, ``none`` or a path, as the recipe says, but what was obeyed is not done twice.
+
+    The same command again, with a path, must go on from the newest checkpoint that came after it.
+    """
+    folder, wanted = Path(recipe.output_dir or ""), recipe.resume_from_checkpoint
+    if recipe.overwrite_output_dir:  # a folder that is about to be emptied has nothing to go on from
+        return "none" if wanted == "auto" else wanted
+    try:
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
+    except (OSError, ValueError, KeyError, TypeError):
+        return wanted
+    return "auto" if is_obeyed and list_checkpoints(folder / "checkpoints") else wanted
+
+
+def open_output_dir(recipe: Recipe, identity: Mapping[str, Any], seen: list[str]) -> list[str]:
     """Make the folder and lock it until this process ends; with ``overwrite_output_dir`` without what an earlier run
     left. It may be a mount or a link. Main process only.
+
+    Args:
+        seen: the ``snapshot`` that all decisions were made on.
 
     Returns:
         What the user should know of who had the folder before.
@@ -171,10 +199,17 @@ def open_output_dir(recipe: Recipe) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         notes = _lock(folder)
-        # run.json goes last: a kill in between leaves a folder that is still known as a run's.
-        for name in _OWN if recipe.overwrite_output_dir else ():
-            path = folder / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        if snapshot(folder) != seen:
+            found = f"another run was at work in {folder} while this one started"
+            raise UserError(Problem("output_dir", found, fix="type the same command again"))
+        if recipe.overwrite_output_dir and seen[0]:
+            # First the record: a kill after it leaves a folder that is known as this run's.
+            record = {"recipe": recipe.model_dump(mode="json"), "identity": identity}
+            _write_record(folder, {**record, "finished_steps": 0, "interrupted": 0})
+            for name in _OWN:
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        _sign(folder, emptied=recipe.overwrite_output_dir)
     except OSError as error:
         raise UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")) from None
     return notes
@@ -184,7 +219,7 @@ def _lock(folder: Path) -> list[str]:
     """The lock is the kernel's and ends with the process; what the file says is for people."""
     if folder.resolve() in _held:
         return []
-    file = (folder / _LOCK).open("a+", encoding="utf-8")
+    file = (folder / LOCK).open("a+", encoding="utf-8")
     notes = []
     end = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -198,22 +233,41 @@ def _lock(folder: Path) -> list[str]:
         except OSError as error:
             notes.append(f"warning: {folder} cannot be locked ({error.strerror}): do not start a second run in it")
             break
-    if owner := _owner(folder):
-        ended = _ended(folder)
-        notes += [] if ended else [f"{owner} had this output_dir and is gone without finishing: taking over"]
-    file.truncate(0)
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    file.write(json.dumps(about) + "\n")
-    file.flush()
+    if not notes and (owner := _owner(folder)) and not _ended(folder):
+        notes.append(f"{owner} had this output_dir and is gone without finishing: taking over")
     _held[folder.resolve()] = file
     return notes
 
 
+def _sign(folder: Path, emptied: bool) -> None:
+    """Say in the lock file who holds it; ``emptied``: and that what was there before is gone."""
+    file = _held[folder.resolve()]
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    file.truncate(0)
+    file.write(json.dumps({**about, "at": time.time(), "emptied": emptied}) + "\n")
+    file.flush()
+
+
+def _let_go() -> None:
+    """In a forked child, which may outlive its parent."""
+    for file in _held.values():
+        file.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 def _look_at_lock(folder: Path) -> None:
     """Raise ``UserError`` if a run is at work in the folder; shared, so that the ranks of a run may look together."""
-    if folder.resolve() in _held or not (folder / _LOCK).is_file():
+    if folder.resolve() in _held or not (folder / LOCK).is_file():
         return
-    with (folder / _LOCK).open(encoding="utf-8") as file:
+    try:
+        file = (folder / LOCK).open(encoding="utf-8")
+    except OSError as error:
+        found = f"{folder / LOCK} cannot be read ({error.strerror})"
+        raise UserError(Problem("output_dir", found, fix="choose another --output_dir")) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -230,7 +284,7 @@ def _in_use(folder: Path) -> UserError:
 def _owner(folder: Path) -> str:
     """Who locked the folder last, in words; empty if nobody did."""
     try:
-        about = json.loads((folder / _LOCK).read_text(encoding="utf-8"))
+        about = json.loads((folder / LOCK).read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} (since {about['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
@@ -268,9 +322,11 @@ def write_run_file(
         "finished_steps": finished_steps,
         "interrupted": interrupted,
     }
-    temporary = folder / _PARTIAL
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(folder / "run.json")
+    _write_record(folder, values)
+
+
+def _write_record(folder: Path, values: Mapping[str, Any]) -> None:
+    durable.write_text(folder / "run.json", json.dumps(values, indent=1) + "\n")
 
 
 def versions() -> dict[str, str | None]:

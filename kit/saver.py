@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from kit import durable
 from kit.checkpoint import (
     FORMAT,
     MANIFEST,
@@ -31,6 +32,7 @@ from kit.checkpoint import (
     name_of,
 )
 from kit.errors import Problem, UserError
+from kit.launch import say
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -38,18 +40,32 @@ if TYPE_CHECKING:
     from kit.config import Recipe
 
 T = TypeVar("T")
+PATIENCE = 10  # times ddp_timeout: a slow disk is no hang, and who hangs is found by `kit.watch`
 
 
 class Saver:
     """The checkpoints of one run, in ``folder``. Every rank makes one, and calls it equally often."""
 
-    def __init__(self, accelerator: "Accelerator", recipe: "Recipe", folder: Path, about: dict[str, Any]) -> None:
-        """``about``: what the manifest says of the run besides its files: ``identity``, ``strategy``, ``versions``."""
+    def __init__(
+        self,
+        accelerator: "Accelerator",
+        recipe: "Recipe",
+        folder: Path,
+        about: dict[str, Any],
+        beside: Path | None = None,
+        tell: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        """
+        Args:
+            about: what the manifest says of the run besides its files: ``identity``, ``strategy``, ``versions``.
+            beside: a file that must not be behind a checkpoint after a loss of power.
+            tell: called in the background with what this rank does for a save; an empty text when that is done.
+        """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._in_background, self._limit = recipe.async_save, recipe.save_total_limit
-        self._folder, self._about = folder, about
+        self._folder, self._about, self._beside, self._tell = folder, about, beside, tell
         # Training's collectives and those of a save in the background must not meet.
-        timeout = timedelta(seconds=recipe.ddp_timeout)
+        timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
@@ -70,21 +86,21 @@ class Saver:
         target = self._folder / name_of(self._step)
         staging = self._folder / f".{target.name}.partial"
         tensors, scalars = collect(model, optimizer)
-        written: Any = dcp.async_save(  # returns when the tensors are copied
-            tensors,
-            storage_writer=HuggingFaceStorageWriter(str(staging), save_distributed=True),
-            process_group=self._group,
-            no_dist=alone(),
-        )
+        options: dict[str, Any] = {"process_group": self._group, "no_dist": alone()}
+        options["storage_writer"] = HuggingFaceStorageWriter(str(staging), save_distributed=True)
         state = {**state, "optimizer_scalars": scalars}
+        if self._in_background:
+            copied: Any = dcp.async_save(tensors, **options)  # returns when it has a copy
+            self._saving = self._thread.submit(self._complete, copied, staging, target, state, best_step)
+            return
+        written: Future[Any] = Future()
+        try:
+            self._tell(f"writing the checkpoint of step {self._step}")
+            written.set_result(dcp.save(tensors, **options))
+        except (CheckpointException, OSError) as error:
+            written.set_exception(error)
         self._saving = self._thread.submit(self._complete, written, staging, target, state, best_step)
-        if not self._in_background:
-            self.wait()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a save is being written."""
-        return self._saving is not None and not self._saving.done()
+        self.wait()
 
     @property
     def has_failed(self) -> bool:
@@ -110,7 +126,7 @@ class Saver:
             fix = "mend that, and the same command continues"
             raise UserError(Problem("output_dir", found, fix=fix)) from None
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, seconds: float = 20.0) -> None:
         """Where the run ends with an error: give a save in the background the time to end, well or not."""
         if self._saving is not None:
             wait([self._saving], seconds)
@@ -118,37 +134,46 @@ class Saver:
     def _complete(
         self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None
     ) -> None:
+        self._tell(f"writing the checkpoint of step {state['step']}")
         written.result()  # of all ranks; raises on all where one failed
 
         def describe_mine() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
             return names, {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
 
+        self._tell(f"reading back the checkpoint of step {state['step']}")
         parts = self._on_all(describe_mine)
+        self._tell("")
         if any(names != parts[0][0] for names, _ in parts):
             raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
 
         def publish() -> None:
             if self._rank == 0:
-                _write_json(staging / STATE, state)
+                durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
                 files = {name: entry for _, part in parts for name, entry in part.items()}
                 files[STATE] = describe_file(staging / STATE)
                 manifest = {"format": FORMAT, "step": state["step"], **self._about, "files": files}
-                _write_json(staging / MANIFEST, {**manifest, "xxh3_128": digest_of(manifest)})
-                _sync(staging)
+                manifest["xxh3_128"] = digest_of(manifest)
+                if self._beside is not None:
+                    durable.sync(self._beside)
+                durable.write_text(staging / MANIFEST, json.dumps(manifest, indent=1) + "\n")
                 os.replace(staging, target)
-                _sync(self._folder)
+                for folder in (self._folder, self._folder.parent):
+                    durable.sync(folder)
                 self._prune(best_step)
 
         self._on_all(publish)
 
     def _on_all(self, work: Callable[[], T]) -> list[T]:
-        """What ``work`` gives on each rank; raises ``OSError`` on all of them where it does on any."""
-        result, error = None, None
+        """What ``work`` gives on each rank; raises on all of them where it does on any."""
+        result: T | None = None
+        error: Exception | None = None
         try:
             result = work()
         except OSError as caught:
             error = caught
+        except Exception as caught:  # as text, for not every exception can be sent
+            error = RuntimeError(f"rank {self._rank}: {type(caught).__name__}: {caught}")
         outcomes = [(result, error)]
         if self._group is not None:
             outcomes *= self._world
@@ -159,10 +184,14 @@ class Saver:
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
     def _prune(self, best_step: int | None) -> None:
+        """What cannot be deleted costs room, and no run."""
         complete = list_checkpoints(self._folder)
         for old in complete[: -self._limit] if self._limit else []:
             if best_step is None or old.name != name_of(best_step):
-                delete(old)
+                try:
+                    delete(old)
+                except OSError as error:
+                    say(f"warning: {old} cannot be deleted ({error.strerror})")
 
 
 def _cause(error: BaseException) -> tuple[str, BaseException]:
@@ -171,19 +200,3 @@ def _cause(error: BaseException) -> tuple[str, BaseException]:
         rank, (cause, *_) = next(iter(error.failures.items()))
         return f"rank {rank}: ", cause
     return "", error
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Wait until a folder's list of names would outlive a loss of power."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

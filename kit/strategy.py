@@ -46,10 +46,15 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             if not check_cuda_p2p_ib_support():  # consumer cards; Accelerate's launcher sets these, torchrun does not
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-        # `kit.watch` ends a run that hangs, and says why; torch's own time-out is for where it cannot.
-        timeout = timedelta(seconds=recipe.ddp_timeout + 30)
-        store, rank, world = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        try:
+            timeout = timedelta(seconds=recipe.ddp_timeout)
+            store, rank, world = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        except torch.distributed.DistError as error:
+            found = f"not all {topology.num_processes} processes came within {recipe.ddp_timeout} s (--ddp_timeout)"
+            raise TrainingError(f"{found}: {str(error).splitlines()[0]}") from None
         store = torch.distributed.PrefixStore(_attempt(), store)
+        # `kit.watch` ends a run that hangs, and says why; torch's own time-out is for where it cannot.
+        timeout = timedelta(seconds=10 * recipe.ddp_timeout)
         torch.distributed.init_process_group(
             topology.backend, store=store, rank=rank, world_size=world, timeout=timeout
         )
@@ -96,6 +101,8 @@ def open_store() -> Any:
 
 def _attempt() -> str:
     """The launcher's store may outlive ranks that are started anew: they must not find the dead ones' addresses."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return "attempt"  # several launchers: each counts its own restarts, and they meet at a new store
     return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 

@@ -58,9 +58,8 @@ def main() -> None:
             datasets = data.open_data(recipe, sources, tokenizer, vocab_size)
             identity = run.identity(recipe, datasets.fingerprint, model.fingerprint(recipe, config))
             finished_steps = run.check_output_dir(recipe, identity)
-            # A folder that is about to be emptied has nothing to go on from.
-            restart = recipe.overwrite_output_dir and recipe.resume_from_checkpoint == "auto"
-            wanted = "none" if restart else recipe.resume_from_checkpoint
+            seen = run.snapshot(output_dir)
+            wanted = run.wanted_checkpoint(recipe)
             resume_path = checkpoint.find_checkpoint(output_dir / "checkpoints", wanted, launch.say)
             if resume_path:
                 run.check_checkpoint(resume_path, checkpoint.read_identity(resume_path), identity)
@@ -93,7 +92,7 @@ def main() -> None:
     strategy.agree(accelerator, "output_dir", str(resume_path))
     with strategy.together(accelerator):  # a mistake only one rank can see stops all of them
         if accelerator.is_main_process:
-            launch.say(*run.open_output_dir(recipe))
+            launch.say(*run.open_output_dir(recipe, identity, seen))
     watch.at("loading the model")
     short_of_memory = partial(memory.explain, recipe=recipe, num_processes=accelerator.num_processes)
     launch.explain_with(partial(short_of_memory, model=None, optimizer=None))
@@ -113,8 +112,9 @@ def main() -> None:
         # The steps after the one it continues from are run again: their checkpoints are of the past.
         checkpoint.drop_after(output_dir / "checkpoints", state["step"])
         run.write_run_file(*record)
-    saver = Saver(accelerator, recipe, output_dir / "checkpoints", about)
-    launch.finish_first(partial(saver.finish, 20.0))
+    metrics_file = output_dir / "metrics.jsonl"
+    saver = Saver(accelerator, recipe, output_dir / "checkpoints", about, metrics_file, watch.at_save)
+    launch.finish_first(saver.finish)
     feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state["feed"])
     log = Log(accelerator, recipe, output_dir, state, total_steps, datasets.names)
     log.say(strategy.describe(actual, recipe), *datasets.notes, *feed.notes())
@@ -131,7 +131,7 @@ def main() -> None:
     evaluate_now = partial(evaluate, accelerator, llm, recipe, tokenizer, watch.along(progress))
     first = state["step"]
     if evaluation and evaluation_is_due(first) and state["evaluated_step"] != first:  # or a signal came before it
-        watch.at("evaluation")
+        watch.at("evaluating")
         log.evaluation(first, evaluate_now(evaluation))
     stop = StopRequest()
     for step in range(first, total_steps):
@@ -147,9 +147,9 @@ def main() -> None:
         seed_everything(recipe.seed, step, accelerator.process_index)
         check = recipe.check_replicas and done % recipe.check_replicas == 0
         before_update = partial(check_replicas, accelerator, llm, done) if check else None
-        is_asked = stop.is_made or saver.has_failed
+        must_stop = stop.is_made or saver.has_failed  # the next save raises on all ranks what the last one failed of
         # forward, backward, clip, update: kit/step.py
-        result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, is_asked, before_update)
+        result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, must_stop, before_update)
         log.step(done, batch, result, rate)
         if log.nonfinite_steps > recipe.max_nonfinite_steps:
             places = ", ".join(batch.places)
@@ -157,7 +157,7 @@ def main() -> None:
 
         is_best = False
         if evaluation and evaluation_is_due(done) and (last or not result.stop):
-            watch.at("evaluation", done)
+            watch.at("evaluating", done)
             is_best = log.evaluation(done, evaluate_now(evaluation))
         is_due = recipe.save_steps and done % recipe.save_steps == 0
         if last or result.stop or is_due or (is_best and recipe.keep_best):

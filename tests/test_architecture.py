@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # A module imports from its own line or those above, never from below.
 LAYERS = [
-    ["errors", "secrets"],
+    ["errors", "secrets", "durable"],
     ["config", "contradictions", "foreign", "command_line", "topology", "schedule"],
     [
         *["archives", "records", "files", "tables", "hub", "messages", "formats", "sources"],

@@ -209,6 +209,40 @@ def test_going_back_leaves_no_checkpoint_of_the_abandoned_steps(saved):
     assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
 
 
+def test_what_a_user_put_beside_the_checkpoints_is_neither_taken_nor_deleted(saved):
+    folder, save = saved
+    shutil.copytree(folder / "step-00000001", folder / "step-best")
+    shutil.copytree(folder / "step-00000001", folder / "step-00000003-good")
+    (folder / "step-latest").symlink_to("step-00000003")
+    (folder / "step-00000099").symlink_to("step-00000001")
+    (folder / "step-notes.txt").write_text("mine")
+    (folder / ".step-mine").mkdir()
+    assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+    assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
+    drop_after(folder, 2)
+    save(4, limit=1)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".step-mine",
+        "step-00000003-good",
+        "step-00000004",
+        "step-00000099",
+        "step-best",
+        "step-latest",
+        "step-notes.txt",
+    ]
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
+def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folders, tmp_path, optim):
+    """The first steps may all have been skipped."""
+    model, optimizer = build(folders["untied"], method="full", optim=optim)
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
+    assert not optimizer.state
+    again, other_optimizer = build(folders["untied"], method="full", optim=optim)
+    load_checkpoint(again, other_optimizer, path)
+    assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
+
+
 def test_without_checkpoints_or_with_none_a_run_starts_anew(saved, tmp_path):
     folder, _ = saved
     assert find_checkpoint(tmp_path / "nothing", "auto", print) is None
@@ -282,7 +316,7 @@ def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, momen
     where, name = {
         "tensors": (saver.HuggingFaceStorageWriter, "write_data"),
         "hash": (saver, "describe_file"),
-        "manifest": (saver, "_write_json"),
+        "manifest": (saver.durable, "write_text"),
         "rename": (saver.os, "replace"),
     }[moment]
 
@@ -323,16 +357,16 @@ def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_pa
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
     running, most = [0], [0]
-    describe = saver.describe_file
+    write = saver.HuggingFaceStorageWriter.write_data
 
-    def slowly(path):
+    def slowly(*args):
         running[0] += 1
         most[0] = max(most[0], running[0])
-        time.sleep(0.1)
+        time.sleep(0.2)
         running[0] -= 1
-        return describe(path)
+        return write(*args)
 
-    monkeypatch.setattr(saver, "describe_file", slowly)
+    monkeypatch.setattr(saver.HuggingFaceStorageWriter, "write_data", slowly)
     one = Saver(ALONE, Recipe(model_name_or_path="m", dataset="d", save_total_limit=0), tmp_path, ABOUT)
     for step in (1, 2, 3):
         one.save(model, optimizer, {"step": step})

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -487,11 +488,20 @@ def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, sta
     assert ("Traceback" in done.stderr) == (status == 1 and "loss nan" not in error)
 
 
-def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path):
+def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
     recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
+    lock = tmp_path / ".lock"
+    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
+    assert launch._go_on(recipe) == recipe  # no launcher that could start it anew
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert launch._go_on(recipe).overwrite_output_dir is False
+    lock.write_text(json.dumps({"at": time.time(), "emptied": False}))
+    assert launch._go_on(recipe) == recipe  # a rank died before the folder was emptied
+    lock.write_text(json.dumps({"at": 1e9, "emptied": True}))
+    assert launch._go_on(recipe) == recipe  # by an earlier launch
+    lock.unlink()
+    assert launch._go_on(recipe) == recipe
+    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
     assert launch._go_on(recipe.model_copy(update={"resume_from_checkpoint": "none"})).resume_from_checkpoint == "auto"
     elsewhere = recipe.model_copy(update={"resume_from_checkpoint": "/other/step-00000007"})
     assert launch._go_on(elsewhere).resume_from_checkpoint == "/other/step-00000007"
-    (tmp_path / "checkpoints/step-00000009").mkdir(parents=True)
-    assert launch._go_on(elsewhere).resume_from_checkpoint == "auto"

@@ -34,10 +34,11 @@ def clock(monkeypatch):
 def start(tmp_path, clock):
     """Starts a log whose ``run(steps)`` takes a second and 100 tokens for each step."""
 
-    def start(step=0, total=10, is_main=True, evaluations=({}, {}), names=("one",), **settings):
+    def start(step=0, total=10, is_main=True, evaluations=({}, {}), names=("one",), evaluated=-1, **settings):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
         first, last = evaluations
         state = new_state() | {"step": step, "first_evaluation": first, "last_evaluation": last}
+        state["evaluated_step"] = evaluated
         log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total, names)
 
         def run(steps):
@@ -97,9 +98,19 @@ def test_after_a_resume_every_step_stands_once(start, rows):
     first.run([3, 4])
     first.evaluation(4, evaluation(0.5))
     before = rows()
-    start(step=2).run([3, 4, 5])
+    start(step=2, evaluated=2).run([3, 4, 5])
     assert steps(rows) == [1, 2, 2, 3, 4, 5]
     assert rows()[:3] == before[:3]
+
+
+def test_an_evaluation_after_the_checkpoint_it_belongs_to_is_made_again_and_stands_once(start, rows):
+    """A signal stopped the run before it; it was made up, and the run killed."""
+    first = start()
+    first.run([1, 2])
+    first.evaluation(2, evaluation(1.0))
+    again = start(step=2, evaluated=-1)
+    again.evaluation(2, evaluation(1.0))
+    assert steps(rows) == [1, 2, 2]
 
 
 def test_a_run_from_the_start_keeps_no_old_lines(start, rows):

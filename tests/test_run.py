@@ -20,7 +20,9 @@ from kit.run import (
     check_start,
     identity,
     open_output_dir,
+    snapshot,
     versions,
+    wanted_checkpoint,
     write_run_file,
 )
 
@@ -38,6 +40,11 @@ DATA = {"fingerprint": "abc"}
 
 def check(recipe, data="abc", model="base"):
     return check_output_dir(recipe, identity(recipe, data, model))
+
+
+def begin(recipe, seen=None):
+    seen = snapshot(Path(recipe.output_dir)) if seen is None else seen
+    return open_output_dir(recipe, identity(recipe, "abc", "base"), seen)
 
 
 def write(folder, recipe, **steps):
@@ -59,7 +66,7 @@ def recipe(tmp_path):
 def started(recipe, tmp_path):
     """A folder in which a run was started, with a checkpoint."""
     check(recipe())
-    open_output_dir(recipe())
+    begin(recipe())
     folder = tmp_path / "out"
     write(folder, recipe())
     (folder / "checkpoints/step-00000001").mkdir(parents=True)
@@ -76,7 +83,8 @@ def refusal(recipe, *fingerprints):
 
 
 def content(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def test_every_setting_is_either_part_of_a_runs_identity_or_free_to_change():
@@ -98,14 +106,14 @@ def test_a_new_or_empty_folder_is_taken(recipe, tmp_path, path):
     mine = recipe(output_dir=str(tmp_path / path))
     check(mine)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "empty"]  # to check is not to make
-    open_output_dir(mine)
+    begin(mine)
     assert (tmp_path / path).is_dir()
 
 
 def test_the_same_command_again_goes_on(recipe, started):
     before = content(started)
     check(recipe())
-    open_output_dir(recipe())
+    begin(recipe())
     assert content(started) == before
 
 
@@ -146,8 +154,10 @@ def test_overwriting_deletes_the_earlier_run(recipe, started):
     check(mine, "other")
     assert (started / "run.json").exists()
     (started / "notes.txt").write_text("the user's own")
-    open_output_dir(mine)
-    assert sorted(path.name for path in started.iterdir()) == [".lock", "notes.txt"]
+    begin(mine)
+    assert sorted(path.name for path in started.iterdir()) == [".lock", "notes.txt", "run.json"]
+    # Killed now, it is still known whose the folder is.
+    assert check(mine) == 0
 
 
 def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, started, tmp_path):
@@ -159,8 +169,8 @@ def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, start
     (started / "checkpoints").symlink_to(outside)
     mine = recipe(overwrite_output_dir=True, output_dir=str(link))
     check(mine)
-    open_output_dir(mine)
-    assert link.is_symlink() and [path.name for path in started.iterdir()] == [".lock"]
+    begin(mine)
+    assert link.is_symlink() and sorted(path.name for path in started.iterdir()) == [".lock", "run.json"]
     assert (outside / "thesis.txt").exists()
 
 
@@ -277,8 +287,10 @@ HOLDING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from kit.config import Recipe
-from kit.run import open_output_dir
-print(open_output_dir(Recipe(model_name_or_path="m", dataset="d", output_dir=sys.argv[2])), flush=True)
+from pathlib import Path
+from kit.run import open_output_dir, snapshot
+recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=sys.argv[2])
+print(open_output_dir(recipe, {}, snapshot(Path(sys.argv[2]))), flush=True)
 time.sleep(600)
 """
 
@@ -304,13 +316,13 @@ def test_a_second_run_is_locked_out_by_who_is_at_work_and_changes_nothing(recipe
     assert notes == "[]\n"
     folder = tmp_path / "out"
     with pytest.raises(UserError, match=rf"in use by process {process.pid} on .* \(since"):
-        open_output_dir(recipe())  # both found the folder empty
+        begin(recipe())  # both found the folder empty
     write(folder, recipe())
     before = content(folder)
     for changes in ({}, {"overwrite_output_dir": True}, {"seed": 7}):
         assert f"in use by process {process.pid} on" in refusal(recipe(**changes))
     with pytest.raises(UserError, match="in use by process"):
-        open_output_dir(recipe(overwrite_output_dir=True))
+        begin(recipe(overwrite_output_dir=True))
     assert content(folder) == before
 
 
@@ -334,6 +346,36 @@ def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, t
     assert holder()[1] == "[]\n"
 
 
+def test_a_run_that_was_at_work_between_the_look_and_the_lock_is_not_overwritten(recipe, tmp_path):
+    folder = tmp_path / "out"
+    seen = snapshot(folder)
+    begin(recipe(seed=1))
+    write(folder, recipe(seed=1), finished_steps=6)
+    before = content(folder)
+    with pytest.raises(UserError, match=r"another run was at work in .* while this one started"):
+        begin(recipe(seed=7), seen)
+    assert content(folder) == before
+
+
+def test_a_path_to_go_on_from_is_obeyed_once(recipe, started, tmp_path):
+    """The same command after a kill goes on from what came after it."""
+    mine = recipe(resume_from_checkpoint=str(tmp_path / "other/step-00000002"))
+    assert wanted_checkpoint(mine) == mine.resume_from_checkpoint
+    write(started, mine)
+    assert wanted_checkpoint(mine) == mine.resume_from_checkpoint  # killed before it had saved anything
+    (started / "checkpoints/step-00000001/manifest.json").touch()
+    assert wanted_checkpoint(mine) == "auto"
+    assert wanted_checkpoint(recipe(resume_from_checkpoint="elsewhere")) == "elsewhere"
+    assert wanted_checkpoint(recipe(overwrite_output_dir=True)) == "none"
+    assert wanted_checkpoint(recipe()) == "auto"
+
+
+def test_a_lock_that_cannot_be_read_is_a_users_problem(recipe, tmp_path):
+    (tmp_path / "out/.lock").mkdir(parents=True)
+    with pytest.raises(UserError, match="output_dir: "):
+        begin(recipe())
+
+
 def test_a_start_killed_before_its_record_does_not_block_the_next(recipe, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/.run.json.partial").write_text("{")
@@ -344,7 +386,7 @@ def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "gone/there")
     with pytest.raises(UserError, match="output_dir: "):
         check(recipe())
-        open_output_dir(recipe())
+        begin(recipe())
 
 
 def test_ranks_that_found_other_data_stop_before_a_step(monkeypatch):
