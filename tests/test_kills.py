@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -83,9 +84,8 @@ def test_kill_9_at_every_write_point_of_a_save(finetune):
     whole = finetune("whole", prepare=partial(die_at, str(finetune.folder / "whole/checkpoints"), 0, log), **flags)
     expected = everything(whole)
     names = log.read_text().splitlines()
-    renames = [
-        number for number, name in enumerate(names, 1) if name.startswith("os.rename /.step-") and "partial" in name
-    ]
+    published = re.compile(r"os.rename /\.step-\d{8}\.partial")  # the folder, not the files in it
+    renames = [number for number, name in enumerate(names, 1) if published.fullmatch(name)]
     assert len(renames) == 4
     start = renames[0] + 1
     end = renames[2]  # the third save's: the old checkpoint's deletion lies before it
