@@ -33,6 +33,7 @@ from kit.checkpoint import (
 )
 from kit.errors import Problem, UserError
 from kit.launch import say
+from kit.strategy import PATIENCE
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from kit.config import Recipe
 
 T = TypeVar("T")
-PATIENCE = 10  # times ddp_timeout: a slow disk is no hang, and who hangs is found by `kit.watch`
 
 
 class Saver:

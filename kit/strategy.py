@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
+PATIENCE = 10  # times ddp_timeout that a collective may take: a slow disk is no hang, and `kit.watch` finds who hangs
+
 
 def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     """Join the process group, build the one ``Accelerator``, and check that it is what was asked for.
@@ -53,8 +55,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             found = f"not all {topology.num_processes} processes came within {recipe.ddp_timeout} s (--ddp_timeout)"
             raise TrainingError(f"{found}: {str(error).splitlines()[0]}") from None
         store = torch.distributed.PrefixStore(_attempt(), store)
-        # `kit.watch` ends a run that hangs, and says why; torch's own time-out is for where it cannot.
-        timeout = timedelta(seconds=10 * recipe.ddp_timeout)
+        timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
         torch.distributed.init_process_group(
             topology.backend, store=store, rank=rank, world_size=world, timeout=timeout
         )
