@@ -40,9 +40,9 @@ def read_state(path: Path) -> dict[str, Any]:
     return json.loads((path / STATE).read_text(encoding="utf-8"))
 
 
-def read_identity(path: Path) -> dict[str, Any]:
-    """The settings and data of the run that wrote a checkpoint, as ``kit.run.identity`` gives them."""
-    return json.loads((path / MANIFEST).read_text(encoding="utf-8"))["identity"]
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself and of its run: ``identity``, ``strategy``, ``versions``, ``files``."""
+    return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
@@ -137,7 +137,7 @@ def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
         broken.append(Problem(str(path), faults[0]))
     if broken:
         ways = "move them away to start again from the first step"
-        raise UserError(*broken, Problem("resume_from_checkpoint", "no checkpoint of this run is whole", fix=ways))
+        raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is whole", fix=ways))
     return None
 
 

@@ -175,10 +175,22 @@ def verify_resume(argv: list[str]) -> int:
     return verify_resume(argv)
 
 
+def report(argv: list[str]) -> int:
+    """Make the report of a run anew, also of one that was killed or still goes on."""
+    parser = argparse.ArgumentParser(prog="kit report", description=COMMANDS["report"][0] + ".", allow_abbrev=False)
+    parser.add_argument("run", type=Path, metavar="RUN", help="its output_dir")
+    options = parser.parse_args(argv)
+    from kit.report import write_report
+
+    show(f"report: {write_report(options.run)}")
+    return 0
+
+
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "recipes": ("list the recipes, with the hardware each needs", recipes),
     "inspect": ("show samples as they are tokenised, with what is learned from marked", inspect),
     "prepare": ("tokenise the data of a run ahead of it, on a machine without a GPU", prepare),
+    "report": ("write report.html of a run as far as it has come: curves, evaluations, data", report),
     "verify-resume": ("kill a short run with your flags, continue it, and compare bit for bit", verify_resume),
 }
 

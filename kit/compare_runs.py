@@ -1,25 +1,16 @@
 """Whether two finished runs are the same to the last bit, from what they left in their output folders."""
 
 import filecmp
-import json
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kit.places import read_metrics
+
 MEASURES = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 Row = dict[str, Any]  # a line of metrics.jsonl
-
-
-def read_metrics(folder: Path) -> list[Row]:
-    """The whole lines of ``metrics.jsonl``; a kill may have cut the last one off."""
-    rows = []
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
 
 
 @dataclass(frozen=True)

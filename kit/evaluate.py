@@ -56,16 +56,19 @@ def evaluate(
     """Evaluate with dropout off; sums run on and no logits are kept.
 
     Args:
-        progress: gives an iterable a progress bar, from its name and length.
+        progress: gives an iterable a progress bar, from its name and length; what it raises, on all ranks alike, ends
+            the evaluation.
     """
     was_training = model.training
     model.eval()
-    metrics = _loss(accelerator, model, samples, recipe, tokenizer, progress)
-    answers: list[Answer] = []
-    if recipe.predict_with_generate:
-        answers, metrics["eval_exact_match"] = _answers(accelerator, model, samples, recipe, tokenizer, progress)
-    model.train(was_training)
-    return Evaluation(metrics, answers)
+    try:
+        metrics = _loss(accelerator, model, samples, recipe, tokenizer, progress)
+        answers: list[Answer] = []
+        if recipe.predict_with_generate:
+            answers, metrics["eval_exact_match"] = _answers(accelerator, model, samples, recipe, tokenizer, progress)
+        return Evaluation(metrics, answers)
+    finally:
+        model.train(was_training)
 
 
 def _loss(

@@ -5,15 +5,12 @@ where the form contradicts the config it stops with the command that works. Impo
 """
 
 import ctypes
-import errno
-import json
 import os
 import shlex
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,17 +18,18 @@ from typing import NoReturn
 
 import psutil
 
+from kit import lock
 from kit.command_line import find_file
 from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.contradictions import suggest_batch
-from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.errors import Problem, UserError, raise_if
 from kit.secrets import redacted
 from kit.topology import TITLES, Settings, make_settings, read_config
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 PR_SET_PDEATHSIG = 1  # of Linux
-LOCK = ".lock"  # in an output_dir: who is at work in it
+_PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 _RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -124,96 +122,31 @@ def _end_with_launcher() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # outlives exec
 
 
+def rank() -> int:
+    """Of this process; usable before the process group exists."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_main() -> bool:
-    """Whether this process is the one that talks; usable before the process group exists."""
-    return os.environ.get("RANK", "0") == "0"
+    """Whether this process is the one that talks."""
+    return rank() == 0
 
 
 def say(*lines: str) -> None:
     """Print lines from the main process only, before there is a ``Log``."""
     if lines and is_main():
-        print(*map(redacted, lines), sep="\n", flush=True)
+        with unheard():
+            print(*map(redacted, lines), sep="\n", flush=True)
 
 
 @contextmanager
-def reporting_errors() -> Iterator[None]:
-    """Turn what goes wrong into one block on standard error and the exit status of the contract."""
+def unheard() -> Iterator[None]:
+    """A terminal that was closed, or a `tee` that ended with the same Ctrl-C, is no reason for a run to end."""
     try:
         yield
-        if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
-            sys.modules["torch"].distributed.destroy_process_group()
-            leave(0)  # a thread of the group still winding down would abort the interpreter's own shutdown
-    except KeyboardInterrupt:
-        leave(130)
-    except Exception as caught:
-        rank = os.environ.get("RANK", "0")
-        error = caught
-        for explain in _explainers:
-            if not isinstance(error, UserError | TrainingError):
-                error = explain(error) or error
-        if isinstance(error, UserError | TrainingError):
-            text = str(error) if isinstance(error, UserError) else f"error: rank {rank}: {error}"
-            status = error.exit_status
-            if not is_main():
-                # Launchers end every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
-                _finish()
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                time.sleep(10)
-        else:
-            text = f"rank {rank} failed:\n{''.join(traceback.format_exception(caught))}"
-            status = 1
-        print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
-        _finish()
-        leave(status)  # the interpreter's own shutdown would wait for threads that wait for other ranks
-
-
-def _explain_disk(error: Exception) -> UserError | None:
-    """A disk that takes no more is the user's to mend."""
-    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
-        return None
-    return UserError(Problem(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again"))
-
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_explainers: list[Callable[[Exception], Exception | None]] = [_explain_disk]
-
-
-_unfinished: list[Callable[[], None]] = []
-
-
-def _finish() -> None:
-    while _unfinished:
-        _unfinished.pop()()
-
-
-def finish_first(finish: Callable[[], None]) -> None:
-    """Call ``finish`` before the script leaves with an error."""
-    _unfinished.append(finish)
-
-
-def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
-    """Ask ``explain``, before those known already, what an unexpected exception means: a ``UserError``, a
-    ``TrainingError``, or None."""
-    _explainers.insert(0, explain)
-
-
-def leave(status: int) -> NoReturn:
-    """Exit at once, as the contract's status."""
-    if status in _FINAL:
-        _remember_end(status)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Other ranks may wait in a collective: interpreter shutdown would wait for them.
-    os._exit(status)
-
-
-# torchrun's --max_restarts starts the ranks anew whatever they ended with. What another start would end with too is
-# remembered under the launcher's process, and ends every later start at once.
-_FINAL = (2, 75)
-
-
-def _is_restarted() -> bool:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _go_on(recipe: Recipe) -> Recipe:
@@ -221,27 +154,21 @@ def _go_on(recipe: Recipe) -> Recipe:
     launcher was started; how often ranks were restarted is counted on each machine for itself."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return recipe
+    signed = lock.read(Path(recipe.output_dir or ""))
     try:
-        signed = json.loads(Path(recipe.output_dir or "", LOCK).read_text(encoding="utf-8"))
-        if float(signed["at"]) < psutil.Process(os.getppid()).create_time():
+        if not signed or signed["at"] < psutil.Process(os.getppid()).create_time():
             return recipe
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except psutil.Error:
         return recipe
     update = {"resume_from_checkpoint": "auto"} if recipe.resume_from_checkpoint == "none" else {}
     return recipe.model_copy(update=update | ({"overwrite_output_dir": False} if signed.get("emptied") else {}))
 
 
-def _end_file() -> Path:
-    from kit.cache import cache_folder
+def remember_end(status: int) -> None:
+    """Under torchrun's ``--max_restarts``: note for later starts of this launcher's ranks that they end so too.
 
-    parent = os.getppid()
-    with suppress(OSError, IndexError):
-        started = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
-        return cache_folder() / "ended" / f"{parent}-{started}"
-    return cache_folder() / "ended" / str(parent)
-
-
-def _remember_end(status: int) -> None:
+    It starts the ranks anew whatever they ended with; nothing is gained where all would end with the same.
+    """
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         with suppress(OSError):
             _end_file().parent.mkdir(parents=True, exist_ok=True)
@@ -252,9 +179,20 @@ def _remember_end(status: int) -> None:
 
 
 def _stay_ended() -> None:
-    if _is_restarted():
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         with suppress(OSError, ValueError):
             os._exit(int(_end_file().read_text()))
+
+
+def _end_file() -> Path:
+    """Named after the launcher's process and when that was started, for numbers of processes come again."""
+    from kit.cache import cache_folder
+
+    parent = os.getppid()
+    with suppress(OSError, IndexError):
+        started = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return cache_folder() / "ended" / f"{parent}-{started}"
+    return cache_folder() / "ended" / str(parent)
 
 
 def _settings_from_environment() -> Settings:
@@ -387,7 +325,9 @@ def _relaunch(num_processes: int, keep_environment: bool) -> NoReturn:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]
     # A free port, so that two runs on one machine do not meet.
     command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    # It passes on what it handles; of SIGUSR1, Slurm's warning, it would die at once, and the job with it.
-    command += ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", *sys.argv]
+    # It passes on what it handles; of SIGUSR1, Slurm's warning, it would die at once, and the job with it. What
+    # `nohup` has it ignore it must not handle.
+    handled = [name for name in _PASSED_ON if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
+    command += ["--signals-to-handle", ",".join(handled), *sys.argv]
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

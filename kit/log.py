@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import resource
+import shlex
 import statistics
 import sys
 import time
@@ -14,6 +15,7 @@ import uuid
 import warnings
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,15 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from kit.launch import is_main
+from kit.checkpoint import name_of
+from kit.launch import is_main, unheard
 from kit.secrets import redacted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from kit.config import Recipe
-    from kit.evaluate import Answer, Evaluation
+    from kit.evaluate import Evaluation
     from kit.feed import GlobalBatch
     from kit.step import StepResult
 
@@ -74,6 +77,7 @@ def new_state() -> dict[str, Any]:
         "nonfinite_steps": 0,  # skipped in a row
         "recent_losses": [],
         "tracker_id": "",
+        "seconds": 0.0,
     }
 
 
@@ -92,7 +96,8 @@ class Log:
         self.accelerator, self.recipe = accelerator, recipe
         self.is_main = accelerator.is_main_process
         self.total_steps, self.source_names = total_steps, source_names
-        self.started = self.last_time = time.perf_counter()
+        self.last_time = time.perf_counter()
+        self.started = self.last_time - state["seconds"]
         self.last_line = 0.0
         self.tokens = self.steps = 0
         self.training_seconds = 0.0
@@ -103,7 +108,6 @@ class Log:
         self.nonfinite_steps: int = state["nonfinite_steps"]
         self.recent_losses: deque[float] = deque(state["recent_losses"], maxlen=RECENT_STEPS)
         self.tracker_id: str = state["tracker_id"] or (uuid.uuid4().hex[:8] if recipe.report_to else "")
-        self.answers: list[Answer] = []
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
         if self.is_main:
@@ -117,9 +121,10 @@ class Log:
     def say(self, *lines: str) -> None:
         """Lines for the user, without breaking the bar."""
         if self.is_main:
-            for line in lines:
-                tqdm.write(redacted(line), file=sys.stdout)
-            sys.stdout.flush()
+            with unheard():
+                for line in lines:
+                    tqdm.write(redacted(line), file=sys.stdout)
+                sys.stdout.flush()
 
     def step(self, step: int, batch: "GlobalBatch", result: "StepResult", learning_rate: float) -> None:
         """After 1-based ``step``; counts of tokens are over all ranks."""
@@ -157,7 +162,7 @@ class Log:
         rate = self.tokens / max(now - self.last_time, 1e-9)
         self.training_seconds += now - self.last_time
         self.tokens, self.last_time = 0, now
-        row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate, "seconds": now - self.started}
+        row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate, "seconds": self.seconds}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
         row |= {name: count for name, count in batch.counts.items() if count}
         row |= {"samples": [redacted(place) for place in batch.places]} if is_spike else {}
@@ -185,9 +190,14 @@ class Log:
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> bool:
         """Metrics after ``step`` steps, and a few answers if there are any. Returns whether it is the best so far."""
-        self.evaluated_step, self.last_evaluation, self.answers = step, evaluation.metrics, evaluation.answers
+        self.evaluated_step, self.last_evaluation = step, evaluation.metrics
         self.first_evaluation = self.first_evaluation or evaluation.metrics
-        row = {"step": step, **evaluation.metrics}
+        row: dict[str, Any] = {"step": step, **evaluation.metrics}
+        if evaluation.answers:
+            row["answers"] = [
+                {**{name: redacted(text) for name, text in asdict(answer).items()}, "exact": answer.exact}
+                for answer in evaluation.answers
+            ]
         if self.is_main:
             self._write(row)
         exact = evaluation.metrics.get("eval_exact_match")
@@ -211,6 +221,11 @@ class Log:
         return values | {name: getattr(self, name) for name in new_state() if name not in values}
 
     @property
+    def seconds(self) -> float:
+        """Since the run began, without the time between two starts and what a kill undid."""
+        return time.perf_counter() - self.started
+
+    @property
     def best_step(self) -> int | None:
         """The checkpoint to keep whatever is newer; None where it is not asked for."""
         return self.best.get("step") if self.recipe.keep_best else None
@@ -222,9 +237,9 @@ class Log:
             names = [name for name in last if not name.startswith("eval_tokens")]
             lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
         if self.best_step:
-            lines.append(
-                f"lowest eval_loss: {self.best['eval_loss']:.4f} after step {self.best_step}; its checkpoint is kept"
-            )
+            path = self.path.parent / "checkpoints" / name_of(self.best_step)
+            lines.append(f"lowest eval_loss: {self.best['eval_loss']:.4f} after step {self.best_step}; as a model:")
+            lines.append(f"    python recipes/export.py {shlex.quote(str(path))} --output_dir best")
         return lines
 
     def close(self) -> None:

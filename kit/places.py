@@ -5,6 +5,7 @@ Promises: an unreachable hub is asked once, for a few seconds; a file that would
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,20 @@ def read_run(run_file: Path) -> tuple[Recipe, dict[str, Any]]:
         return recipe, {"mixed_precision": strategy["mixed_precision"], **strategy}
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"no record of a run ({type(error).__name__})"
-        raise UserError(Problem(str(run_file), found, "final/ or a checkpoint in the folder of its run")) from None
+        raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's ``metrics.jsonl``, if there is one; a kill may have cut the last one off."""
+    rows = []
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Recipe:

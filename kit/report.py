@@ -1,6 +1,6 @@
 """``report.html``: a run at a glance, from what it left on disk. One file, no script, no network.
 
-Reads ``run.json`` and ``metrics.jsonl`` only, so it can be made again at any time and says the same.
+Reads ``run.json`` and ``metrics.jsonl`` only, so it can be made at any time, of a run that goes on or was killed too.
 """
 
 import json
@@ -10,18 +10,22 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from kit.errors import Problem, UserError
 from kit.page import escaped, page, section, svg, table
+from kit.places import read_metrics, read_run
+from kit.strategy import describe
 
 
-def write_report(folder: Path, line: str, answers: list[Any]) -> None:
-    """Write ``folder/report.html``.
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into the ``output_dir`` of a run, and return its path.
 
-    Args:
-        line: what really ran, as said at the start.
-        answers: of the last evaluation: objects with ``prompt``, ``reference``, ``text`` and ``exact``.
+    Raises:
+        UserError: there is no run, or the folder cannot be written to.
     """
+    given, strategy = read_run(folder / "run.json")
+    line = describe(strategy, given)
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_metrics(folder)
     training = [row for row in rows if "loss" in row]
     evaluation = [row for row in rows if "eval_loss" in row]
     charts = [
@@ -48,15 +52,18 @@ def write_report(folder: Path, line: str, answers: list[Any]) -> None:
         f"<div class=charts>{''.join(f'<div>{picture}</div>' for picture in charts)}</div>",
         section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
         section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
-        section("Answers", _answers(answers)) if answers else "",
+        section("Answers", _answers(evaluation[-1]["answers"])) if evaluation and "answers" in evaluation[-1] else "",
         section("Data", _data_table(run["data"])),
         section("Data sets", table(list(sources[0]), sources)),
         section("Recipe", table(["key", "value"], recipe)),
         section("Versions", table(list(run["versions"]), [run["versions"]])),
     ]
     temporary = folder / ".report.partial"
-    temporary.write_text(page(f"{place.name}: {place}", parts), encoding="utf-8")
-    temporary.replace(folder / "report.html")
+    try:
+        temporary.write_text(page(f"{place.name}: {place}", parts), encoding="utf-8")
+        return temporary.replace(folder / "report.html")
+    except OSError as error:
+        raise UserError(Problem(str(folder), f"report.html cannot be written ({error.strerror})")) from None
 
 
 def _oddity(row: dict[str, Any]) -> str:
@@ -114,6 +121,6 @@ def _data_table(data: dict[str, Any]) -> str:
     return table(["", *sets], rows)
 
 
-def _answers(answers: list[Any]) -> str:
-    rows = [{"asked": a.prompt, "expected": a.reference, "answered": a.text, "exact": a.exact} for a in answers]
-    return table(["asked", "expected", "answered", "exact"], rows)
+def _answers(answers: list[dict[str, Any]]) -> str:
+    columns = {"asked": "prompt", "expected": "reference", "answered": "text", "exact": "exact"}
+    return table(list(columns), [{title: answer[key] for title, key in columns.items()} for answer in answers])

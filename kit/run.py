@@ -4,22 +4,18 @@ Promises: nothing of another run is overwritten unless asked; the same command a
 at a time runs in a folder.
 """
 
-import fcntl
 import json
 import os
 import shutil
-import socket
-import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kit import __version__, durable
+from kit import __version__, durable, exits, lock
 from kit.checkpoint import list_checkpoints
 from kit.config import Recipe
 from kit.errors import Problem, UserError, raise_if
-from kit.launch import LOCK
 
 # What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
 # shape, topology, and how far it goes.
@@ -41,8 +37,6 @@ _PACKAGES = (
     "safetensors",
 )
 _PARTIAL = ".run.json.partial"
-_LOCK_SECONDS = 1.0  # another start that only looks whether the folder is free holds it for less
-_held: dict[Path, Any] = {}  # lock files of this process, open until it ends, however it ends
 # All that a run leaves in its folder besides run.json; `kit` is TensorBoard's.
 _OWN = (
     "checkpoints",
@@ -80,7 +74,7 @@ def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
     # A start that was killed before it had a run.json leaves no more than that file's beginning.
-    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, LOCK}:
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME}:
         return 0
     # Only what this kit made is ever deleted.
     ways = "choose another --output_dir, or empty it yourself"
@@ -91,7 +85,7 @@ def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
-    _look_at_lock(folder)
+    lock.look(folder)
     if recipe.overwrite_output_dir:
         raise_if(_inside(recipe, folder))
         return 0
@@ -116,6 +110,18 @@ def check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any])
         found = f"{path} is of another run ({'; '.join(changed)})"
         fix = "to start a new run from its weights, export them: python recipes/export.py"
         raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What is not as it was when a checkpoint was written, and gives other roundings from there on, in words.
+
+    Both as a manifest has them: ``strategy`` and ``versions``.
+    """
+    keys = ("type", "num_processes", "mixed_precision", "device", "num_threads")
+    pairs = [(key, old["strategy"].get(key), new["strategy"][key]) for key in keys]
+    pairs += [(name, old["versions"].get(name), new["versions"][name]) for name in _PACKAGES]
+    changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
+    return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []
 
 
 OTHER_DATA = "the samples that dataset gives are others"
@@ -150,7 +156,7 @@ def check_start(recipe: Recipe, finished_steps: int, first_step: int, total_step
     if first_step > total_steps:
         found = f"{total_steps} steps wanted, and {first_step} are done"
         raise UserError(
-            Problem("max_steps", found, "more steps, or --resume_from_checkpoint with an earlier one", ways)
+            Problem("max_steps", found, f"at least {first_step}, or --resume_from_checkpoint with an earlier one", ways)
         )
     if finished_steps and not first_step:
         found = f"{recipe.output_dir} holds a finished run of {finished_steps} steps and no checkpoint to go on from"
@@ -198,105 +204,22 @@ def open_output_dir(recipe: Recipe, identity: Mapping[str, Any], seen: list[str]
     folder = Path(recipe.output_dir or "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        notes = _lock(folder)
+        notes = lock.take(folder)
+        exits.finish_first(lock.sign_off)
         if snapshot(folder) != seen:
             found = f"another run was at work in {folder} while this one started"
             raise UserError(Problem("output_dir", found, fix="type the same command again"))
         if recipe.overwrite_output_dir and seen[0]:
             # First the record: a kill after it leaves a folder that is known as this run's.
             record = {"recipe": recipe.model_dump(mode="json"), "identity": identity}
-            _write_record(folder, {**record, "finished_steps": 0, "interrupted": 0})
+            _write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
             for name in _OWN:
                 path = folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-        _sign(folder, emptied=recipe.overwrite_output_dir)
+        lock.sign(folder, emptied=recipe.overwrite_output_dir)
     except OSError as error:
         raise UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")) from None
     return notes
-
-
-def _lock(folder: Path) -> list[str]:
-    """The lock is the kernel's and ends with the process; what the file says is for people."""
-    if folder.resolve() in _held:
-        return []
-    file = (folder / LOCK).open("a+", encoding="utf-8")
-    notes = []
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise _in_use(folder) from None
-            time.sleep(0.05)
-        except OSError as error:
-            notes.append(f"warning: {folder} cannot be locked ({error.strerror}): do not start a second run in it")
-            break
-    if not notes and (owner := _owner(folder)) and not _ended(folder):
-        notes.append(f"{owner} had this output_dir and is gone without finishing: taking over")
-    _held[folder.resolve()] = file
-    return notes
-
-
-def _sign(folder: Path, emptied: bool) -> None:
-    """Say in the lock file who holds it; ``emptied``: and that what was there before is gone."""
-    file = _held[folder.resolve()]
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    file.truncate(0)
-    file.write(json.dumps({**about, "at": time.time(), "emptied": emptied}) + "\n")
-    file.flush()
-
-
-def _let_go() -> None:
-    """In a forked child, which may outlive its parent."""
-    for file in _held.values():
-        file.close()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _look_at_lock(folder: Path) -> None:
-    """Raise ``UserError`` if a run is at work in the folder; shared, so that the ranks of a run may look together."""
-    if folder.resolve() in _held or not (folder / LOCK).is_file():
-        return
-    try:
-        file = (folder / LOCK).open(encoding="utf-8")
-    except OSError as error:
-        found = f"{folder / LOCK} cannot be read ({error.strerror})"
-        raise UserError(Problem("output_dir", found, fix="choose another --output_dir")) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(folder) from None
-        except OSError:
-            return  # a disk without locks: said when the run starts
-
-
-def _in_use(folder: Path) -> UserError:
-    found = f"{folder} is in use by {_owner(folder) or 'another run'}"
-    return UserError(Problem("output_dir", found, fix="wait for it, end it, or choose another --output_dir"))
-
-
-def _owner(folder: Path) -> str:
-    """Who locked the folder last, in words; empty if nobody did."""
-    try:
-        about = json.loads((folder / LOCK).read_text(encoding="utf-8"))
-        return f"process {about['pid']} on {about['host']} (since {about['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _ended(folder: Path) -> bool:
-    """Whether the last run in the folder came to an end of its own."""
-    try:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return bool(record["finished_steps"] or record["interrupted"])
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def write_run_file(
@@ -306,13 +229,13 @@ def write_run_file(
     about: Mapping[str, Any],
     data: dict[str, Any],
     finished_steps: int = 0,
-    interrupted: int = 0,
+    interrupted: int | None = None,
 ) -> None:
     """``run.json``: the resolved recipe, the strategy as it really is, versions, data.
 
     ``about``: what each checkpoint says too: ``identity``, ``strategy``, ``versions``.
     ``finished_steps``: the steps after which ``final/`` was written; 0 while the run goes on.
-    ``interrupted``: the steps after which a signal stopped the run; launchers hide the script's status.
+    ``interrupted``: the steps after which a signal stopped the run, else None; launchers hide the script's status.
     """
     values = {
         "recipe_name": recipe_name,

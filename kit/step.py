@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kit.errors import Problem, UserError
+from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import clip_grad_norm, settle
 
 if TYPE_CHECKING:
@@ -88,6 +88,15 @@ def train_step(
         optimizer.step()
     optimizer.zero_grad()
     return result
+
+
+def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:
+    """What to tell of a step whose loss or gradient norm is not finite, where the run is to end with it."""
+    return TrainingError(
+        f"step {step}: {result.values}; weights are as before it. Samples: {', '.join(batch.places)}\n"
+        "    -> the same command comes to the same step again: mend or remove the sample at fault, or train with\n"
+        "       another learning_rate or mixed_precision; --max_nonfinite_steps N skips up to N such steps in a row"
+    )
 
 
 def settle_strategy(accelerator: "Accelerator", model: torch.nn.Module, batch: "GlobalBatch") -> None:

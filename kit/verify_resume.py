@@ -23,9 +23,10 @@ from pathlib import Path
 import psutil
 
 from kit.command_line import read_command_line, read_flags, show
-from kit.compare_runs import compare, read_metrics
+from kit.compare_runs import compare
 from kit.config import RECIPES, Request
 from kit.errors import Problem, UserError, raise_if
+from kit.places import read_metrics
 from kit.strategy import describe
 
 SCRIPT = RECIPES / "finetune.py"

@@ -86,8 +86,12 @@ class Watch:
         gone, _ = self._survey()
         if not gone:
             return None
-        first = str(error).strip().splitlines()[0]
-        return TrainingError(f"{_names(gone)} is gone, last seen: {_told(gone)} ({first})")
+        are, it = ("are", "They say") if len(gone) > 1 else ("is", "It says")
+        return TrainingError(
+            f"{_names(gone)} {are} gone, last seen: {_told(gone)}\n"
+            f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`);\n"
+            "       the same command continues from the last checkpoint"
+        )
 
     def _beat(self) -> None:
         beats = last = moved_bytes = 0

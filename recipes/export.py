@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import launch
+from kit import exits, launch
 from kit.config import Recipe
 from kit.errors import Problem, UserError, raise_if
 
@@ -73,5 +73,5 @@ def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
 
 
 if __name__ == "__main__":
-    with launch.reporting_errors():
+    with exits.reporting_errors():
         main()

@@ -9,13 +9,14 @@ accelerate launch recipes/finetune.py --help                             # every
 import sys
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import launch
+from kit import exits, launch
 from kit.command_line import read_command_line
 from kit.config import DEFAULT_RECIPE, RECIPES
-from kit.errors import Problems, TrainingError
+from kit.errors import Problems
 
 NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
 
@@ -34,8 +35,8 @@ def main() -> None:
     from kit.replicas import check_replicas
     from kit.saver import Saver
     from kit.schedule import learning_rate
-    from kit.step import check_isolation, seed_everything, settle_strategy, train_step
-    from kit.stop import STATUS, StopRequest
+    from kit.step import check_isolation, nonfinite, seed_everything, settle_strategy, train_step
+    from kit.stop import Stopped, StopRequest
     from kit.watch import Watch
 
     silence_libraries()
@@ -62,7 +63,7 @@ def main() -> None:
             wanted = run.wanted_checkpoint(recipe)
             resume_path = checkpoint.find_checkpoint(output_dir / "checkpoints", wanted, launch.say)
             if resume_path:
-                run.check_checkpoint(resume_path, checkpoint.read_identity(resume_path), identity)
+                run.check_checkpoint(resume_path, checkpoint.read_manifest(resume_path)["identity"], identity)
     problems.raise_if_any()
     tokenizer.chat_template = datasets.chat_template
     evaluation = datasets.evaluation
@@ -75,7 +76,7 @@ def main() -> None:
         return
 
     # What a checkpoint keeps of the loop; `log.state` makes the next one.
-    state = checkpoint.read_state(resume_path) if resume_path else new_state()
+    state = new_state() | (checkpoint.read_state(resume_path) if resume_path else {})
     if finished_steps == total_steps and wanted == "auto" and (output_dir / "final").is_dir():
         launch.say(
             f"this run is finished: {output_dir}/final",
@@ -87,7 +88,7 @@ def main() -> None:
     # --- build: process group, weights, optimiser; sharded, and where the last checkpoint left them
     accelerator, load_plan = strategy.start(recipe, topology)
     watch = Watch(accelerator, strategy.open_store(), recipe.ddp_timeout)
-    launch.explain_with(watch.explain)
+    exits.explain_with(watch.explain)
     strategy.agree(accelerator, "dataset", f"{datasets.fingerprint}, {total_steps} steps")  # as seen on each machine
     strategy.agree(accelerator, "output_dir", str(resume_path))
     with strategy.together(accelerator):  # a mistake only one rank can see stops all of them
@@ -95,18 +96,19 @@ def main() -> None:
             launch.say(*run.open_output_dir(recipe, identity, seen))
     watch.at("loading the model")
     short_of_memory = partial(memory.explain, recipe=recipe, num_processes=accelerator.num_processes)
-    launch.explain_with(partial(short_of_memory, model=None, optimizer=None))
+    exits.explain_with(partial(short_of_memory, model=None, optimizer=None))
     with strategy.together(accelerator):
         llm = model.build_model(recipe, config, load_plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
-    launch.explain_with(partial(short_of_memory, model=llm, optimizer=optimizer))
+    exits.explain_with(partial(short_of_memory, model=llm, optimizer=optimizer))
     if recipe.packing:
         check_isolation(accelerator, llm, vocab_size)
+    about = {"identity": identity, "strategy": actual, "versions": run.versions()}
     if resume_path:
         checkpoint.load_checkpoint(llm, optimizer, resume_path)
         launch.say(f"continuing after step {state['step']} of {total_steps} ({resume_path})")
-    about = {"identity": identity, "strategy": actual, "versions": run.versions()}
+        launch.say(*run.changes(checkpoint.read_manifest(resume_path), about))
     record = (output_dir, recipe, request.recipe_name, about, datasets.describe())
     if accelerator.is_main_process:
         # The steps after the one it continues from are run again: their checkpoints are of the past.
@@ -114,32 +116,42 @@ def main() -> None:
         run.write_run_file(*record)
     metrics_file = output_dir / "metrics.jsonl"
     saver = Saver(accelerator, recipe, output_dir / "checkpoints", about, metrics_file, watch.at_save)
-    launch.finish_first(saver.finish)
+    exits.finish_first(saver.finish)
     feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state["feed"])
     log = Log(accelerator, recipe, output_dir, state, total_steps, datasets.names)
     log.say(strategy.describe(actual, recipe), *datasets.notes, *feed.notes())
 
     # --- train: a step is a function of the seed and its number, whatever the topology
-    rate_of = partial(
-        learning_rate,
-        total_steps=total_steps,
-        peak=recipe.peak_learning_rate,
-        warmup_steps=recipe.warmup_steps,
-        kind=recipe.lr_scheduler_type,
-    )
+    schedule = (recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
     evaluation_is_due = partial(data.evaluation_is_due, recipe, total_steps)
-    evaluate_now = partial(evaluate, accelerator, llm, recipe, tokenizer, watch.along(progress))
+    stop = StopRequest(accelerator)
+    evaluate_now = partial(evaluate, accelerator, llm, recipe, tokenizer, stop.along(watch.along(progress)))
+
+    def leave_stopped(done: int) -> NoReturn:
+        """With what was saved after ``done`` steps."""
+        saver.wait()
+        if accelerator.is_main_process:
+            run.write_run_file(*record, interrupted=done)
+            report.write_report(output_dir)
+        log.close()
+        log.say(f"stopped by a signal after step {done} of {total_steps}, and saved: the same command continues")
+        log.say(f"report so far: {output_dir / 'report.html'}")
+        accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
+        exits.leave(exits.STOPPED)
+
     first = state["step"]
-    if evaluation and evaluation_is_due(first) and state["evaluated_step"] != first:  # or a signal came before it
+    if evaluation and evaluation_is_due(first) and state["evaluated_step"] != first:  # or a signal came before its end
         watch.at("evaluating")
-        log.evaluation(first, evaluate_now(evaluation))
-    stop = StopRequest()
+        try:
+            log.evaluation(first, evaluate_now(evaluation))
+        except Stopped:
+            leave_stopped(first)
     for step in range(first, total_steps):
         done = step + 1
         last = done == total_steps
         watch.at("reading data", done)
         batch = feed.take(step)
-        rate = rate_of(step)
+        rate = learning_rate(step, total_steps, *schedule)
 
         watch.at("training", done)
         if step == first:
@@ -152,26 +164,21 @@ def main() -> None:
         result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, must_stop, before_update)
         log.step(done, batch, result, rate)
         if log.nonfinite_steps > recipe.max_nonfinite_steps:
-            places = ", ".join(batch.places)
-            raise TrainingError(f"step {done}: {result.values}; weights are as before it. Samples: {places}")
+            raise nonfinite(done, result, batch)
 
-        is_best = False
-        if evaluation and evaluation_is_due(done) and (last or not result.stop):
+        is_best, stopped = False, result.stop and not last
+        if evaluation and evaluation_is_due(done) and not stopped:
             watch.at("evaluating", done)
-            is_best = log.evaluation(done, evaluate_now(evaluation))
+            try:
+                is_best = log.evaluation(done, evaluate_now(evaluation))
+            except Stopped:
+                stopped = True
         is_due = recipe.save_steps and done % recipe.save_steps == 0
-        if last or result.stop or is_due or (is_best and recipe.keep_best):
+        if last or stopped or is_due or (is_best and recipe.keep_best):
             watch.at("saving", done)
             saver.save(llm, optimizer, log.state(done, feed.state()), log.best_step)
-
-        if result.stop and not last:
-            saver.wait()
-            if accelerator.is_main_process:
-                run.write_run_file(*record, interrupted=done)
-            log.close()
-            log.say(f"stopped by a signal after step {done} of {total_steps}, and saved: the same command continues")
-            accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
-            launch.leave(STATUS)
+        if stopped:
+            leave_stopped(done)
 
     # --- leave: what from_pretrained opens
     watch.at("writing the final model")
@@ -180,7 +187,7 @@ def main() -> None:
     export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
     if accelerator.is_main_process:
         run.write_run_file(*record, finished_steps=total_steps)
-        report.write_report(output_dir, strategy.describe(actual, recipe), log.answers)
+        report.write_report(output_dir)
     log.close()
     log.say(*feed.closing_notes(), *log.summary())
     log.say(f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
@@ -189,5 +196,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with launch.reporting_errors():
+    with exits.reporting_errors():
         main()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import launch
+from kit import exits, launch
 from kit.command_line import read_command_line
 from kit.config import Recipe
 from kit.errors import Problem, Problems, UserError
@@ -81,5 +81,5 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
 
 
 if __name__ == "__main__":
-    with launch.reporting_errors():
+    with exits.reporting_errors():
         main()

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # A module imports from its own line or those above, never from below.
 LAYERS = [
-    ["errors", "secrets", "durable"],
+    ["errors", "secrets", "durable", "lock"],
     ["config", "contradictions", "foreign", "command_line", "topology", "schedule"],
     [
         *["archives", "records", "files", "tables", "hub", "messages", "formats", "sources"],
@@ -19,7 +19,7 @@ LAYERS = [
         *["packing", "order", "batches", "feed", "stream", "places", "loss", "attention"],
     ],
     ["data", "adapter", "model", "optim"],
-    ["launch", "strategy"],
+    ["launch", "exits", "strategy"],
     ["checkpoint"],
     ["step", "evaluate", "saver", "export", "drift", "log", "run", "stop", "replicas", "watch"],
     ["page"],
@@ -28,7 +28,7 @@ LAYERS = [
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 PEERS = LAYERS[6]  # composed by the recipes, and unknown to each other
-LIGHT = ["errors", "secrets", "config", "command_line", "topology", "launch", "schedule"]
+LIGHT = ["errors", "secrets", "config", "command_line", "topology", "lock", "launch", "exits", "schedule"]
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]
 
 MODULES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "kit").glob("*.py")}

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -450,42 +449,6 @@ def test_the_printed_command_works_as_printed(flags, tmp_path):
     assert status == 0, err
     assert "Dry run: nothing written" in out
     assert not list((tmp_path / "here").iterdir())
-
-
-LEAVING = """
-import errno, sys
-sys.path.insert(0, {root!r})
-from kit import launch
-from kit.errors import TrainingError, UserError, Problem
-launch.explain_with(lambda error: TrainingError("old") if isinstance(error, KeyError) else None)
-launch.explain_with(lambda error: UserError(Problem("x", "new")) if isinstance(error, KeyError) else None)
-launch.finish_first(lambda: print("finished", flush=True))
-with launch.reporting_errors():
-    raise {error}
-"""
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "told"),
-    [
-        (
-            "OSError(errno.ENOSPC, 'No space left on device', '/d/metrics.jsonl')",
-            2,
-            "error: /d/metrics.jsonl: No space",
-        ),
-        ("OSError(errno.EROFS, 'Read-only file system', '/d/x')", 2, "error: /d/x: Read-only file system"),
-        ("KeyError('k')", 2, "error: x: new"),
-        ("UserError(Problem('a', 'b'))", 2, "error: a: b"),
-        ("TrainingError('loss nan')", 1, "error: rank 0: loss nan"),
-        ("ZeroDivisionError('odd')", 1, "rank 0 failed:\nTraceback"),
-        ("OSError(errno.EIO, 'Input/output error')", 1, "rank 0 failed:\nTraceback"),
-    ],
-)
-def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, status, told):
-    code = LEAVING.format(root=str(ROOT), error=error)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == status and told in done.stderr and done.stdout == "finished\n"
-    assert ("Traceback" in done.stderr) == (status == 1 and "loss nan" not in error)
 
 
 def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):

@@ -292,7 +292,8 @@ def test_the_best_evaluation_is_remembered_and_its_checkpoint_asked_for_only_whe
         False,
     ]
     assert log.best_step == 2 and log.state(6, {})["best"] == {"step": 2, "eval_loss": 2.0}
-    assert "lowest eval_loss: 2.0000 after step 2; its checkpoint is kept" in log.summary()
+    told = "\n".join(log.summary())
+    assert "lowest eval_loss: 2.0000 after step 2" in told and "checkpoints/step-00000002 --output_dir best" in told
     other = start()
     other.evaluation(2, evaluation(2.0))
     assert other.best_step is None

@@ -284,14 +284,16 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(recipe, tmp_pa
 # One run at a time
 
 HOLDING = """
-import sys, time
+import sys
 sys.path.insert(0, sys.argv[1])
 from kit.config import Recipe
 from pathlib import Path
+from kit.exits import leave, reporting_errors
 from kit.run import open_output_dir, snapshot
 recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=sys.argv[2])
-print(open_output_dir(recipe, {}, snapshot(Path(sys.argv[2]))), flush=True)
-time.sleep(600)
+with reporting_errors():
+    print(open_output_dir(recipe, {}, snapshot(Path(sys.argv[2]))), flush=True)
+    exec(sys.stdin.readline())
 """
 
 
@@ -302,7 +304,7 @@ def holder(tmp_path):
 
     def start():
         words = [sys.executable, "-c", HOLDING, str(Path(__file__).resolve().parents[1]), str(tmp_path / "out")]
-        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         return started[-1], started[-1].stdout.readline()
 
     yield start
@@ -333,16 +335,15 @@ def test_the_lock_of_a_dead_process_is_taken_over_with_a_notice(recipe, holder, 
     process.wait()
     assert check(recipe()) == 0
     second, notes = holder()
-    assert f"process {process.pid} on " in notes and "is gone without finishing: taking over" in notes
+    assert f"process {process.pid} on " in notes and "was killed: taking over" in notes
     assert f"process {second.pid} on" in refusal(recipe())
 
 
-@pytest.mark.parametrize("steps", [{"finished_steps": 6}, {"interrupted": 3}])
-def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, tmp_path, steps):
+@pytest.mark.parametrize("end", ["pass", "leave(75)", "raise ValueError('odd')"])
+def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, tmp_path, end):
     process, _ = holder()
-    write(tmp_path / "out", recipe(), **steps)
-    process.kill()
-    process.wait()
+    write(tmp_path / "out", recipe())
+    process.communicate(end + "\n", timeout=60)
     assert holder()[1] == "[]\n"
 
 

@@ -18,7 +18,7 @@ from conftest import ROOT, run_ranks
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
 from safetensors import safe_open
 
-from kit import checkpoint, launch
+from kit import checkpoint, exits, launch
 from kit.command_line import read_command_line
 from kit.config import LoadPlan, Recipe
 from kit.errors import UserError
@@ -412,7 +412,7 @@ def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys)
     monkeypatch.setenv("HF_TOKEN", "n0t-for-you")
     monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     text = "GET https://me:password@host/a with n0t-for-you"
-    with pytest.raises(SystemExit) as ended, launch.reporting_errors():
+    with pytest.raises(SystemExit) as ended, exits.reporting_errors():
         raise UserError(Problem("dataset", text)) if error is UserError else RuntimeError(text)
     launch.say(text)
     out, err = capsys.readouterr()

@@ -63,7 +63,7 @@ def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
     assert not (folder / "final").exists() and "Traceback" not in stopped.output
     continued = finetune.ok("half", processes, **flags)
     assert f"continuing after step {len(steps)} of 40" in continued.output
-    assert continued.info["interrupted"] == 0 and continued.info["finished_steps"] == 40
+    assert continued.info["interrupted"] is None and continued.info["finished_steps"] == 40
     assert continued.losses == whole.losses
     assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 10
 
@@ -75,8 +75,9 @@ def evaluations(run):
 WAITING = """
 import sys, time
 sys.path.insert(0, {root!r})
+from types import SimpleNamespace
 from kit.stop import StopRequest
-request = StopRequest()
+request = StopRequest(SimpleNamespace(num_processes=1, is_main_process=True))
 print("ready", flush=True)
 end = time.monotonic() + 3
 while time.monotonic() < end:
@@ -141,7 +142,7 @@ def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, launcher, 
     try:
         wait_until(lambda: text(folder / "metrics.jsonl").count('"loss"') >= 3)
         launcher.send_signal(number)
-        wait_until(lambda: '"interrupted": 0' not in text(folder / "run.json"))
+        wait_until(lambda: '"interrupted": null' not in text(folder / "run.json"))
     finally:
         launcher.kill()
     assert "stopped by a signal" in text(finetune.folder / "log")

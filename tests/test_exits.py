@@ -1,0 +1,49 @@
+"""However a script ends, its status is the contract's, one block says why, and what was begun is ended first."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+LEAVING = """
+import errno, sys
+sys.path.insert(0, {root!r})
+from kit import exits
+from kit.errors import TrainingError, UserError, Problem
+exits.explain_with(lambda error: TrainingError("old") if isinstance(error, KeyError) else None)
+exits.explain_with(lambda error: UserError(Problem("x", "new")) if isinstance(error, KeyError) else None)
+exits.finish_first(lambda: print("finished", flush=True))
+with exits.reporting_errors():
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (
+            "OSError(errno.ENOSPC, 'No space left on device', '/d/metrics.jsonl')",
+            2,
+            "error: /d/metrics.jsonl: No space",
+        ),
+        ("OSError(errno.EROFS, 'Read-only file system', '/d/x')", 2, "error: /d/x: Read-only file system"),
+        ("KeyError('k')", 2, "error: x: new"),
+        ("UserError(Problem('a', 'b'))", 2, "error: a: b"),
+        ("TrainingError('loss nan')", 1, "error: rank 0: loss nan"),
+        ("ZeroDivisionError('odd')", 1, "rank 0 failed:\nTraceback"),
+        ("OSError(errno.EIO, 'Input/output error')", 1, "rank 0 failed:\nTraceback"),
+    ],
+)
+def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, status, told):
+    code = LEAVING.format(root=str(ROOT), error=error)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status and told in done.stderr and done.stdout == "finished\n"
+    assert ("Traceback" in done.stderr) == (status == 1 and "loss nan" not in error)
+
+
+@pytest.mark.parametrize(("last", "status"), [("pass", 0), ("exits.leave(75)", 75), ("raise KeyboardInterrupt", 130)])
+def test_what_is_to_be_finished_first_is_finished_without_an_error_too(last, status):
+    code = LEAVING.format(root=str(ROOT), error="x").replace("raise x", last)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "finished\n", "")
