@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from kit.errors import Problem, TrainingError, UserError
@@ -50,7 +50,8 @@ def reporting_errors() -> Iterator[None]:
         else:
             text = f"rank {rank()} failed:\n{''.join(traceback.format_exception(caught))}"
             status = 1
-        print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads it
+            print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
         leave(status)  # the interpreter's own shutdown would wait for threads that wait for other ranks
 
 
@@ -59,8 +60,9 @@ def leave(status: int) -> NoReturn:
     _finish()
     if status in _FINAL:
         remember_end(status)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(status)  # interpreter shutdown would wait for threads in a collective
 
 

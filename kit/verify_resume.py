@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 
@@ -258,14 +259,21 @@ def _workplace() -> Iterator[Path]:
 
     SIGTERM and a lost terminal do what Ctrl-C does.
     """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+
+    def leave(number: int, frame: Any) -> NoReturn:
+        for each in numbers:  # asking twice must not leave half of it
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     folder = Path(tempfile.mkdtemp(prefix="kit-"))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)
+        for number in numbers:
+            signal.signal(number, leave)
         yield folder
     finally:
-        for number in handlers:  # asking twice must not leave half of it
+        for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         kill_all(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -132,10 +132,10 @@ def main() -> None:
         saver.wait()
         if accelerator.is_main_process:
             run.write_run_file(*record, interrupted=done)
-            report.write_report(output_dir)
         log.close()
         log.say(f"stopped by a signal after step {done} of {total_steps}, and saved: the same command continues")
-        log.say(f"report so far: {output_dir / 'report.html'}")
+        if accelerator.is_main_process:
+            launch.say(f"report so far: {report.write_report(output_dir)}")
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         exits.leave(exits.STOPPED)
 

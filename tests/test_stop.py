@@ -10,6 +10,8 @@ import time
 import pytest
 from conftest import ROOT
 
+from kit.log import SECONDS_BETWEEN_LINES
+
 pytestmark = pytest.mark.slow
 
 FLAGS = {
@@ -37,11 +39,17 @@ def send(folder, *sent, after=3, pause=0.0):
     return meanwhile
 
 
+def hear_hang_ups(rank):
+    """Whoever runs the tests under `nohup` has them ignored in every process."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("config", "processes", "number", "rank"),
     [
         ("single", 1, signal.SIGTERM, 0),
         ("single", 1, signal.SIGINT, 0),
+        ("single", 1, signal.SIGHUP, 0),
         ("ddp", 2, signal.SIGUSR1, 1),
         ("fsdp", 2, signal.SIGTERM, 0),
         ("ddp", 3, signal.SIGTERM, 2),
@@ -54,18 +62,91 @@ def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
     whole = finetune.ok("whole", processes, **flags)
     folder = finetune.folder / "half"
 
-    stopped = finetune("half", processes, send(folder, (number, rank)), **flags)
+    stopped = finetune("half", processes, send(folder, (number, rank)), hear_hang_ups, **flags)
     assert stopped.status == 75, stopped.output
     steps = [row["step"] for row in stopped.rows if "loss" in row]
     assert steps == list(range(1, len(steps) + 1)) and 3 <= len(steps) < 40
     assert stopped.info["interrupted"] == len(steps) and stopped.info["finished_steps"] == 0
     assert f"stopped by a signal after step {len(steps)} of 40, and saved" in stopped.output
     assert not (folder / "final").exists() and "Traceback" not in stopped.output
+    assert (f"{number.name}: stopping and saving" in stopped.output) == (rank == 0)
+    assert f"<title>half: {folder}</title>" in (folder / "report.html").read_text()
     continued = finetune.ok("half", processes, **flags)
     assert f"continuing after step {len(steps)} of 40" in continued.output
     assert continued.info["interrupted"] is None and continued.info["finished_steps"] == 40
     assert continued.losses == whole.losses
     assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 10
+
+
+@pytest.mark.parametrize(("config", "processes"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(finetune, chat_file, config, processes):
+    """To one rank only; the evaluation is done after the same step when the run goes on."""
+    flags = FLAGS | {"config": config, "eval_dataset": chat_file, "max_eval_samples": 40, "max_steps": 8}
+    whole = finetune.ok("whole", processes, **flags)
+
+    def meanwhile(children):
+        if "evaluating" in (finetune.folder / "half.log").read_text():
+            os.kill(children[-1].pid, signal.SIGTERM)
+            return True
+
+    stopped = finetune("half", processes, meanwhile, evaluate_slowly, **flags)
+    assert stopped.status == 75, stopped.output
+    assert stopped.info["interrupted"] == 4 and not evaluations(stopped)
+    continued = finetune.ok("half", processes, **flags)
+    assert continued.losses == whole.losses
+    assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 2
+
+
+def test_a_signal_before_the_first_step_loses_nothing_either(finetune, chat_file):
+    flags = FLAGS | {"eval_dataset": chat_file, "max_steps": 4, "eval_on_start": True, "max_eval_samples": 40}
+    whole = finetune.ok("whole", **flags)
+
+    def meanwhile(children):
+        if "evaluating" in (finetune.folder / "half.log").read_text():
+            os.kill(children[0].pid, signal.SIGINT)
+            return True
+
+    stopped = finetune("half", 1, meanwhile, evaluate_slowly, **flags)
+    assert stopped.status == 75 and stopped.info["interrupted"] == 0, stopped.output
+    continued = finetune.ok("half", **flags)
+    assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 2
+
+
+def evaluate_slowly(rank):
+    import kit.evaluate
+
+    batches = kit.evaluate.evaluation_batches
+
+    def slowly(*args):
+        print("evaluating", flush=True)
+        for batch in batches(*args):
+            time.sleep(0.5)
+            yield batch
+
+    kit.evaluate.evaluation_batches = slowly
+
+
+def test_a_run_outlives_who_reads_its_output(finetune):
+    """Ctrl-C ends `tee` too, which reads what the run says; a run must save whoever listens."""
+    folder = finetune.folder / "run"
+    flags = {**finetune.defaults, "output_dir": folder, "max_steps": 5000, "config": "single", "save_steps": 0}
+    command = [
+        sys.executable,
+        str(ROOT / "recipes/finetune.py"),
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert any(line.startswith("step 1/") for line in process.stdout)
+        process.stdout.close()
+        time.sleep(2 * SECONDS_BETWEEN_LINES)  # it has something to say, to nobody
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 75
+    finally:
+        process.kill()
+    stopped = json.loads((folder / "run.json").read_text())["interrupted"]
+    assert (folder / f"checkpoints/step-{stopped:08d}/manifest.json").is_file()
 
 
 def evaluations(run):
@@ -142,10 +223,10 @@ def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, launcher, 
     try:
         wait_until(lambda: text(folder / "metrics.jsonl").count('"loss"') >= 3)
         launcher.send_signal(number)
-        wait_until(lambda: '"interrupted": null' not in text(folder / "run.json"))
+        wait_until(lambda: "stopped by a signal" in text(finetune.folder / "log"))
     finally:
         launcher.kill()
-    assert "stopped by a signal" in text(finetune.folder / "log")
+    assert '"interrupted": null' not in text(folder / "run.json")
     assert list((folder / "checkpoints").glob("step-*/manifest.json"))
 
 
