@@ -12,10 +12,20 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+def notes(accelerator: "Accelerator", model: torch.nn.Module, every: int) -> list[str]:
+    """What ``check_replicas`` after each ``every`` steps will do, in words; nothing for 0."""
+    if not every:
+        return []
+    num = len(replicated(accelerator, model))
+    if num and accelerator.num_processes > 1:
+        return [f"replicas: {num} tensors of {accelerator.num_processes} processes are compared every {every} steps"]
+    return ["warning: --check_replicas has nothing to compare: no process has a copy of what another one has"]
+
+
 def check_replicas(accelerator: "Accelerator", model: torch.nn.Module, step: int) -> None:
     """Compare weights, frozen ones too, and gradients as the optimiser is about to use them. Called by all ranks.
 
-    Reads every weight once and sends 16 bytes for each. What is sharded has no copy to compare with.
+    Reads every weight once; each process sends two sums for each tensor. What is sharded has no copy to compare with.
 
     Raises:
         TrainingError: with the tensors and the ranks that differ, on all ranks.

@@ -259,21 +259,22 @@ def _workplace() -> Iterator[Path]:
 
     SIGTERM and a lost terminal do what Ctrl-C does.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # `nohup` and background jobs have some of them ignored.
+    handlers = {number: old for number in asking if (old := signal.getsignal(number)) != signal.SIG_IGN}
 
     def leave(number: int, frame: Any) -> NoReturn:
-        for each in numbers:  # asking twice must not leave half of it
+        for each in handlers:  # asking twice must not leave half of it
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     folder = Path(tempfile.mkdtemp(prefix="kit-"))
     try:
-        for number in numbers:
+        for number in handlers:
             signal.signal(number, leave)
         yield folder
     finally:
-        for number in numbers:
+        for number in handlers:
             signal.signal(number, signal.SIG_IGN)
         kill_all(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -27,12 +27,11 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, checkpoint, data, export, memory, model, report, run, strategy
+    from kit import adapter, checkpoint, data, export, memory, model, replicas, report, run, strategy
     from kit.evaluate import evaluate
     from kit.feed import Ranks
     from kit.log import Log, new_state, progress, silence_libraries
     from kit.optim import build_optimizer
-    from kit.replicas import check_replicas
     from kit.saver import Saver
     from kit.schedule import learning_rate
     from kit.step import check_isolation, nonfinite, seed_everything, settle_strategy, train_step
@@ -120,6 +119,7 @@ def main() -> None:
     feed = datasets.open_feed(recipe, accelerator, data.pad_id(tokenizer), state["feed"])
     log = Log(accelerator, recipe, output_dir, state, total_steps, datasets.names)
     log.say(strategy.describe(actual, recipe), *datasets.notes, *feed.notes())
+    log.say(*replicas.notes(accelerator, llm, recipe.check_replicas))
 
     # --- train: a step is a function of the seed and its number, whatever the topology
     schedule = (recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
@@ -158,7 +158,7 @@ def main() -> None:
             settle_strategy(accelerator, llm, batch)
         seed_everything(recipe.seed, step, accelerator.process_index)
         check = recipe.check_replicas and done % recipe.check_replicas == 0
-        before_update = partial(check_replicas, accelerator, llm, done) if check else None
+        before_update = partial(replicas.check_replicas, accelerator, llm, done) if check else None
         must_stop = stop.is_made or saver.has_failed  # the next save raises on all ranks what the last one failed of
         # forward, backward, clip, update: kit/step.py
         result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, must_stop, before_update)
