@@ -174,6 +174,9 @@ def test_elastic_2_1_2_has_the_same_samples_rates_and_losses(finetune, fp32, top
         stop = until_step(finetune.folder / "run", 4 * (i + 1)) if i < 2 else None
         run = finetune("run", sizes[name], stop, config=fp32[name], **flags)
     assert run.status == 0, run.output
+    last, now = sizes[topologies[-2]], sizes[topologies[-1]]
+    if last != now:
+        assert f"num_processes {last} -> {now}" in run.output and "from here on round differently" in run.output
     assert [row["step"] for row in run.rows] == list(range(1, 13))
     for exact in ("learning_rate", "epoch", "tokens", "supervised_tokens"):
         assert [row[exact] for row in run.rows] == [row[exact] for row in whole.rows]

@@ -57,6 +57,17 @@ def rows(tmp_path):
     return lambda: [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_seconds_are_those_of_the_run_and_not_of_one_start(start, rows, clock):
+    log = start(logging_steps=1)
+    log.run(range(1, 4))
+    state = log.state(3, {})
+    clock.now += 1000.0  # until somebody starts it again
+    Log(log.accelerator, log.recipe, log.path.parent, state, 10, ["one"]).step(
+        4, batch(100, 1), StepResult(1.0, 1.0, [1.0]), 1e-5
+    )
+    assert [row["seconds"] for row in rows()] == [1.0, 2.0, 3.0, 3.0]
+
+
 def steps(rows):
     return [row["step"] for row in rows()]
 

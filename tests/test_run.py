@@ -15,6 +15,7 @@ from kit.config import Recipe
 from kit.errors import UserError
 from kit.run import (
     IDENTITY,
+    changes,
     check_checkpoint,
     check_output_dir,
     check_start,
@@ -281,6 +282,15 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(recipe, tmp_pa
         check_checkpoint(tmp_path, one, other)
 
 
+def test_what_makes_other_roundings_is_told_and_nothing_else():
+    strategy = {"type": "ddp", "num_processes": 2, "mixed_precision": "bf16", "device": "cpu", "num_threads": 1}
+    old = {"strategy": strategy | {"config": "ddp"}, "versions": versions()}
+    assert changes(old, {"strategy": strategy | {"config": "mine"}, "versions": versions()}) == []
+    new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": versions() | {"torch": "9", "kit": "9"}}
+    (told,) = changes(old, new)
+    assert "mixed_precision bf16 -> no" in told and f"torch {versions()['torch']} -> 9" in told and "kit" not in told
+
+
 # One run at a time
 
 HOLDING = """
@@ -321,8 +331,8 @@ def test_a_second_run_is_locked_out_by_who_is_at_work_and_changes_nothing(recipe
         begin(recipe())  # both found the folder empty
     write(folder, recipe())
     before = content(folder)
-    for changes in ({}, {"overwrite_output_dir": True}, {"seed": 7}):
-        assert f"in use by process {process.pid} on" in refusal(recipe(**changes))
+    for others in ({}, {"overwrite_output_dir": True}, {"seed": 7}):
+        assert f"in use by process {process.pid} on" in refusal(recipe(**others))
     with pytest.raises(UserError, match="in use by process"):
         begin(recipe(overwrite_output_dir=True))
     assert content(folder) == before
