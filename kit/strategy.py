@@ -5,6 +5,8 @@ rehearses the very same sharding and collectives; nothing outside this file asks
 """
 
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,13 +50,12 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             if not check_cuda_p2p_ib_support():  # consumer cards; Accelerate's launcher sets these, torchrun does not
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
-            timeout = timedelta(seconds=recipe.ddp_timeout)
-            store, rank, world = next(torch.distributed.rendezvous("env://", timeout=timeout))
+            store = _meet(rank, world, recipe.ddp_timeout)
         except torch.distributed.DistError as error:
-            found = f"not all {topology.num_processes} processes came within {recipe.ddp_timeout} s (--ddp_timeout)"
+            found = f"not all {world} processes came within {recipe.ddp_timeout} s (--ddp_timeout)"
             raise TrainingError(f"{found}: {str(error).splitlines()[0]}") from None
-        store = torch.distributed.PrefixStore(_attempt(), store)
         timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
         torch.distributed.init_process_group(
             topology.backend, store=store, rank=rank, world_size=world, timeout=timeout
@@ -91,20 +92,51 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
 
 def open_store() -> Any:
     """A connection of its own to the key-value store at which the ranks met; None for a single process."""
-    from torch.distributed import PrefixStore, TCPStore, is_initialized
+    from accelerate.utils import gather_object
+    from torch.distributed import PrefixStore, is_initialized
 
     if not is_initialized():
         return None
+    return PrefixStore(gather_object([uuid.uuid4().hex])[0], _connect(3))
+
+
+def _connect(timeout_seconds: float, is_master: bool = False) -> Any:
+    from torch.distributed import TCPStore
+
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=3))
-    return PrefixStore(f"watch/{_attempt()}", store)
+    timeout = timedelta(seconds=timeout_seconds)
+    return TCPStore(address, port, is_master=is_master, timeout=timeout, wait_for_workers=False)
 
 
-def _attempt() -> str:
-    """The launcher's store may outlive ranks that are started anew: they must not find the dead ones' addresses."""
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
-        return "attempt"  # several launchers: each counts its own restarts, and they meet at a new store
-    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
+    """A part of the ranks' key-value store in which only the ranks of this start write.
+
+    The store may be the launcher's and outlive ranks that are started anew, which must not find the dead ones'
+    addresses; and several launchers count restarts each for itself, so their counts are no name to meet under. Rank 0
+    invents one, answers with it to every name that the others invent, and waits until all of them know it.
+
+    Raises:
+        torch.distributed.DistError: not all ranks came within ``timeout_seconds``.
+    """
+    from torch.distributed import DistStoreError, PrefixStore
+
+    is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store, mine = _connect(timeout_seconds, is_master), uuid.uuid4().hex
+    if rank:
+        store.set(f"from/{rank}", mine)
+        name = store.get(f"to/{mine}").decode()  # waits
+        store.set(f"{name}/{rank}", "here")
+        return PrefixStore(name, store)
+    absent, end = set(range(1, world)), time.monotonic() + timeout_seconds
+    while absent:
+        if time.monotonic() > end:
+            raise DistStoreError(f"rank {', '.join(map(str, sorted(absent)))} did not come")
+        for other in absent:
+            if store.check([f"from/{other}"]):  # of a dead one, maybe; then another will follow
+                store.set(f"to/{store.get(f'from/{other}').decode()}", mine)
+        absent = {other for other in absent if not store.check([f"{mine}/{other}"])}
+        time.sleep(0.01)
+    return PrefixStore(mine, store)
 
 
 def check(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, free_port
 
 pytestmark = pytest.mark.slow
 DEADLINE = 60  # seconds; on a machine that does nothing else it takes less than 30
@@ -22,17 +22,18 @@ class Launched:
     def __init__(self, finetune, launcher, **flags):
         self.folder = finetune.folder / "run"
         flags = {**finetune.defaults, "output_dir": self.folder, **flags}
-        self.log = finetune.folder / "launched.log"
+        self.log = finetune.folder / f"launched-{time.monotonic_ns()}.log"
         command = [sys.executable, *launcher, SCRIPT, *(f"--{name}={value}" for name, value in flags.items())]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.seen = {}
 
+    def ranks(self):
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "RANK" in child.environ()]
+
     def rank(self, number):
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            if child.environ().get("RANK") == str(number):
-                return child
-        raise AssertionError(f"no rank {number}:\n{self.text}")
+        return next(rank for rank in self.ranks() if rank.environ()["RANK"] == str(number))
 
     def wait_for_steps(self, steps, seconds=120):
         end = time.monotonic() + seconds
@@ -105,16 +106,20 @@ def test_a_signal_to_one_rank_has_the_run_saved_and_gone_soon(launch, config):
     print(f"{config}, SIGTERM to rank 1: {seconds:.1f} s")
 
 
-def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(launch, finetune):
+@pytest.mark.parametrize("launchers", [1, 2])
+def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(launch, finetune, launchers):
+    """Of two launchers, as on two machines, only the one whose rank was killed counts a restart."""
     flags = {"method": "lora", "lora_dropout": 0.1, "max_steps": 150, "save_steps": 10, "config": "ddp"}
     whole = finetune.ok("whole", 2, **flags)
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
-    run = launch(launcher, **flags, overwrite_output_dir="true")
-    run.wait_for_steps(15)
-    run.rank(1).kill()
-    status, _ = run.wait(180)
-    assert status == 0, run.text
-    assert re.search(r"continuing after step \d+0 of 150", run.text), run.text
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(2 // launchers), "--max_restarts", "1"]
+    if launchers == 2:
+        launcher += ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{free_port()}"]
+    runs = [launch(launcher, **flags, overwrite_output_dir="true") for _ in range(launchers)]
+    for run in runs:
+        run.wait_for_steps(15)
+    next(rank for run in runs for rank in run.ranks() if rank.environ()["RANK"] == "1").kill()
+    assert [run.wait(180)[0] for run in runs] == [0] * launchers, runs[0].text
+    assert any(re.search(r"continuing after step \d+0 of 150", run.text) for run in runs), runs[0].text
     losses = [line for line in (run.folder / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
     told = [float(re.search(r'"loss": ([^,]+)', line)[1]).hex() for line in losses]
     assert told == whole.losses
