@@ -117,7 +117,7 @@ class Saver:
         except (CheckpointException, OSError) as error:
             rank, cause = _cause(error)
             if not isinstance(cause, OSError):
-                raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from error
+                raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from cause
             whole = list_checkpoints(self._folder)
             last = f"the last whole one is {whole[-1].name}" if whole else "there is none yet"
             found = (
