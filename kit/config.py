@@ -243,7 +243,7 @@ class Recipe(BaseModel):
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _output(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
     async_save: bool = _output(
-        True, "write checkpoints while training goes on; needs memory for two copies of what is saved"
+        True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"
     )
     resume_from_checkpoint: str = _output("auto", "auto, none, or the path of a checkpoint")
     logging_steps: int = _output(1, "write metrics every so many steps", "steps", ge=1)

@@ -77,7 +77,11 @@ def kind(value: Any) -> str:
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
-_NO_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED|(can't|cannot) allocate memory|bad_alloc", re.IGNORECASE)
+# The last is what safetensors makes of a MemoryError.
+_NO_MEMORY = re.compile(
+    r"out of memory|_STATUS_ALLOC_FAILED|(can't|cannot) allocate memory|bad_alloc|PyObject pointer is null",
+    re.IGNORECASE,
+)
 
 
 def causes(error: BaseException) -> list[BaseException]:

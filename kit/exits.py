@@ -38,7 +38,8 @@ def reporting_errors() -> Iterator[None]:
         error = caught
         for explain in _explainers:
             if not isinstance(error, UserError | TrainingError):
-                error = explain(error) or error
+                with suppress(Exception):  # what cannot be explained is told as it is
+                    error = explain(error) or error
         if isinstance(error, UserError | TrainingError):
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank()}: {error}"
             status = error.exit_status

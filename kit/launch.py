@@ -24,6 +24,7 @@ from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.contradictions import suggest_batch
 from kit.errors import Problem, UserError, raise_if
 from kit.secrets import redacted
+from kit.strategy import takes_optimizer
 from kit.topology import TITLES, Settings, make_settings, read_config
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
@@ -223,7 +224,7 @@ def _settings_from_environment() -> Settings:
 
 def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
     problems = []
-    if strategy in ("fsdp1", "fsdp2") and "8bit" in recipe.optim:
+    if not takes_optimizer(strategy, recipe.optim):
         problems.append(
             Problem("optim", f"{recipe.optim} under {TITLES[strategy]}", "adamw_torch or adamw_torch_fused",
                     "bitsandbytes optimisers cannot read sharded parameters")

@@ -1,27 +1,25 @@
-"""Out of memory: what was asked for and where, what the memory is full of, and the settings to change.
+"""Out of memory: what was asked for and where, and what the memory is full of.
 
-Promises: settings come in order of cost, only those that apply to the recipe and help against what is full; for each it
-is told whether the run goes on with it or becomes another. Asks next to nothing of a memory that is full, and nothing
-of other ranks.
+Promises: every tensor counts once, in the component it belongs to, on the device that ran out; of sharded ones the part
+that this rank holds. Asks next to nothing of a memory that is full, and nothing of other ranks.
 """
 
-import os
 import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
-from kit.errors import Problem, UserError, causes, out_of_memory
-from kit.run import IDENTITY
-from kit.strategy import own_shards
+from kit.errors import causes, out_of_memory
+from kit.strategy import keeps_gradients, own_shards
 
 if TYPE_CHECKING:
-    from kit.config import Recipe
+    from kit.config import Recipe, Topology
 
 # What a run is doing inside which function, by module and name; the innermost one counts.
 PHASES = {
@@ -32,11 +30,15 @@ PHASES = {
     "accelerate.optimizer.step": "the optimiser's step",
     "kit.evaluate.evaluate": "evaluation",
     "transformers.generation.utils.generate": "generation",
+    "kit.feed.take": "reading data",
+    "kit.stream.take": "reading data",
     "kit.saver.save": "saving",
-    "kit.export.save_final": "saving",
+    "kit.saver.wait": "saving",
+    "kit.export.save_final": "writing the final model",
 }
-_WITHOUT_ACTIVATIONS = ("loading", "the optimiser's step", "saving")
-_SMALL = 0.05  # what holds less of the peak is not worth changing
+_IN_BACKGROUND = "kit.saver._complete"
+_ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")  # a model has hundreds of `Linear`; what holds it says which it is
+_AT_REST = ("loading", "evaluation", "generation", "saving", "writing the final model")  # no step is under way
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
@@ -52,6 +54,7 @@ class Held:
     optimizer: int = 0
     gradients_to_come: int = 0  # of the step that failed
     optimizer_to_come: int = 0
+    to_save: int = 0  # one copy of what a checkpoint holds, on whatever device the original is
     sharded: bool = False  # a part of each component; other ranks hold the others
 
     @property
@@ -76,22 +79,55 @@ class Device:
         return self.name == "CPU"
 
 
-class Setting(NamedTuple):
-    """What to type, what it costs, and the key where it is a flag."""
+@dataclass(frozen=True)
+class Shortage:
+    """A failure for want of memory."""
 
-    text: str
-    cost: str
-    key: str = ""
+    phase: str  # one of ``PHASES``, "the forward pass", or "training" for anything else
+    module: str  # class of the model's innermost part at work, if any
+    asked: int  # bytes; 0 where unknown
+    device: Device
+    held: Held
+    rank: int | None  # that failed; None where there is one process
+    trains_here: bool  # not on a GPU while it was the CPU's memory that ran out
+    is_saving: bool  # a checkpoint is being written, in the background or not
+
+    def lines(self) -> list[str]:
+        """What was asked for, and a table of what the memory is full of."""
+        held, device = self.held, self.device
+        what = f"in {self.phase}" + (f" ({self.module})" if self.module else "")
+        what = f"{size(self.asked)} asked for {what}" if self.asked else what
+        who = f"rank {self.rank}: " if self.rank is not None else ""
+        limit = f"; this process may reserve {size(device.limit[0])} (ulimit {device.limit[1]})" if device.limit else ""
+        lost = f", and {size(device.unused)} lost between tensors" if device.unused else ""
+        rest = ["what is being loaded"] if self.phase == "loading" else []
+        if self.trains_here and self.phase != "loading":
+            rest += ["activations, logits, buffers"] + (["gathered layers"] if held.sharded else [])
+        rest += ["Python, libraries"] if device.is_cpu else []
+        rest += ["a save in progress"] if device.is_cpu and self.is_saving else []
+        to_come = (0, 0) if self.phase in _AT_REST else (held.gradients_to_come, held.optimizer_to_come)
+        gradients, optimizer = (f"{size(n)} still to come in this step" if n else "" for n in to_come)
+        rows = [
+            (device.name, device.total, f"{size(device.free)} free{limit}"),
+            ("peak of this process", device.peak, "resident" if device.is_cpu else f"allocated{lost}"),
+            ("  frozen weights", held.frozen, ""),
+            ("  trainable weights", held.trainable, ""),
+            ("  gradients", held.gradients, gradients),
+            ("  optimiser state", held.optimizer, optimizer),
+            ("  the rest", max(0, device.peak - held.total), ", ".join(rest)),
+        ]
+        rows = [row for row in rows if row[1] or "to come" in row[2]]
+        return [who + what, *(f"{name:20}  {size(number):>10}  {note}".rstrip() for name, number, note in rows)]
 
 
-def explain(
+def measure(
     error: BaseException,
     model: torch.nn.Module | None,
     optimizer: torch.optim.Optimizer | None,
     recipe: "Recipe",
-    num_processes: int,
-) -> UserError | None:
-    """What to tell the user; None if ``error``, and all it was raised from, has nothing to do with memory.
+    topology: "Topology",
+) -> Shortage | None:
+    """What ``error`` tells, and the memory now; None if it, and all it was raised from, is not about memory.
 
     Called by the rank that failed, before the traceback is dropped: it says what the run was doing. ``model`` and
     ``optimizer`` as far as they exist, and not to be used afterwards.
@@ -100,133 +136,21 @@ def explain(
     if cause is None:
         return None
     phase, module = _place(error)
-    asked = _said(cause, rf"(?:allocate|mmap) {_SIZE}")
     device = _device(cause)
-    held = components(model, optimizer, device.is_cpu, "8bit" in recipe.optim)
-    # A model that knows no other attention is left with it.
-    only_eager = model is not None and any(not getattr(m, "_supports_sdpa", True) for m in model.modules())
-    ways = settings(recipe, phase, asked, held, device, num_processes)
-    ways = [way for way in ways if not (only_eager and way.key == "attn_implementation")]
-    rank = f"rank {torch.distributed.get_rank()}: " if torch.distributed.is_initialized() else ""
-    what = f"{rank}{_size(asked)} asked for in {phase}" if asked else f"{rank}in {phase}"
-    found = "\n    ".join([f"{what}{module}", *_table(held, device, phase)])
-    return UserError(Problem("out of memory", found, fix=_listed(ways)))
+    return Shortage(
+        phase,
+        module,
+        asked=_said(cause, rf"(?:allocate|mmap) {_SIZE}"),
+        device=device,
+        held=components(model, optimizer, device.is_cpu, "8bit" in recipe.optim),
+        rank=_rank(error),
+        trains_here=device.is_cpu == (topology.device_type == "cpu"),
+        is_saving=phase == "saving" or any(_IN_BACKGROUND in _calls(each) for each in sys._current_frames().values()),
+    )
 
 
-def settings(
-    recipe: "Recipe",
-    phase: str,
-    asked: int,
-    held: Held,
-    device: Device,
-    num_processes: int,
-) -> list[Setting]:
-    """What to change, the cheapest first.
-
-    Args:
-        phase: one of ``PHASES``, or anything else for the forward pass.
-        asked: bytes; 0 where unknown.
-    """
-    loading, evaluating = phase == "loading", phase in ("evaluation", "generation")
-    moments = held.optimizer + held.optimizer_to_come
-    on_gpu = not device.is_cpu
-
-    def counts(num_bytes: int) -> bool:
-        return loading or num_bytes >= _SMALL * max(device.peak, held.total)
-
-    activations = phase not in _WITHOUT_ACTIVATIONS and counts(device.peak - held.total)
-    ways = []
-    if device.limit:
-        ways.append(Setting(f"ulimit {device.limit[1]} unlimited", "nothing, where you may lift the limit"))
-    if device.others > device.total // 10:
-        ways.append(Setting("nvidia-smi", f"nothing; lists who else holds {_size(device.others)} of this GPU"))
-    allocator = [os.environ.get(f"PYTORCH_{name}ALLOC_CONF", "") for name in ("", "CUDA_")]
-    if device.unused > (asked or device.total // 10) and "expandable_segments:True" not in ",".join(allocator):
-        ways.append(Setting("PYTORCH_ALLOC_CONF=expandable_segments:True", "nothing"))
-    keeps_scores = recipe.attn_implementation == "eager" or (recipe.packing and recipe.attn_implementation == "sdpa")
-    if activations and keeps_scores:
-        ways.append(_set("attn_implementation", "auto", "nothing: faster, and no T x T matrices"))
-    if activations and recipe.per_device_train_batch_size > 1:
-        size = _smaller_batch(recipe, num_processes)
-        ways.append(_set("per_device_train_batch_size", size, "some speed; the same maths"))
-    if phase == "generation":
-        ways.append(_set("max_new_tokens", -(-recipe.max_new_tokens // 2), "answers that are cut earlier"))
-        ways.append(_set("predict_with_generate", "false", "the exact match"))
-    if activations and not evaluating and not recipe.gradient_checkpointing:
-        ways.append(_set("gradient_checkpointing", "true", "about a third more compute; the same maths"))
-    if device.is_cpu and num_processes > 1:
-        ways.append(_set("num_processes", 1, "some speed; the processes of a machine share its memory"))
-    if on_gpu and counts(held.total) and not held.sharded:
-        cost = "more GPUs, to share weights and optimiser (or speed: fsdp_offload)"
-        ways.append(_set("config", "fsdp", cost))
-    if on_gpu and counts(held.total) and held.sharded:
-        ways.append(_set("num_processes", 2 * num_processes, "more GPUs, to share weights and optimiser"))
-        ways.append(_set("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser"))
-    shrinkable = not loading and counts(moments) and not held.sharded  # bitsandbytes takes no shards
-    if shrinkable and "8bit" not in recipe.optim:
-        ways.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state (not under FSDP)"))
-    if shrinkable and on_gpu and recipe.optim == "adamw_8bit":
-        ways.append(_set("optim", "paged_adamw_8bit", "speed: CPU memory takes what is too much (not under FSDP)"))
-    if counts(held.trainable + held.gradients + held.gradients_to_come + moments) and recipe.method == "full":
-        ways.append(_set("method", "lora", "training of adapters only: no gradients and state of the rest"))
-    if counts(held.frozen) and recipe.method == "lora" and not recipe.use_dora:
-        ways.append(_set("method", "qlora", "rounding of frozen weights to 4 bits, and speed"))
-    if activations and recipe.max_length > 8:
-        what = {"truncate": "are cut", "drop": "are left out", "error": "stop the run", "split": "come in pieces"}
-        cost = f"longer samples, which {what[recipe.excess_length_strategy]}"
-        ways.append(_set("max_length", max(8, recipe.max_length // 2), cost))
-    return ways
-
-
-def _set(key: str, value: Any, cost: str) -> Setting:
-    return Setting(f"--{key} {value}", cost, key)
-
-
-def _smaller_batch(recipe: "Recipe", num_processes: int) -> int:
-    """At most half, and still a divisor of what each process reads of the global batch."""
-    share = recipe.global_batch_size // num_processes
-    return next(n for n in range(recipe.per_device_train_batch_size // 2, 0, -1) if share % n == 0)
-
-
-def _listed(ways: list[Setting]) -> str:
-    """The settings with what they cost, those that keep the run apart from those that make it another."""
-    if not ways:
-        return "a smaller model, or a device with more memory"
-    width = max(len(way.text) for way in ways)
-    same = [way for way in ways if way.key not in IDENTITY]
-    other = [way for way in ways if way.key in IDENTITY]
-    lines = []
-    for title, group in (
-        ("the same command with one of these goes on from the last checkpoint; cheapest first, at the cost of", same),
-        ("these make it another run, with an --output_dir of its own; cheapest first, at the cost of", other),
-    ):
-        lines += [f"-> {title}", *(f"   {way.text:{width}}  {way.cost}" for way in group)] if group else []
-    return "\n    ".join(lines).removeprefix("-> ")
-
-
-def _table(held: Held, device: Device, phase: str) -> list[str]:
-    still = phase not in ("loading", "saving", "evaluation", "generation")
-    rest = "activations, logits, buffers" + (", gathered layers" if held.sharded else "")
-    limit = f"; this process may reserve {_size(device.limit[0])} (ulimit {device.limit[1]})" if device.limit else ""
-    lost = f", and {_size(device.unused)} lost between tensors" if device.unused else ""
-    rows = [
-        (device.name, device.total, f"{_size(device.free)} free{limit}"),
-        ("peak of this process", device.peak, "resident" if device.is_cpu else f"allocated{lost}"),
-        ("  frozen weights", held.frozen, ""),
-        ("  trainable weights", held.trainable, ""),
-        ("  gradients", held.gradients, _more(held.gradients_to_come) if still else ""),
-        ("  optimiser state", held.optimizer, _more(held.optimizer_to_come) if still else ""),
-        ("  the rest", max(0, device.peak - held.total), rest + (", Python, libraries" if device.is_cpu else "")),
-    ]
-    rows = [row for row in rows if row[1] or "to come" in row[2]]
-    return [f"{name:20}  {_size(num_bytes):>10}  {note}".rstrip() for name, num_bytes, note in rows]
-
-
-def _more(num_bytes: int) -> str:
-    return f"{_size(num_bytes)} still to come in this step" if num_bytes else ""
-
-
-def _size(num_bytes: int) -> str:
+def size(num_bytes: int) -> str:
+    """Bytes as people read them: ``1.50 GiB``."""
     unit = next(name for name in reversed(_UNITS) if num_bytes >= _UNITS[name] or name == "bytes")
     digits = {"bytes": 0, "KiB": 1, "MiB": 1}.get(unit, 2)
     return f"{num_bytes / _UNITS[unit]:.{digits}f} {unit}"
@@ -239,28 +163,45 @@ def _said(error: BaseException, pattern: str) -> int:
 
 
 def _place(error: BaseException) -> tuple[str, str]:
-    """What the run was doing, and in the class of which module: ``("the backward pass", " (LlamaMLP)")``."""
+    """What the run was doing, and in which class of the model's modules: ``("the backward pass", "LlamaMLP")``."""
     phase, module = "", ""
     for each in causes(error):
         traceback = each.__traceback__
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
-            name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+            name, owner = _name(frame), frame.f_locals.get("self")
             if name in PHASES:
                 phase, module = PHASES[name], ""
-            owner = frame.f_locals.get("self")
             if name == "kit.loss.chunk_loss":
-                module = " (logits)"
+                module = "logits"
             elif frame.f_code.co_name == "forward" and isinstance(owner, torch.nn.Module):
-                module = f" ({type(owner).__name__.removeprefix('FSDP')})"
+                is_named = not type(owner).__module__.startswith(_ANONYMOUS)
+                module = type(owner).__name__.removeprefix("FSDP") if is_named else module
     return phase or ("the forward pass" if module else "training"), module
 
 
+def _name(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+
+
+def _calls(frame: FrameType | None) -> Iterator[str]:
+    """The function a thread is in, and those it was called by."""
+    while frame is not None:
+        yield _name(frame)
+        frame = frame.f_back
+
+
+def _rank(error: BaseException) -> int | None:
+    """Who failed: a failed save is raised on all ranks, and says on which one it was."""
+    if not torch.distributed.is_initialized():
+        return None
+    said = [match for each in causes(error) if (match := re.search(r"\brank (\d+): ", str(each)))]
+    return int(said[0][1]) if said else torch.distributed.get_rank()
+
+
 def _device(error: BaseException) -> Device:
-    on_cpu = not isinstance(error, RuntimeError) or re.search(
-        "DefaultCPUAllocator|bad_alloc|annot allocate", str(error)
-    )
-    if on_cpu:
+    words = "DefaultCPUAllocator|bad_alloc|annot allocate|PyObject"
+    if not isinstance(error, RuntimeError) or re.search(words, str(error)):
         memory = psutil.virtual_memory()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         options = {"-d": resource.RLIMIT_DATA, "-v": resource.RLIMIT_AS}
@@ -296,24 +237,27 @@ def components(
     def is_here(tensor: torch.Tensor) -> bool:
         return (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta
 
-    def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    def num_bytes(tensors: Iterable[torch.Tensor], anywhere: bool = False) -> int:
         once = {id(tensor): tensor for tensor in tensors}  # tables may be shared
         own = [_own(tensor) for tensor in once.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in own if is_here(tensor))
+        return sum(tensor.numel() * tensor.element_size() for tensor in own if anywhere or is_here(tensor))
 
     shards = own_shards(model)
     parameters = list(model.parameters()) if shards is None else shards
     trainable = [p for p in parameters if p.requires_grad]
+    graded = trainable if keeps_gradients(model) else [p for p in trainable if p.grad is not None]
     states = optimizer.state if optimizer is not None else {}
+    moments = [tensor for state in states.values() for tensor in state.values() if torch.is_tensor(tensor)]
     groups = optimizer.param_groups if optimizer is not None else []
     stateless = [_own(p) for group in groups for p in group["params"] if not states.get(p)]
     return Held(
         frozen=num_bytes([*(p for p in parameters if not p.requires_grad), *_quantisation(model)]),
         trainable=num_bytes(trainable),
-        gradients=num_bytes([p.grad for p in trainable if p.grad is not None]),
-        optimizer=num_bytes([t for state in states.values() for t in state.values() if torch.is_tensor(t)]),
-        gradients_to_come=num_bytes([p for p in trainable if p.grad is None]),
+        gradients=num_bytes(p if p.grad is None else p.grad for p in graded),
+        optimizer=num_bytes(moments),
+        gradients_to_come=num_bytes(trainable) - num_bytes(graded),
         optimizer_to_come=sum(_moments(p, in_8_bits) for p in stateless if is_here(p)),
+        to_save=num_bytes([*trainable, *moments], anywhere=True),
         sharded=shards is not None,
     )
 

@@ -31,7 +31,7 @@ from kit.checkpoint import (
     list_checkpoints,
     name_of,
 )
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, out_of_memory
 from kit.launch import say
 from kit.strategy import PATIENCE
 
@@ -116,8 +116,8 @@ class Saver:
             saving.result()
         except (CheckpointException, OSError) as error:
             rank, cause = _cause(error)
-            if not isinstance(cause, OSError):
-                raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from error
+            if not isinstance(cause, OSError) or out_of_memory(cause):
+                raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from cause
             whole = list_checkpoints(self._folder)
             last = f"the last whole one is {whole[-1].name}" if whole else "there is none yet"
             found = (

@@ -360,6 +360,35 @@ def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
     return list(model.parameters()) if units else None
 
 
+def keeps_gradients(model: "torch.nn.Module") -> bool:
+    """Whether gradients have their memory from the start, also while ``grad`` is None: in DDP's buckets."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(model, DistributedDataParallel)
+
+
+def takes_optimizer(strategy: Strategy, optim: str) -> bool:
+    """Whether the ``optim`` of a recipe works: those of bitsandbytes cannot read sharded parameters."""
+    return "8bit" not in optim or not strategy.startswith("fsdp")
+
+
+def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tuple[str, str | int, str]]:
+    """How each process would hold less of weights and optimiser: flag, value and cost, the cheapest first.
+
+    ``on_cpu``: of the CPU's memory, which all processes of a machine have together.
+    """
+    if on_cpu:
+        one = ("num_processes", 1, "some speed; the processes of a machine share its memory")
+        return [one] if topology.device_type == "cpu" and topology.num_processes > 1 else []
+    cost = "more GPUs, to share weights and optimiser"
+    offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
+    if not topology.strategy.startswith("fsdp"):
+        return [("config", "fsdp", cost), offload] if takes_optimizer("fsdp2", recipe.optim) else []
+    num_micro_batches = recipe.global_batch_size // recipe.per_device_train_batch_size
+    more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
+    return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.offload else [offload])]
+
+
 def plain_name(name: str) -> str:
     """A parameter's name without what wrappers put in front or between."""
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):

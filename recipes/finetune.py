@@ -27,7 +27,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, checkpoint, data, export, memory, model, replicas, report, run, strategy
+    from kit import adapter, advice, checkpoint, data, export, model, replicas, report, run, strategy
     from kit.evaluate import evaluate
     from kit.feed import Ranks
     from kit.log import Log, new_state, progress, silence_libraries
@@ -88,19 +88,18 @@ def main() -> None:
     accelerator, load_plan = strategy.start(recipe, topology)
     watch = Watch(accelerator, strategy.open_store(), recipe.ddp_timeout)
     exits.explain_with(watch.explain)
+    llm = optimizer = None  # the next line sees them as they are when something fails
+    exits.explain_with(lambda error: advice.explain(error, llm, optimizer, recipe, topology))
     strategy.agree(accelerator, "dataset", f"{datasets.fingerprint}, {total_steps} steps")  # as seen on each machine
     strategy.agree(accelerator, "output_dir", str(resume_path))
     with strategy.together(accelerator):  # a mistake only one rank can see stops all of them
         if accelerator.is_main_process:
             launch.say(*run.open_output_dir(recipe, identity, seen))
     watch.at("loading the model")
-    short_of_memory = partial(memory.explain, recipe=recipe, num_processes=accelerator.num_processes)
-    exits.explain_with(partial(short_of_memory, model=None, optimizer=None))
     with strategy.together(accelerator):
         llm = model.build_model(recipe, config, load_plan)
     optimizer = build_optimizer(llm, recipe)
     llm, optimizer, actual = strategy.prepare(accelerator, topology, llm, optimizer)
-    exits.explain_with(partial(short_of_memory, model=llm, optimizer=optimizer))
     if recipe.packing:
         check_isolation(accelerator, llm, vocab_size)
     about = {"identity": identity, "strategy": actual, "versions": run.versions()}

@@ -24,6 +24,7 @@ LAYERS = [
     ["step", "evaluate", "saver", "export", "drift", "log", "run", "stop", "replicas", "watch"],
     ["page"],
     ["plan", "doctor", "checks", "inspect", "report", "compare_runs", "verify_resume", "memory"],
+    ["advice"],
     ["cli"],
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

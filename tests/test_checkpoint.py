@@ -18,7 +18,7 @@ from kit.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    read_identity,
+    read_manifest,
     read_state,
     verify,
 )
@@ -407,7 +407,7 @@ def test_the_manifest_says_whose_checkpoint_it_is(saved):
     folder, _ = saved
     manifest = json.loads((folder / "step-00000002/manifest.json").read_text())
     assert {key: manifest[key] for key in ABOUT} == ABOUT and manifest["step"] == 2
-    assert read_identity(folder / "step-00000002") == {"seed": 1}
+    assert read_manifest(folder / "step-00000002")["identity"] == {"seed": 1}
 
 
 def test_a_checkpoint_can_be_moved(saved, folders, tmp_path):

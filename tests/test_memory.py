@@ -4,8 +4,10 @@ import errno
 import json
 import re
 import sys
+import threading
 import tracemalloc
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,16 +15,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from conftest import ROOT, run_ranks
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import evaluate, memory, run
-from kit.config import LoadPlan, Recipe
+from kit import advice, evaluate, launch, memory, run, saver
+from kit.advice import explain, settings
+from kit.config import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
 from kit.contradictions import contradictions
 from kit.errors import TrainingError, UserError
-from kit.memory import PHASES, Device, Held, components, explain, settings
+from kit.feed import Ahead
+from kit.memory import PHASES, Device, Held, Shortage, components
 from kit.model import build_model, open_config
 from kit.optim import build_optimizer
+from kit.saver import Saver
+from kit.stream import StreamFeed
+from kit.topology import read_config
 
 GIB = 2**30
 ON_CPU = (
@@ -38,6 +46,7 @@ ON_GPU = (
 CPU = Device("CPU", 80 * GIB, GIB, 78 * GIB)
 GPU = Device("GPU 0", 80 * GIB, GIB, 78 * GIB)
 LORA = Held(frozen=15 * GIB, trainable=GIB // 10, optimizer=GIB // 5, gradients_to_come=GIB // 10)
+SAVED = Held(trainable=20 * GIB, to_save=60 * GIB)
 FULL = Held(trainable=20 * GIB, optimizer=20 * GIB, gradients_to_come=20 * GIB, optimizer_to_come=20 * GIB)
 
 
@@ -46,8 +55,14 @@ def make(**changes):
     return Recipe(**plain | {"per_device_train_batch_size": 4, "max_length": 2048} | changes)
 
 
-def told(error, model=None, optimizer=None, num_processes=1, **changes):
-    answer = explain(error, model, optimizer, make(**changes), num_processes)
+def placed(num_processes=1, strategy=None, device_type="cpu", **more):
+    strategy = strategy or ("single" if num_processes == 1 else "ddp")
+    plain = {"config_name": strategy, "mixed_precision": "bf16"}
+    return Topology(strategy=strategy, num_processes=num_processes, device_type=device_type, **plain, **more)
+
+
+def told(error, model=None, optimizer=None, topology=None, **changes):
+    answer = explain(error, model, optimizer, make(**changes), topology or placed())
     assert answer is not None and len(answer.problems) == 1
     return str(answer)
 
@@ -139,7 +154,7 @@ def test_it_is_found_behind_what_was_raised_from_it(chained):
     ],
 )
 def test_every_other_error_stays_what_it_is(error):
-    assert explain(error, None, None, make(), 1) is None
+    assert explain(error, None, None, make(), placed()) is None
 
 
 def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder, monkeypatch):
@@ -149,6 +164,7 @@ def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder,
     assert not isinstance(error, UserError)
     text = told(error)
     assert "4.0 MiB asked for in loading\n" in text
+    assert re.search(r"the rest +\S+ \S+  what is being loaded, Python, libraries$", text, re.M)
     assert "--method qlora" in text and "--per_device" not in text and "--max_length" not in text
 
 
@@ -212,20 +228,92 @@ def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 
 
+def test_a_layer_is_named_and_not_one_of_its_hundred_linears(build, monkeypatch):
+    model, _ = build()
+    monkeypatch.setattr(torch.nn.functional, "linear", fail)
+    assert "asked for in the forward pass (LlamaAttention)\n" in told(raised(backward, model))
+
+
+def test_data_are_read_outside_of_any_pass():
+    feed = StreamFeed.__new__(StreamFeed)
+    feed._ahead = Ahead(fail, num_steps=2)
+    assert "asked for in reading data\n" in told(raised(feed.take, 0))
+
+
+def save_checkpoint(model, optimizer, folder, **settings):
+    about = {"identity": {}, "strategy": {}, "versions": {}}
+    saver = Saver(SimpleNamespace(process_index=0, num_processes=1), make(**settings), folder, about)
+    saver.save(model, optimizer, {"step": 1})
+    return saver
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeypatch, async_save):
+    """Whoever met the limit: the copy, the thread that writes, or safetensors, which panics."""
+    model, optimizer = build()
+    monkeypatch.setattr(advice, "_SMALL", 0.0)
+
+    def fail_as(error):
+        def fail(*_args, **_kwargs):
+            raise error
+
+        return fail
+
+    for error in (RuntimeError(ON_CPU), MemoryError(), RuntimeError("PyObject pointer is null")):
+        with monkeypatch.context() as patch:
+            patch.setattr(HuggingFaceStorageWriter, "write_data", fail_as(error))
+            found = raised(lambda: save_checkpoint(model, optimizer, tmp_path, async_save=async_save).wait())
+        text = told(found, model, optimizer, async_save=async_save)
+        assert re.match("error: out of memory: (4.0 MiB asked for )?in saving\n", text)
+        assert ("--async_save false" in text) == async_save
+        assert "Python, libraries, a save in progress\n" in text
+
+
+def test_a_save_in_the_background_is_told_while_it_lasts(build, tmp_path, monkeypatch):
+    model, optimizer = build()
+    monkeypatch.setattr(advice, "_SMALL", 0.0)
+    go_on = threading.Event()
+    plain = saver.describe_file
+
+    def describe_file(path):
+        assert go_on.wait(120)
+        return plain(path)
+
+    monkeypatch.setattr(saver, "describe_file", describe_file)
+    one = save_checkpoint(model, optimizer, tmp_path)
+    during = told(RuntimeError(ON_CPU), model, optimizer)
+    go_on.set()
+    one.wait()
+    after = told(RuntimeError(ON_CPU), model, optimizer)
+    assert "--async_save false" in during and "a save in progress\n" in during
+    assert "--async_save" not in after and "a save in progress" not in after
+
+
+def test_the_rank_is_the_one_that_failed(monkeypatch):
+    """A failed save is raised on all ranks."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    assert told(RuntimeError(ON_CPU)).startswith("error: out of memory: rank 0: 4.0 MiB asked for in training\n")
+    found = RuntimeError(f"checkpoint of step 4, rank 1: {ON_CPU}")
+    assert told(found).startswith("error: out of memory: rank 1: 4.0 MiB asked for in training\n")
+
+
 def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import checkpoint, export, model, saver, strategy
+    from kit import checkpoint, export, feed, model, strategy, stream
 
     holders = {
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
         "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
         "torch.autograd": torch.autograd,
         "kit.saver": saver.Saver,
+        "kit.feed": feed.Feed,
+        "kit.stream": stream.StreamFeed,
     }
     holders |= {module.__name__: module for module in (checkpoint, evaluate, export, model, strategy)}
-    for name in PHASES:
+    for name in [*PHASES, memory._IN_BACKGROUND]:
         module, _, function = name.rpartition(".")
         assert callable(getattr(holders[module], function)), name
 
@@ -272,7 +360,9 @@ def test_components_are_what_the_model_really_holds(build, method, compute_dtype
         num_tensors = sum(p.requires_grad for _, p in weights)
         assert after.optimizer == 8 * num_trainable + 4 * num_tensors
         assert before.optimizer_to_come == 8 * num_trainable
-    assert components(model, optimizer, False, in_8_bits) == Held()  # nothing of it is on a GPU
+    assert after.to_save == after.trainable + after.optimizer
+    # Nothing of it is on a GPU, but what is saved is copied to CPU memory from either.
+    assert components(model, optimizer, False, in_8_bits) == Held(to_save=after.to_save)
 
 
 def test_the_table_adds_up_to_the_peak(build):
@@ -312,13 +402,16 @@ LIMITED = """
 import resource
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from kit.config import Recipe
-from kit.memory import explain
+from kit.advice import explain
+from kit.config import Recipe, Topology
 
 shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
 model = LlamaForCausalLM(LlamaConfig(**shape))
 optimizer = torch.optim.AdamW(model.parameters())
 recipe = Recipe(model_name_or_path="some/model", dataset="some/data", method="full", per_device_train_batch_size=2)
+topology = Topology(
+    strategy="single", config_name="single", num_processes=1, mixed_precision="bf16", device_type="cpu"
+)
 in_use = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
 limit = in_use + (96 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -327,7 +420,7 @@ try:
         model(input_ids=torch.ones(2**power, 64, dtype=torch.long)).logits.square().sum().backward()
 except Exception as error:
     print(f"limit {limit / 2**30:.1f}")
-    print(explain(error, model, optimizer, recipe, 1))
+    print(explain(error, model, optimizer, recipe, topology))
 """
 
 
@@ -350,11 +443,13 @@ import json, runpy, sys
 from pathlib import Path
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
-from kit import memory, step, strategy
+from kit import advice, memory, step, strategy
 
-out, rank = Path({out!r}), None
+out = Path({out!r})
 prepare, train_step = strategy.prepare, step.train_step
-def prepared(accelerator, topology, model, optimizer):
+def prepared(accelerator, asked, model, optimizer):
+    global topology
+    topology = asked
     whole = [sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad is trains)
              for trains in (False, True)]
     model, optimizer, actual = prepare(accelerator, topology, model, optimizer)
@@ -372,7 +467,7 @@ def stepping(*args, **kwargs):
         return train_step(*args, **kwargs)
     except RuntimeError as error:
         held = memory.components(model, optimizer, True, False)
-        text = str(memory.explain(error, model, optimizer, recipe, accelerator.num_processes))
+        text = str(advice.explain(error, model, optimizer, recipe, topology))
         record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.sharded, text]
         (out / f"held-{{accelerator.process_index}}.json").write_text(json.dumps(record))
         accelerator.wait_for_everyone()
@@ -396,6 +491,38 @@ recipe = read_command_line(sys.argv[1:]).recipe
 sys.argv[0] = {script!r}
 runpy.run_path({script!r}, run_name="__main__")
 """
+
+
+BUCKETS = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from kit.memory import components
+
+def data_bytes():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4096, 4096)
+for p in model.parameters():
+    p.grad = torch.zeros_like(p)
+    p.grad = None
+before = data_bytes()
+ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+print("buckets", data_bytes() - before)
+for _ in range(2):
+    held = components(ddp, None, True, False)
+    print("held", held.trainable, held.gradients, held.gradients_to_come)
+    ddp(torch.ones(1, 4096)).sum().backward()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_gradients_of_ddp_are_held_before_the_first_step(tmp_path):
+    (tmp_path / "buckets.py").write_text(BUCKETS)
+    run_ranks(str(tmp_path / "buckets"), [], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    size = 4 * (4096 * 4096 + 4096)
+    assert int(re.search(r"^buckets (\d+)$", text, re.M)[1]) >= size, text
+    assert re.findall(r"^held (.+)$", text, re.M) == [f"{size} {size} 0"] * 2, text
 
 
 @pytest.mark.slow
@@ -424,58 +551,74 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
 # --- what to change
 
 
-def flags(ways):
-    return [way.text for way in ways]
+def short(phase, held, device, asked=0, **more):
+    return Shortage(phase, "", asked, device, held, rank=None, **{"trains_here": True, "is_saving": False} | more)
+
+
+def flags(shortage, recipe, topology):
+    return [way.text for way in settings(shortage, recipe, topology)]
 
 
 @pytest.mark.parametrize(
     ("changes", "phase", "held", "device", "num_processes", "expected"),
     [
         # On a GPU: the batch, then recomputation, then more GPUs; then what makes another run.
-        ({}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp | qlora max_length_1024"),
-        ({"gradient_checkpointing": True}, "", LORA, GPU, 1, "batch_size_2 fsdp | qlora max_length_1024"),
-        ({"per_device_train_batch_size": 1}, "", LORA, GPU, 1, "checkpointing fsdp | qlora max_length_1024"),
-        ({"use_dora": True}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp | max_length_1024"),
-        ({"method": "qlora"}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp | max_length_1024"),
+        ({}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
+        ({"gradient_checkpointing": True}, "", LORA, GPU, 1, "batch_size_2 fsdp offload | qlora max_length_1024"),
+        ({"per_device_train_batch_size": 1}, "", LORA, GPU, 1, "checkpointing fsdp offload | qlora max_length_1024"),
+        ({"use_dora": True}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp offload | max_length_1024"),
+        ({"method": "qlora"}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp offload | max_length_1024"),
         ({"attn_implementation": "eager"}, "", LORA, GPU, 1,
-         "attn batch_size_2 checkpointing fsdp | qlora max_length_1024"),
+         "attn batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
         ({"attn_implementation": "sdpa", "packing": True}, "", LORA, GPU, 1,
-         "attn batch_size_2 checkpointing fsdp | qlora max_length_1024"),
-        ({"attn_implementation": "sdpa"}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp | qlora max_length_1024"),
+         "attn batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
+        ({"attn_implementation": "sdpa"}, "", LORA, GPU, 1,
+         "batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
         # The global batch stays divisible: 24 over 2 processes is 12 each, of which 5 is no divisor.
         ({"per_device_train_batch_size": 12}, "", LORA, GPU, 2,
-         "batch_size_6 checkpointing fsdp | qlora max_length_1024"),
+         "batch_size_6 checkpointing fsdp offload | qlora max_length_1024"),
         ({"per_device_train_batch_size": 6}, "", LORA, GPU, 4,
-         "batch_size_3 checkpointing fsdp | qlora max_length_1024"),
+         "batch_size_3 checkpointing fsdp offload | qlora max_length_1024"),
         ({"global_batch_size": 10, "per_device_train_batch_size": 5}, "", LORA, GPU, 2,
-         "batch_size_1 checkpointing fsdp | qlora max_length_1024"),
+         "batch_size_1 checkpointing fsdp offload | qlora max_length_1024"),
         # All weights: where the optimiser's state weighs, it can be smaller, or gone.
-        ({"method": "full"}, "", FULL, GPU, 1, "batch_size_2 checkpointing fsdp | 8bit lora max_length_1024"),
+        ({"method": "full"}, "", FULL, GPU, 1, "batch_size_2 checkpointing fsdp offload | 8bit lora max_length_1024"),
+        # Shards take no bitsandbytes optimiser.
         ({"method": "full", "optim": "adamw_8bit"}, "", FULL, GPU, 1,
-         "batch_size_2 checkpointing fsdp | paged lora max_length_1024"),
+         "batch_size_2 checkpointing | paged lora max_length_1024"),
         ({"method": "full", "optim": "paged_adamw_8bit"}, "", FULL, GPU, 1,
-         "batch_size_2 checkpointing fsdp | lora max_length_1024"),
-        # Sharded already: no bitsandbytes optimiser, more GPUs, or the CPU's memory.
+         "batch_size_2 checkpointing | lora max_length_1024"),
+        # Sharded already: more GPUs, over which the 6 micro-batches of a step can be dealt, or the CPU's memory.
         ({"method": "full"}, "", Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
-         "batch_size_2 checkpointing num_processes_4 offload | lora max_length_1024"),
+         "batch_size_2 checkpointing num_processes_6 offload | lora max_length_1024"),
+        ({"method": "full", "per_device_train_batch_size": 12}, "",
+         Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
+         "batch_size_6 checkpointing offload | lora max_length_1024"),
         # What is waiting in CPU memory already is not in the way on the GPU.
         ({"method": "full"}, "", Held(sharded=True), GPU, 2, "batch_size_2 checkpointing | max_length_1024"),
         # Nothing but weights and state: activations are not to blame.
-        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp | 8bit lora"),
-        ({}, "loading", Held(), GPU, 1, "fsdp | qlora"),
-        ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp | lora"),
-        ({}, "evaluation", LORA, GPU, 1, "batch_size_2 fsdp | qlora max_length_1024"),
-        ({}, "generation", LORA, GPU, 1, "batch_size_2 new_tokens_64 generate fsdp | qlora max_length_1024"),
+        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit lora"),
+        ({}, "loading", Held(), GPU, 1, "fsdp offload | qlora"),
+        ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
+        ({}, "evaluation", LORA, GPU, 1, "batch_size_2 fsdp offload | qlora max_length_1024"),
+        ({}, "generation", LORA, GPU, 1, "batch_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
         # A CPU: more processes take more of the same memory.
         ({}, "", Held(), CPU, 1, "batch_size_2 checkpointing | max_length_1024"),
         ({}, "", Held(), CPU, 2, "batch_size_2 checkpointing num_processes_1 | max_length_1024"),
         ({"method": "full"}, "", FULL, CPU, 1, "batch_size_2 checkpointing | 8bit lora max_length_1024"),
         ({"method": "full", "optim": "adamw_8bit"}, "", FULL, CPU, 1,
          "batch_size_2 checkpointing | lora max_length_1024"),
+        # A save: its copies count only where they weigh, and not on a GPU.
+        ({"method": "full"}, "saving", SAVED, CPU, 1, "async | lora"),
+        ({"method": "full", "async_save": False}, "saving", SAVED, CPU, 1, "| lora"),
+        ({}, "saving", Held(to_save=GIB), CPU, 1, ""),
+        ({"method": "full"}, "saving", SAVED, GPU, 1, "fsdp offload | lora"),
+        ({"method": "full"}, "writing the final model", SAVED, CPU, 1, "| lora"),
     ],
 )  # fmt: skip
 def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held, device, num_processes, expected):
-    short = {
+    written = {
+        "async": "--async_save false",
         "attn": "--attn_implementation auto",
         "checkpointing": "--gradient_checkpointing true",
         "fsdp": "--config fsdp",
@@ -491,17 +634,29 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         "num_processes": "--num_processes",
     }
     words = [
-        short[word] if word in short else f"{short[word.rpartition('_')[0]]} {word.rpartition('_')[2]}"
+        written[word] if word in written else f"{written[word.rpartition('_')[0]]} {word.rpartition('_')[2]}"
         for word in expected.replace("|", "").split()
     ]
-    assert flags(settings(make(**changes), phase, 0, held, device, num_processes)) == words
+    strategy = "fsdp2" if held.sharded else None
+    topology = placed(num_processes, strategy, "cpu" if device.is_cpu else "cuda")
+    assert flags(short(phase, held, device, is_saving=phase == "saving"), make(**changes), topology) == words
+
+
+def test_what_a_gpu_computes_does_not_fill_the_memory_of_the_cpu():
+    """A process that trains on a GPU reads, loads and saves in CPU memory."""
+    text = told(MemoryError(), topology=placed(2, device_type="cuda"), per_device_train_batch_size=8)
+    assert re.search(r"the rest +\S+ \S+  Python, libraries$", text, re.M)
+    assert "-> a smaller model, or a device with more memory" in text
+    on_cpu = told(MemoryError(), topology=placed(2), per_device_train_batch_size=8)
+    assert re.search(r"the rest +\S+ \S+  activations, logits, buffers, Python, libraries$", on_cpu, re.M)
+    assert "--per_device_train_batch_size 4" in on_cpu and "--num_processes 1" in on_cpu
 
 
 def test_memory_that_others_hold_or_a_limit_denies_costs_nothing_to_get():
     shared = Device("GPU 0", 80 * GIB, GIB, 40 * GIB, others=30 * GIB)
-    assert flags(settings(make(), "", 0, LORA, shared, 1))[0] == "nvidia-smi"
+    assert flags(short("", LORA, shared), make(), placed(device_type="cuda"))[0] == "nvidia-smi"
     limited = Device("CPU", 32 * GIB, 30 * GIB, GIB, limit=(GIB, "-v"))
-    assert flags(settings(make(), "", 0, Held(), limited, 1))[0] == "ulimit -v unlimited"
+    assert flags(short("", Held(), limited), make(), placed())[0] == "ulimit -v unlimited"
 
 
 @pytest.mark.parametrize(
@@ -520,12 +675,13 @@ def test_fragments_are_told_where_they_would_have_been_enough(monkeypatch, asked
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = flags(settings(make(), "", asked, LORA, Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused), 1))
+    device = Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused)
+    found = flags(short("", LORA, device, asked), make(), placed(device_type="cuda"))
     assert ("PYTORCH_ALLOC_CONF=expandable_segments:True" in found) == is_told
 
 
 def test_a_gpu_is_described_in_the_words_of_its_own_message():
-    lines = told(torch.OutOfMemoryError(ON_GPU), num_processes=2).splitlines()
+    lines = told(torch.OutOfMemoryError(ON_GPU), topology=placed(2, device_type="cuda")).splitlines()
     assert lines[1].split() == "GPU 0 79.25 GiB 1.50 GiB free".split()
     lost = "and 6.25 GiB lost between tensors"
     assert lines[2].split() == f"peak of this process 40.00 GiB allocated, {lost}".split()
@@ -543,7 +699,8 @@ def test_a_gpu_that_says_little_is_asked(monkeypatch):
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.accelerator, name, lambda answer=answer: answer)
-    text = told(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    text = told(error, topology=placed(device_type="cuda"))
     assert re.search(r"GPU 3 +80.00 GiB +1.00 GiB free", text)
     assert re.search(r"peak of this process +70.00 GiB", text) and "and 12.00 GiB lost" in text
     assert "expandable_segments" in text and "nvidia-smi" not in text
@@ -568,12 +725,13 @@ def changed_by(flag, recipe):
 def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, monkeypatch):
     """As ``run.check_output_dir`` decides it."""
     monkeypatch.setattr(memory, "components", lambda *_: Held(1, 1, 1, 1, 1, 1))
-    monkeypatch.setattr(memory, "_SMALL", 0.0)
+    monkeypatch.setattr(advice, "_SMALL", 0.0)
+    topology = placed(device_type="cpu" if "CPU" in str(error) else "cuda")
     seen = set()
     for phase in ("forward", "generation"):
         monkeypatch.setattr(memory, "_place", lambda error, phase=phase: (phase, ""))
         recipe = make(method="full", attn_implementation="eager", eval_split_size=2, predict_with_generate=True)
-        text = str(explain(error, None, None, recipe, 1))
+        text = str(explain(error, None, None, recipe, topology))
         same, other = text.split("-> these make it another run")
         for is_other, part in enumerate((same, other)):
             for flag in re.findall(r"^ +(--\w+ \S+)", part, re.M):
@@ -587,25 +745,50 @@ def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, mo
 def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
     crowded = Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused=9 * GIB, others=9 * GIB)
     limited = Device("CPU", 32 * GIB, GIB, 31 * GIB, limit=(GIB, "-d"))
-    held = [Held(GIB, GIB, GIB, GIB, GIB, GIB, sharded) for sharded in (False, True)]
-    monkeypatch.setattr(memory, "_SMALL", 0.0)
+    gpus, cpus = {"device_type": "cuda"}, {"device_type": "cpu"}
+    places = [
+        (crowded, placed(1, **gpus)),
+        (crowded, placed(2, **gpus)),
+        (crowded, placed(2, "fsdp2", **gpus)),
+        (crowded, placed(2, "fsdp1", offload=True, **gpus)),
+        (limited, placed(1, **cpus)),
+        (limited, placed(2, **cpus)),
+        (limited, placed(2, "fsdp2", **cpus)),
+        (limited, placed(2, "fsdp2", **gpus)),
+    ]
+    monkeypatch.setattr(advice, "_SMALL", 0.0)
+    monkeypatch.setattr(memory, "_calls", lambda frame: [memory._IN_BACKGROUND])
     methods, optims = ("full", "lora", "qlora"), ("adamw_torch", "adamw_8bit", "paged_adamw_8bit")
     phases = ["the forward pass", *sorted(set(PHASES.values()))]
-    for device, parts, phase, method, optim, packing, num in product(
-        (crowded, limited), held, phases, methods, optims, (False, True), (1, 2)
-    ):
-        monkeypatch.setattr(memory, "_device", lambda error, device=device: device)
-        monkeypatch.setattr(memory, "components", lambda *_, parts=parts: parts)
-        monkeypatch.setattr(memory, "_place", lambda error, phase=phase: (phase, " (LlamaDecoderLayer)"))
+    launches = set()
+    for (device, topology), phase, method, optim, packing in product(places, phases, methods, optims, (False, True)):
         more = {"eval_split_size": 2, "predict_with_generate": True, "attn_implementation": "eager"}
         recipe = make(method=method, optim=optim, packing=packing, **more)
-        text = str(explain(RuntimeError(ON_CPU), None, None, recipe, num))
+        if launch._method_problems(recipe, topology.strategy):
+            continue
+        held = Held(GIB, GIB, GIB, GIB, GIB, GIB, GIB, "fsdp" in topology.strategy)
+        monkeypatch.setattr(memory, "_device", lambda error, device=device: device)
+        monkeypatch.setattr(memory, "components", lambda *_, held=held: held)
+        monkeypatch.setattr(memory, "_place", lambda error, phase=phase: (phase, "LlamaDecoderLayer"))
+        text = str(explain(RuntimeError(ON_CPU), None, None, recipe, topology))
         lines = text.splitlines()
-        assert len(lines) <= 20 and max(map(len, lines)) <= 125, text
+        assert len(lines) <= 21 and max(map(len, lines)) <= 125, text
         for flag in re.findall(r"^ +(--\w+ \S+)", text, re.M):
             if changed := changed_by(flag, recipe):
                 assert not contradictions(changed), flag
+                assert not launch._method_problems(changed, topology.strategy), flag
+                assert not launch._batch_problems(changed, topology.num_processes), flag
                 assert changed != recipe, flag
+                continue
+            launches.add(flag)
+            name, value = flag.removeprefix("--").split()
+            if name == "config":
+                assert value != topology.strategy.replace("fsdp2", "fsdp"), flag
+                assert not (topology.offload and value == "fsdp_offload"), flag
+                assert not launch._method_problems(recipe, read_config(ACCELERATE_CONFIGS / f"{value}.yaml").strategy)
+            else:
+                assert not launch._batch_problems(recipe, int(value)), flag
+    assert launches == {"--config fsdp", "--config fsdp_offload", "--num_processes 6", "--num_processes 1"}
 
 
 SHORT = """
@@ -627,6 +810,26 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+NO_ROOM = """
+import runpy, sys
+import torch
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained = lambda *args, **kwargs: torch.empty(1 << 50)
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_script_tells_so_too_where_there_is_no_model_yet(finetune, tmp_path):
+    (tmp_path / "no_room.py").write_text(NO_ROOM.format(script=str(ROOT / "recipes/finetune.py")))
+    words = [f"--{name}={value}" for name, value in finetune.defaults.items()]
+    run_ranks(str(tmp_path / "no_room"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
+    assert "\nerror: out of memory: 4.00 PiB asked for in loading\n" in text
+
+
 @pytest.mark.slow
 def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goes_on(finetune, tmp_path):
     """Status 2 and no traceback; nothing is lost."""
@@ -637,6 +840,7 @@ def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goe
     text = log.read_text()
     assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
     assert "\nerror: out of memory: 4.00 PiB asked for in the forward pass (LlamaMLP)\n" in text
+    assert re.search(r"^ +trainable weights +[1-9]", text, re.M) and re.search(r"^ +optimiser state +[1-9]", text, re.M)
     assert "--per_device_train_batch_size 4 " in text.split("these make it another run")[0]
     went_on = finetune.ok("run", **flags | {"per_device_train_batch_size": 4})
     assert "continuing after step 2 of 6" in went_on.output
