@@ -1,6 +1,7 @@
 """Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.drift import compare
 from kit.errors import TrainingError, UserError
+from kit.export import write_model
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
 
@@ -117,6 +119,24 @@ def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(
     (tmp_path / "file").touch()
     assert "--output_dir" in refused(adapter, tmp_path / "file/merged")
     assert "--output_dir" in refused(adapter, tmp_path / "new" / ("x" * 300))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp_path, umask):
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    before = os.umask(umask)
+    try:
+        export(adapter, tmp_path / "merged")
+        write_model(tmp_path / "full", model, model.state_dict(), tokenizer, "card", None)
+        adapted = PeftModel.from_pretrained(model, adapter)
+        write_model(tmp_path / "lora", adapted, dict(adapted.named_parameters()), tokenizer, "card", None)
+    finally:
+        os.umask(before)
+    for name in ("merged", "full", "lora"):
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / name).iterdir()}
+        assert any(file.endswith(".safetensors") for file in modes)
+        assert set(modes.values()) == {oct(0o666 & ~umask)}, modes
 
 
 def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
