@@ -234,7 +234,7 @@ def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float]
         "",
         "```python",
         f"from {package} import {load}",
-        f'model = {load}.from_pretrained("final")',
+        f'model = {load}.from_pretrained("path/to/this/folder")',
         "```",
         "",
     ]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -180,6 +181,10 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
     export(last_checkpoint(long, 3), tmp_path / "third")  # after an evaluation of other weights
     card = (tmp_path / "third/README.md").read_text()
     assert ", 3 steps of" in card and "eval_loss" not in card
+    opened: dict[str, Any] = {}
+    snippet = card.split("```python")[1].split("```")[0]
+    exec(snippet.replace("path/to/this/folder", str(tmp_path / "third")), opened)  # what its reader would do
+    assert opened["model"].config.vocab_size == 320
     if method == "lora":
         export(last_checkpoint(long, 2), tmp_path / "merged", "--merge")
         export(short.folder / "final", tmp_path / "same")
