@@ -47,6 +47,10 @@ def main() -> None:
         return
     if recipe.method == "full":
         raise UserError(Problem("--merge", f"{args.source} is a full model's: nothing to merge"))
+    if args.measure_drift and not run_file.is_file():
+        found = f"{args.source} is not in the folder of its run: no {run_file}, which says how it was trained"
+        fix = "give the run's own final/, or a checkpoint of it with --merge"
+        raise UserError(Problem("--measure_drift", found, fix=fix))
     trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
     merged = export.merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
     launch.say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")
