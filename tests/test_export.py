@@ -77,7 +77,7 @@ def refused(adapter, output, base=None):
     return str(caught.value)
 
 
-def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, tmp_path):
+def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, model_folder, tmp_path):
     output = tmp_path / "new/merged"
     other = make_model(tmp_path / "other", hidden_size=64)
     assert "does not fit" in refused(adapter, output, str(other))
@@ -86,14 +86,21 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, tmp_path):
     cut = make_model(tmp_path / "cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-100])
     assert "model_name_or_path" in refused(adapter, output, str(cut.parent))
+    index = make_model(tmp_path / "divided") / "model.safetensors.index.json"
+    (index.parent / "model.safetensors").rename(index.parent / "part.safetensors")
+    index.write_text('{"weight_map": null}')
+    assert str(index) in refused(adapter, output, str(index.parent))
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert refused(adapter, output).startswith(f"error: adapter: {adapter}: ")
     weights.unlink()
     torch.save({}, adapter / "adapter_model.bin")
     assert "never opened" in refused(adapter, output)
-    (adapter / "adapter_config.json").write_text("[]")
-    assert "adapter_config.json" in refused(adapter, output)
+    weights.touch()
+    for text in ("[]", "{", "null", "[" * 200_000, '{"base_model_name_or_path": 3}'):
+        (adapter / "adapter_config.json").write_text(text)
+        for base in (None, str(model_folder)):
+            assert "adapter_config.json" in refused(adapter, output, base)
 
 
 def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatch):

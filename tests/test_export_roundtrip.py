@@ -277,6 +277,11 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained, bases, t
     assert "the run's own final/, or a checkpoint of it with --merge" in alone
     export(lora, tmp_path / "elsewhere", "--merge", "--measure_drift")  # as it says
 
+    (tmp_path / "lora/final/adapter_config.json").write_text('{"peft_type": "LORA", "r": "x"}')
+    flags = f"--model_name_or_path={bases['tied']}", "--measure_drift"
+    assert "adapter_name_or_path" in refused(tmp_path / "lora/final", output, *flags)
+    shutil.copytree(tmp_path / "adapter", tmp_path / "lora/final", dirs_exist_ok=True)
+
     run_file = tmp_path / "lora/run.json"
     text = run_file.read_text()
     run_file.write_text(text.replace(str(bases["tied"]), "/gone"))
