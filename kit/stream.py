@@ -4,7 +4,8 @@ Promises:
 
 - The same samples in the same global batches on every topology. A stream is cut into as many lanes as a global batch
   has items; item i of a step comes from lane i, and a rank reads for its own lanes only.
-- Exact resume: a checkpoint keeps one cursor for each lane and source; nothing comes twice or is left out.
+- Exact resume: a checkpoint keeps one cursor for each lane and source; nothing comes twice or is left out, nor is
+  counted twice (on another number of ranks, which read other rows ahead, counts may be off by a window's).
 - Rows are shuffled within windows of ``shuffle_buffer_size``, and files from epoch to epoch.
 - The first rows are checked before anything is loaded; later a row that cannot be used is skipped and counted.
 
@@ -228,6 +229,7 @@ class _SubStream:
         self._starts = {lane: tuple(cursors[lane].tolist()) for lane in self.lanes}
         epoch, window, _ = min(self._starts.values())
         self._windows = self._read_windows(epoch, window)
+        self._counted = max(self._starts.values())  # rows up to this one's window are in the counts of earlier starts
         self._last_found = epoch  # the last epoch that had a sample
         self.counts: Counter[str] = Counter()  # of the rows read
         self.first_skipped = ""
@@ -248,7 +250,8 @@ class _SubStream:
         largest = np.maximum.reduceat(piece.input_ids, starts) if len(starts) else np.empty(0)
         too_large = largest >= self._stream.vocab_size
         num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values()) + int(sum(too_large))
-        self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+        if (epoch, window, 1) > self._counted:
+            self.counts += piece.counts + Counter(skipped_rows=num_skipped)
         if num_skipped and not self.first_skipped:
             found = [str(problem) for problem in [*piece.problems, *piece.refusals]]
             self.first_skipped = (found or ["a token id that the model has no embedding for"])[0]
