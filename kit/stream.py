@@ -112,8 +112,18 @@ class StreamFeed:
         self._shares = np.cumsum(weights / weights.sum())
         self._own = range(accelerator.process_index, num_lanes, accelerator.num_processes)
         self._cursors = np.zeros((len(weights), num_lanes, 3), np.int64)
+        self._before = np.zeros(len(COUNTS), np.int64)  # of the starts that this one continues
         if state:
-            self._cursors[:] = state["cursors"]
+            try:
+                cursors, before = (np.array(state[name], np.int64) for name in ("cursors", "counts"))
+                fits = (
+                    cursors.shape == self._cursors.shape and before.shape == self._before.shape and cursors.min() >= 0
+                )
+            except (KeyError, ValueError, TypeError, OverflowError):
+                fits = False
+            if not fits:
+                raise UserError(Problem("resume_from_checkpoint", "its state is no place in this stream"))
+            self._cursors, self._before = cursors, before
         self._readers: list[dict[int, _SubStream]] = []  # of each source, by lane
         for number, each in enumerate(stream.opened):
             num_streams = _num_streams([part.size for part in each.source.parts], num_lanes)
@@ -123,7 +133,6 @@ class StreamFeed:
             ]
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
         self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
-        self._before = np.array(state.get("counts", [0] * len(COUNTS)))  # of the starts that this one continues
         self._counts: dict[str, int] = dict(zip(COUNTS, self._before.tolist(), strict=True))
         self._ahead = Ahead(self._read, stream.total_steps(recipe))
 

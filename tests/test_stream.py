@@ -64,7 +64,7 @@ def places(ranks, steps):
 
 def state_of(ranks):
     """The sum over ranks, as ``reduce`` would make it."""
-    return {"cursors": sum(np.array(feed.state()["cursors"]) for feed in ranks).tolist()}
+    return {key: sum(np.array(feed.state()[key]) for feed in ranks).tolist() for key in ("cursors", "counts")}
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -219,8 +219,20 @@ def test_counts_after_a_stop_are_those_of_a_run_without_one(stop, world, packing
     whole = told(feeds(tokenizer, world, 2, **changes), range(60), nothing)
     before = feeds(tokenizer, world, 2, **changes)
     earlier = told(before, range(stop), nothing)[-1]
-    state = state_of(before) | {"counts": earlier.tolist()}
-    again = told(feeds(tokenizer, world, 2, state, **changes), range(stop, 60), earlier)
+    again = told(feeds(tokenizer, world, 2, state_of(before), **changes), range(stop, 60), earlier)
     assert np.array_equal(again, whole[stop:])
     first, last = (dict(zip(COUNTS, counts, strict=True)) for counts in (earlier, whole[-1]))
     assert last["num_truncated"] > first["num_truncated"] > 0 and last["skipped_rows"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cursors": [1]}, {"cursors": [[["x"]]]}, {"cursors": [[[-1, 0, 0]] * 8]}, {"counts": [1]}, {"counts": {}}],
+)
+def test_a_state_that_is_no_place_in_the_stream_is_refused(change, tmp_path, tokenizer):
+    make_files(tmp_path, 1)
+    state = state_of(feeds(tokenizer, 1, 8)) | change
+    with pytest.raises(UserError, match="no place in this stream"):
+        feeds(tokenizer, 1, 8, state)
+    with pytest.raises(UserError, match="no place in this stream"):
+        feeds(tokenizer, 1, 8, {"cursors": state["cursors"]})
