@@ -227,7 +227,7 @@ class Log:
         """First and last evaluation, a line for each measure."""
         first, last, lines = self.first_evaluation, self.last_evaluation, []
         if first != last:
-            names = [name for name in last if not name.startswith("eval_tokens")]
+            names = [name for name in last if name in first and not name.startswith("eval_tokens")]
             lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
         if self.best_step:
             lines.append(

@@ -187,6 +187,12 @@ def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume
     ]
 
 
+def test_a_measure_that_a_resumed_run_was_first_asked_for_is_not_compared(start):
+    again = start(step=1, evaluations=(evaluation(3.0).metrics, evaluation(2.0).metrics))
+    again.evaluation(2, evaluation(1.0, eval_exact_match=1.0))
+    assert again.summary() == ["eval_loss: 3.0000 -> 1.0000", "eval_perplexity: 2.0000 -> 2.0000"]
+
+
 def test_one_evaluation_is_no_comparison(start):
     log = start()
     log.evaluation(1, evaluation(3.0))
