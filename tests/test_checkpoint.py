@@ -199,6 +199,14 @@ def test_a_manifest_leads_nowhere_outside_of_its_folder(saved, monkeypatch, name
     assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
 
 
+def test_weights_that_were_put_beside_those_of_a_checkpoint_are_not_taken(saved):
+    folder, _ = saved
+    mine = next((folder / "step-00000003").glob("*.safetensors"))
+    shutil.copy(mine, mine.with_name("zzz.safetensors"))
+    assert verify(mine.parent) == ["zzz.safetensors is not one of its files"]
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
 @pytest.mark.parametrize("identity", [None, [], "x", 3])
 def test_a_manifest_that_does_not_say_whose_it_is_is_damaged(saved, identity):
     folder, _ = saved
