@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from kit.config import Recipe
-from kit.errors import Problem, UserError, raise_if
+from kit.errors import Problem, UserError, kind, raise_if
 from kit.places import recipe_of_run
 from kit.strategy import trainable_only
 
@@ -35,9 +35,26 @@ STATE = "state.json"
 FORMAT = 1
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """The ``state`` given to ``Saver.save``."""
-    return json.loads((path / STATE).read_text(encoding="utf-8"))
+def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The ``state`` given to ``Saver.save``; what an earlier version did not keep is as in ``like``.
+
+    Raises:
+        UserError: it is not of the form of ``like``: values of these types, numbers in lists and objects.
+    """
+    form = {"step": 0, "optimizer_scalars": {}, **(like or {})}
+    try:
+        state = {**(like or {}), **json.loads((path / STATE).read_text(encoding="utf-8"))}
+        wrong = [key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key])]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
+    raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
+    return state
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether there are only numbers in a list or an object; text is no matter where it stands alone."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return all(_is_numeric(each) and not isinstance(each, str | bool | None) for each in inner)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -55,8 +72,10 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
     stored = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
     if not any(name.startswith("optimizer.") for name in stored):  # no step had changed it yet
         return load_weights(model, path)
-    tensors, _ = _collect_all(model, optimizer)
+    tensors, wanted = _collect_all(model, optimizer)
     _read_tensors(path, tensors)
+    if {name: type(value) for name, value in scalars.items()} != {name: type(value) for name, value in wanted.items()}:
+        raise UserError(Problem(str(path / STATE), "optimizer_scalars belong to another model, method or optimiser"))
     model_state, optimizer_state = _state(model, optimizer)
     for name in model_state:
         model_state[name] = tensors[f"model.{name}"]
@@ -182,14 +201,18 @@ def verify(path: Path) -> list[str]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        expected[STATE]
+        expected[STATE], manifest["identity"].keys()
+        if outside := [name for name in expected if Path(name).name != name]:
+            return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]
         if manifest["format"] != FORMAT:
             return [f"{MANIFEST} is of format {manifest['format']}, this kit reads {FORMAT}"]
         if own_digest != digest_of(manifest):
             return [f"{MANIFEST} was altered: its hash differs from what it says"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
-    faults = []
+    # Every such file in the folder is read, and would take the place of another.
+    strange = sorted({file.name for file in path.glob("*.safetensors")} - expected.keys())
+    faults = [f"{name} is not one of its files" for name in strange]
     for name, (size, digest) in expected.items():
         file = path / name
         if not file.is_file():

@@ -15,8 +15,8 @@ import torch
 
 from kit.config import LoadPlan, Recipe
 from kit.data import open_data, open_sources
-from kit.errors import UserError
-from kit.model import build_model, open_config, open_tokenizer
+from kit.errors import UserError, raise_if
+from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.places import read_run
 
 # All logits of one model are kept: at most 8 x 128 x vocabulary x 4 bytes.
@@ -55,13 +55,15 @@ def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | Non
         read: fills the adapter from a checkpoint; None where it is as ``recipe`` opens it.
 
     Raises:
-        UserError: ``run_file`` is none, or the base cannot be opened.
+        UserError: ``run_file`` is none, or base or adapter cannot be opened or do not fit each other.
     """
     run, strategy = read_run(run_file)
     sequences, source = find_sequences(recipe, run)
     recipe = recipe.model_copy(update={"method": "qlora" if run.method == "qlora" else "lora"})
+    config = open_config(recipe)
+    raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
     compute: Any = "bfloat16" if strategy["mixed_precision"] == "bf16" else "float32"
-    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype=compute, device="cpu"))
+    model = build_model(recipe, config, LoadPlan(compute_dtype=compute, device="cpu"))
     if read:
         read(model)
     title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"

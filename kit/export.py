@@ -76,6 +76,18 @@ def write_model(
         _save_full(model, state, folder, dtype or torch.float32)
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
+    _share_as_usual(folder)
+
+
+def _share_as_usual(folder: Path) -> None:
+    """Give weight files the mode that any new file in ``folder`` has; safetensors makes them for their owner only."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.glob("*.safetensors"):
+        with suppress(OSError):  # a disk without modes has nothing to share, and that must not cost the weights
+            path.chmod(mode)
 
 
 def _save_full(model: Any, state: dict[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> None:
@@ -154,6 +166,7 @@ def merge_adapter(recipe: Recipe, read: Read | None, output_dir: Path, dtype: st
         merged.config.use_cache = True
         merged.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        _share_as_usual(folder)
     return merged
 
 
@@ -221,7 +234,7 @@ def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float]
         "",
         "```python",
         f"from {package} import {load}",
-        f'model = {load}.from_pretrained("final")',
+        f'model = {load}.from_pretrained("path/to/this/folder")',
         "```",
         "",
     ]

@@ -110,13 +110,21 @@ class Log:
         self.tracker_id: str = state["tracker_id"] or (uuid.uuid4().hex[:8] if recipe.report_to else "")
         self.path = output_dir / "metrics.jsonl"
         self.bar: Any = None
+        kept = []
         if self.is_main:
             self.path.touch()
-            _drop_lines_after(self.path, state["step"], self.evaluated_step)
+            kept = _drop_lines_after(self.path, state["step"], self.evaluated_step)
             if sys.stderr.isatty():
                 self.bar = tqdm(initial=state["step"], total=total_steps, unit="step", dynamic_ncols=True)
         if recipe.report_to:
-            accelerator.init_trackers("kit", _flat(recipe.model_dump()), self._same_curves(state["step"]))
+            has_begun = (output_dir / "kit").exists()  # TensorBoard's: its settings stand there once
+            accelerator.init_trackers("kit", init_kwargs=self._same_curves(state["step"]))
+            for tracker in accelerator.trackers:
+                if tracker.name != "tensorboard" or not has_begun:
+                    tracker.store_init_configuration(_flat(recipe.model_dump()))
+                if tracker.name == "tensorboard":
+                    for row in kept:
+                        tracker.log(_numbers(row), step=row["step"])
 
     def say(self, *lines: str) -> None:
         """Lines for the user, without breaking the bar."""
@@ -234,7 +242,7 @@ class Log:
         """First and last evaluation, a line for each measure."""
         first, last, lines = self.first_evaluation, self.last_evaluation, []
         if first != last:
-            names = [name for name in last if not name.startswith("eval_tokens")]
+            names = [name for name in last if name in first and not name.startswith("eval_tokens")]
             lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
         if self.best_step:
             path = self.path.parent / "checkpoints" / name_of(self.best_step)
@@ -252,33 +260,41 @@ class Log:
     def _same_curves(self, step: int) -> dict[str, Any]:
         """What makes trackers go on with the curves of a resumed run instead of beginning others."""
         again = {"id": self.tracker_id, "resume": "allow"}
-        # TensorBoard hides what was logged after the checkpoint, and is run again.
-        purged = {"purge_step": step + 1}
+        # TensorBoard hides what was logged after the checkpoint, and is run again. Of the checkpoint's own step an
+        # evaluation may be run again too: all of that step is hidden, and what stands of it is told once more.
+        purged = {"purge_step": step}
         return {"wandb": again, "trackio": {"name": self.tracker_id, "resume": "allow"}, "tensorboard": purged}
 
     def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
-            numbers = {k: v for k, v in row.items() if k != "step" and isinstance(v, int | float)}
-            self.accelerator.log(numbers, step=int(row["step"]))
+            self.accelerator.log(_numbers(row), step=int(row["step"]))
 
 
-def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> None:
-    """A resumed run repeats what came after its checkpoint: those lines go, so that each stands once."""
-    if not path.exists():
-        return
-    kept = []
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "step" and isinstance(value, int | float)}
+
+
+def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[str, Any]]:
+    """A resumed run repeats what came after its checkpoint: those lines go, so that each stands once.
+
+    Returns:
+        The rows of ``step`` itself that stay.
+    """
+    kept, of_step = [], []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
             if step and row["step"] <= (evaluated_step if "eval_loss" in row else step):
                 kept.append(line)
+                of_step += [row] if row["step"] == step else []
         except (ValueError, KeyError, TypeError):
             continue  # cut off by a kill
     temporary = path.with_suffix(".partial")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
+    return of_step
 
 
 def _peak_memory_bytes() -> int:

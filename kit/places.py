@@ -13,9 +13,10 @@ from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from kit.config import Recipe
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, kind
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
+_MODEL = "model_name_or_path"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Of an adapter that brings a tokenizer; the first is always there.
 TOKENIZER_FILES = (
@@ -31,12 +32,38 @@ def check_place(name: str, revision: str | None) -> str:
     """The folder or hub id to open. Refuses what holds no model or cannot be had; always with the same problem."""
     folder = os.path.expanduser(name)
     if not _is_local(name):
-        _ask_hub(name, revision, "model_name_or_path", "config.json")
+        _ask_hub(name, revision, _MODEL, "config.json")
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
+        _check_json(Path(folder))
         return folder
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    raise UserError(Problem("model_name_or_path", f"{name}: {found}", "a folder with config.json, or a hub id"))
+    raise UserError(Problem(_MODEL, f"{name}: {found}", "a folder with config.json, or a hub id"))
+
+
+def _check_json(folder: Path) -> None:
+    """Refuse a model's folder where transformers would fall over a file it opens with the weights. Raises
+    ``UserError``."""
+    for name in ("generation_config.json", "adapter_config.json", "model.safetensors.index.json"):
+        path = folder / name
+        is_index = name.endswith(".index.json")
+        if not path.is_file() or (is_index and (folder / "model.safetensors").is_file()):
+            continue  # an index beside undivided weights is not opened
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            if name == "generation_config.json":
+                continue  # transformers goes on without
+            raise UserError(Problem(_MODEL, f"{path} is no JSON ({first_line(error)})")) from None
+        if not isinstance(values, dict):
+            raise UserError(Problem(_MODEL, f"{path} holds {kind(values)}", "an object"))
+        if not is_index:
+            continue
+        shards, metadata = values.get("weight_map"), values.get("metadata")
+        files = list(shards.values()) if isinstance(shards, dict) and isinstance(metadata, dict) else []
+        if not files or not all(isinstance(file, str) for file in files):
+            found = f"{path} does not say which weights are in which file"
+            raise UserError(Problem(_MODEL, found, "weight_map and metadata"))
 
 
 def open_adapter(name: str) -> Path:
@@ -86,7 +113,7 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     where = str(folder / ADAPTER_FILES[0])
     try:
         base = json.loads(Path(where).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
     if not base or not isinstance(base, str):
         raise UserError(Problem(where, "names no base", fix=fix))
@@ -100,7 +127,7 @@ def read_run(run_file: Path) -> tuple[Recipe, dict[str, Any]]:
         values = json.loads(run_file.read_text(encoding="utf-8"))
         recipe, strategy = Recipe.model_validate(values["recipe"]), values["strategy"]
         return recipe, {"mixed_precision": strategy["mixed_precision"], **strategy}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({type(error).__name__})"
         raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
 
@@ -137,7 +164,9 @@ def _check_base(where: str, base: str, revision: str | None, fix: str) -> None:
     try:
         check_place(base, revision)
     except UserError as error:
-        raise UserError(Problem(where, f"names a base that is not there: {error.problems[0].found}", fix=fix)) from None
+        raise UserError(
+            Problem(where, f"names a base that cannot be opened: {error.problems[0].found}", fix=fix)
+        ) from None
 
 
 def _is_local(name: str) -> bool:

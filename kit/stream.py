@@ -4,7 +4,8 @@ Promises:
 
 - The same samples in the same global batches on every topology. A stream is cut into as many lanes as a global batch
   has items; item i of a step comes from lane i, and a rank reads for its own lanes only.
-- Exact resume: a checkpoint keeps one cursor for each lane and source; nothing comes twice or is left out.
+- Exact resume: a checkpoint keeps one cursor for each lane and source; nothing comes twice or is left out, nor is
+  counted twice (on another number of ranks, which read other rows ahead, counts may be off by a window's).
 - Rows are shuffled within windows of ``shuffle_buffer_size``, and files from epoch to epoch.
 - The first rows are checked before anything is loaded; later a row that cannot be used is skipped and counted.
 
@@ -111,8 +112,18 @@ class StreamFeed:
         self._shares = np.cumsum(weights / weights.sum())
         self._own = range(accelerator.process_index, num_lanes, accelerator.num_processes)
         self._cursors = np.zeros((len(weights), num_lanes, 3), np.int64)
+        self._before = np.zeros(len(COUNTS), np.int64)  # of the starts that this one continues
         if state:
-            self._cursors[:] = state["cursors"]
+            try:
+                cursors, before = (np.array(state[name], np.int64) for name in ("cursors", "counts"))
+                fits = (
+                    cursors.shape == self._cursors.shape and before.shape == self._before.shape and cursors.min() >= 0
+                )
+            except (KeyError, ValueError, TypeError, OverflowError):
+                fits = False
+            if not fits:
+                raise UserError(Problem("resume_from_checkpoint", "its state is no place in this stream"))
+            self._cursors, self._before = cursors, before
         self._readers: list[dict[int, _SubStream]] = []  # of each source, by lane
         for number, each in enumerate(stream.opened):
             num_streams = _num_streams([part.size for part in each.source.parts], num_lanes)
@@ -122,7 +133,6 @@ class StreamFeed:
             ]
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
         self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
-        self._before = np.array(state.get("counts", [0] * len(COUNTS)))  # of the starts that this one continues
         self._counts: dict[str, int] = dict(zip(COUNTS, self._before.tolist(), strict=True))
         self._ahead = Ahead(self._read, stream.total_steps(recipe))
 
@@ -228,6 +238,7 @@ class _SubStream:
         self._starts = {lane: tuple(cursors[lane].tolist()) for lane in self.lanes}
         epoch, window, _ = min(self._starts.values())
         self._windows = self._read_windows(epoch, window)
+        self._counted = max(self._starts.values())  # rows up to this one's window are in the counts of earlier starts
         self._last_found = epoch  # the last epoch that had a sample
         self.counts: Counter[str] = Counter()  # of the rows read
         self.first_skipped = ""
@@ -248,7 +259,8 @@ class _SubStream:
         largest = np.maximum.reduceat(piece.input_ids, starts) if len(starts) else np.empty(0)
         too_large = largest >= self._stream.vocab_size
         num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values()) + int(sum(too_large))
-        self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+        if (epoch, window, 1) > self._counted:
+            self.counts += piece.counts + Counter(skipped_rows=num_skipped)
         if num_skipped and not self.first_skipped:
             found = [str(problem) for problem in [*piece.problems, *piece.refusals]]
             self.first_skipped = (found or ["a token id that the model has no embedding for"])[0]

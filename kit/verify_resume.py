@@ -23,16 +23,18 @@ from typing import Any, NoReturn
 
 import psutil
 
-from kit.command_line import read_command_line, read_flags, show
+from kit.command_line import FLAGS, read_command_line, read_flags, show
 from kit.compare_runs import compare
-from kit.config import RECIPES, Request
-from kit.errors import Problem, UserError, raise_if
+from kit.config import RECIPES, Recipe, Request
+from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.foreign import FOREIGN
 from kit.places import read_metrics
 from kit.strategy import describe
 
 SCRIPT = RECIPES / "finetune.py"
 DEFAULT_STEPS = 6
 MAX_EVAL_SAMPLES = 4
+OWN_FLAGS = ("steps", "kill_after", "keep")
 ATTEMPTS = 3
 SECONDS_BETWEEN_LOOKS = 0.002  # a step of a tiny model takes ten times as long
 
@@ -46,7 +48,8 @@ again; compare losses, gradient norms, learning rates, evaluations and final wei
   --keep FOLDER    new folder to run in and to keep (default: one in $TMPDIR, deleted)
 
 Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, save_steps, logging_steps,
-trackers, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples at most, without generation).
+trackers, resume_from_checkpoint, overwrite_output_dir, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples
+at most, without generation); flags that say otherwise are named in a note.
 Exit status: 0 exact, 1 not, 2 where you can mend something."""
 
 
@@ -66,6 +69,7 @@ class Plan:
     kill_after: int
     keep: Path | None
     flags: dict[str, str]  # of the script, without output_dir
+    passed_over: list[str]  # flags that say otherwise
     request: Request
 
 
@@ -79,6 +83,8 @@ def verify_resume(argv: list[str]) -> int:
         show(USAGE)
         return 0
     plan = read_plan(argv)
+    if plan.passed_over:
+        show(f"note: decided here, not by your flags: {', '.join(plan.passed_over)}")
     with _workplace() as temporary:
         folder = plan.keep or temporary
         try:
@@ -95,6 +101,12 @@ def verify_resume(argv: list[str]) -> int:
 def read_plan(argv: list[str]) -> Plan:
     """Flags of this command and of the script. Raises ``UserError`` with everything wrong; writes nothing."""
     flags, problems = read_flags(argv)
+    given = dict(flags)
+    for name in [name for name in given if name not in {*OWN_FLAGS, *FLAGS, *FOREIGN}]:
+        hint = did_you_mean(name, OWN_FLAGS)
+        if hint and hint == did_you_mean(name, [*OWN_FLAGS, *FLAGS]):  # else the script's own hint is nearer
+            problems.append(Problem(f"--{name}", "unknown flag", fix=hint))
+            del flags[name]
 
     def number(name: str, default: int, least: int, most: float) -> int:
         text = flags.pop(name, str(default))
@@ -135,7 +147,8 @@ def read_plan(argv: list[str]) -> Plan:
             "eval_steps": "1",
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
-    return Plan(steps, kill_after, folder, flags, request)
+    passed_over = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
+    return Plan(steps, kill_after, folder, flags, passed_over, request)
 
 
 def _verify(plan: Plan, folder: Path, temporary: Path) -> int:

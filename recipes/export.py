@@ -33,7 +33,7 @@ def main() -> None:
         raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
 
     from kit import checkpoint, drift, export
-    from kit.log import silence_libraries
+    from kit.log import new_state, silence_libraries
 
     silence_libraries()
     recipe, weights, run_file = to_open(args)
@@ -41,12 +41,16 @@ def main() -> None:
     if weights and read and not args.merge:
         flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and recipe.method != "full"}
         raise_if(Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given)
-        state = checkpoint.read_state(weights)
+        state = checkpoint.read_state(weights, new_state())
         export.export_checkpoint(recipe, run_file, state, read, args.output_dir, args.dtype)
         launch.say(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state['step']}: {args.output_dir}")
         return
     if recipe.method == "full":
         raise UserError(Problem("--merge", f"{args.source} is a full model's: nothing to merge"))
+    if args.measure_drift and not run_file.is_file():
+        found = f"{args.source} is not in the folder of its run: no {run_file}, which says how it was trained"
+        fix = "give the run's own final/, or a checkpoint of it with --merge"
+        raise UserError(Problem("--measure_drift", found, fix=fix))
     trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
     merged = export.merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
     launch.say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")

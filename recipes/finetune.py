@@ -75,7 +75,7 @@ def main() -> None:
         return
 
     # What a checkpoint keeps of the loop; `log.state` makes the next one.
-    state = new_state() | (checkpoint.read_state(resume_path) if resume_path else {})
+    state = checkpoint.read_state(resume_path, new_state()) if resume_path else new_state()
     if finished_steps == total_steps and wanted == "auto" and (output_dir / "final").is_dir():
         launch.say(
             f"this run is finished: {output_dir}/final",

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import forge, make_model
 
-from kit import saver
+from kit import checkpoint, saver
 from kit.checkpoint import (
+    describe_file,
     drop_after,
     find_checkpoint,
     list_checkpoints,
@@ -24,6 +25,7 @@ from kit.checkpoint import (
 )
 from kit.config import LoadPlan, Recipe
 from kit.errors import UserError
+from kit.log import new_state
 from kit.model import build_model, open_config
 from kit.optim import build_optimizer
 from kit.saver import Saver
@@ -179,6 +181,66 @@ def test_a_damaged_manifest_is_no_whole_checkpoint(saved, text):
     (fault,) = verify(folder / "step-00000003")
     assert "manifest.json" in fault
     assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+@pytest.mark.parametrize("name", ["../outside", "{absolute}", "sub/../../outside", "./state.json", "", "..", "a\0b"])
+def test_a_manifest_leads_nowhere_outside_of_its_folder(saved, monkeypatch, name):
+    folder, _ = saved
+    path, outside = folder / "step-00000003", folder / "outside"
+    outside.write_text("somebody's")
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    forge(path, files=files | {name.format(absolute=outside): describe_file(outside)})
+    read = []
+    monkeypatch.setattr(checkpoint, "describe_file", lambda file: read.append(file.resolve()) or describe_file(file))
+    assert verify(path)
+    assert all(file.parent == path for file in read)
+    with pytest.raises(UserError, match="resume_from_checkpoint"):
+        find_checkpoint(folder, str(path), print)
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+def test_weights_that_were_put_beside_those_of_a_checkpoint_are_not_taken(saved):
+    folder, _ = saved
+    mine = next((folder / "step-00000003").glob("*.safetensors"))
+    shutil.copy(mine, mine.with_name("zzz.safetensors"))
+    assert verify(mine.parent) == ["zzz.safetensors is not one of its files"]
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+@pytest.mark.parametrize("identity", [None, [], "x", 3])
+def test_a_manifest_that_does_not_say_whose_it_is_is_damaged(saved, identity):
+    folder, _ = saved
+    forge(folder / "step-00000003", identity=identity)
+    assert "manifest.json is damaged" in verify(folder / "step-00000003")[0]
+
+
+STATES = [[], "x", {}, {"step": "3"}, {"step": 2.5}, {"step": True}, {"feed": []}, {"evaluated_step": None}]
+STATES += [{"first_evaluation": []}, {"last_evaluation": {"eval_loss": "low"}}, {"best": {"eval_loss": None}}]
+STATES += [{"recent_losses": ["x"]}, {"recent_losses": 3}, {"tracker_id": 3}, {"optimizer_scalars": []}]
+STATES += [{"feed": {"cursors": [["x"]]}}, {"optimizer_scalars": {"x": "y"}}]
+
+
+@pytest.mark.parametrize("change", STATES, ids=map(str, STATES))
+def test_a_state_of_another_form_is_refused_by_name(saved, change):
+    folder, _ = saved
+    path = folder / "step-00000003"
+    state = new_state() | {"optimizer_scalars": {}}
+    forge(path, state | change if isinstance(change, dict) and change else change)
+    assert verify(path) == []
+    with pytest.raises(UserError, match=r"step-00000003/state\.json"):
+        read_state(path, new_state())
+
+
+def test_scalars_of_another_optimiser_are_refused(folders, saved, tmp_path):
+    settings = {"method": "full", "optim": "adamw_8bit"}
+    model, optimizer = build(folders["untied"], **settings)
+    train(model, optimizer, [0])
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
+    scalars = read_state(path)["optimizer_scalars"]
+    for wrong in ({}, dict.fromkeys(scalars, 1.5), scalars | {"more": 1}):
+        forge(path, {"step": 1, "optimizer_scalars": wrong})
+        with pytest.raises(UserError, match="optimizer_scalars"):
+            load_checkpoint(*build(folders["untied"], **settings), path)
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(saved):

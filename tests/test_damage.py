@@ -8,8 +8,9 @@ import signal
 from functools import partial
 
 import pytest
+from conftest import forge
 
-from kit.checkpoint import list_checkpoints, verify
+from kit.checkpoint import list_checkpoints, read_state, verify
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,19 @@ def test_if_no_checkpoint_is_whole_nothing_is_touched(finetune, halfway):
     assert run.status == 2 and "no checkpoint of this run is whole" in run.output
     assert run.output.count("state.json is missing") == 2
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_forged_checkpoint_ends_in_words_and_nothing_is_touched(finetune, halfway):
+    for number, change in enumerate([{"step": "4"}, {"recent_losses": ["x"]}, {"best": None}]):
+        folder = finetune.folder / f"run{number}"
+        shutil.copytree(halfway.folder, folder)
+        newest = list_checkpoints(folder / "checkpoints")[-1]
+        forge(newest, read_state(newest) | change)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        run = finetune(folder.name, **FLAGS)
+        assert run.status == 2 and "Traceback" not in run.output, run.output
+        assert f"error: {newest}/state.json: {next(iter(change))} is " in run.output
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def full_disk(size, rank):

@@ -1,6 +1,7 @@
 """Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.drift import compare
 from kit.errors import TrainingError, UserError
+from kit.export import write_model
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
 
@@ -75,7 +77,7 @@ def refused(adapter, output, base=None):
     return str(caught.value)
 
 
-def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, tmp_path):
+def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, model_folder, tmp_path):
     output = tmp_path / "new/merged"
     other = make_model(tmp_path / "other", hidden_size=64)
     assert "does not fit" in refused(adapter, output, str(other))
@@ -84,14 +86,21 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, tmp_path):
     cut = make_model(tmp_path / "cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-100])
     assert "model_name_or_path" in refused(adapter, output, str(cut.parent))
+    index = make_model(tmp_path / "divided") / "model.safetensors.index.json"
+    (index.parent / "model.safetensors").rename(index.parent / "part.safetensors")
+    index.write_text('{"weight_map": null}')
+    assert str(index) in refused(adapter, output, str(index.parent))
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert refused(adapter, output).startswith(f"error: adapter: {adapter}: ")
     weights.unlink()
     torch.save({}, adapter / "adapter_model.bin")
     assert "never opened" in refused(adapter, output)
-    (adapter / "adapter_config.json").write_text("[]")
-    assert "adapter_config.json" in refused(adapter, output)
+    weights.touch()
+    for text in ("[]", "{", "null", "[" * 200_000, '{"base_model_name_or_path": 3}'):
+        (adapter / "adapter_config.json").write_text(text)
+        for base in (None, str(model_folder)):
+            assert "adapter_config.json" in refused(adapter, output, base)
 
 
 def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatch):
@@ -117,6 +126,24 @@ def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(
     (tmp_path / "file").touch()
     assert "--output_dir" in refused(adapter, tmp_path / "file/merged")
     assert "--output_dir" in refused(adapter, tmp_path / "new" / ("x" * 300))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp_path, umask):
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    before = os.umask(umask)
+    try:
+        export(adapter, tmp_path / "merged")
+        write_model(tmp_path / "full", model, model.state_dict(), tokenizer, "card", None)
+        adapted = PeftModel.from_pretrained(model, adapter)
+        write_model(tmp_path / "lora", adapted, dict(adapted.named_parameters()), tokenizer, "card", None)
+    finally:
+        os.umask(before)
+    for name in ("merged", "full", "lora"):
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / name).iterdir()}
+        assert any(file.endswith(".safetensors") for file in modes)
+        assert set(modes.values()) == {oct(0o666 & ~umask)}, modes
 
 
 def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):

@@ -3,10 +3,11 @@
 import json
 import re
 import shutil
+from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Finetune, export, make_model
+from conftest import ROOT, Finetune, export, forge, make_model
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -180,6 +181,10 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
     export(last_checkpoint(long, 3), tmp_path / "third")  # after an evaluation of other weights
     card = (tmp_path / "third/README.md").read_text()
     assert ", 3 steps of" in card and "eval_loss" not in card
+    opened: dict[str, Any] = {}
+    snippet = card.split("```python")[1].split("```")[0]
+    exec(snippet.replace("path/to/this/folder", str(tmp_path / "third")), opened)  # what its reader would do
+    assert opened["model"].config.vocab_size == 320
     if method == "lora":
         export(last_checkpoint(long, 2), tmp_path / "merged", "--merge")
         export(short.folder / "final", tmp_path / "same")
@@ -239,14 +244,11 @@ def test_the_drift_of_rounding_is_told_where_nothing_was_evaluated(finetune, fp3
 def test_an_adapter_that_learned_nothing_is_refused(trained, tmp_path):
     copied = tmp_path / "run/checkpoints/step-00000003"
     shutil.copytree(last_checkpoint(trained("lora", "tied", "ddp")).parents[1], tmp_path / "run")
-    manifest = json.loads((copied / "manifest.json").read_text())
     for file in copied.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
         save_file({k: v * (0 if "lora_B" in k else 1) for k, v in load_file(file).items()}, file, metadata)
-        manifest["files"][file.name] = checkpoint.describe_file(file)
-    del manifest["xxh3_128"]
-    (copied / "manifest.json").write_text(json.dumps(manifest | {"xxh3_128": checkpoint.digest_of(manifest)}))
+    forge(copied)
     for flags in ((), ("--merge",)):
         with pytest.raises(TrainingError, match="lora_B is zero"):
             export(copied, tmp_path / "model", *flags)
@@ -267,7 +269,15 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(trained, bases, t
     assert "no manifest.json, no adapter_config.json" in refused(full.parent, output)
     assert "no manifest.json" in refused(tmp_path / "nowhere", output)
     shutil.copytree(tmp_path / "lora/final", tmp_path / "adapter")  # away from its run
-    assert str(tmp_path / "run.json") in refused(tmp_path / "adapter", output, "--measure_drift")
+    alone = refused(tmp_path / "adapter", output, "--measure_drift")
+    assert alone.startswith("error: --measure_drift: ") and str(tmp_path / "run.json") in alone
+    assert "the run's own final/, or a checkpoint of it with --merge" in alone
+    export(lora, tmp_path / "elsewhere", "--merge", "--measure_drift")  # as it says
+
+    (tmp_path / "lora/final/adapter_config.json").write_text('{"peft_type": "LORA", "r": "x"}')
+    flags = f"--model_name_or_path={bases['tied']}", "--measure_drift"
+    assert "adapter_name_or_path" in refused(tmp_path / "lora/final", output, *flags)
+    shutil.copytree(tmp_path / "adapter", tmp_path / "lora/final", dirs_exist_ok=True)
 
     run_file = tmp_path / "lora/run.json"
     text = run_file.read_text()

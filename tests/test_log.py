@@ -198,6 +198,12 @@ def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume
     ]
 
 
+def test_a_measure_that_a_resumed_run_was_first_asked_for_is_not_compared(start):
+    again = start(step=1, evaluations=(evaluation(3.0).metrics, evaluation(2.0).metrics))
+    again.evaluation(2, evaluation(1.0, eval_exact_match=1.0))
+    assert again.summary() == ["eval_loss: 3.0000 -> 1.0000", "eval_perplexity: 2.0000 -> 2.0000"]
+
+
 def test_one_evaluation_is_no_comparison(start):
     log = start()
     log.evaluation(1, evaluation(3.0))
@@ -229,11 +235,11 @@ def tensorboard(tmp_path):
         accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
         return Log(accelerator, recipe, tmp_path, state, 4, ["one"])
 
-    def shown():
+    def shown(tag="loss"):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        events = EventAccumulator(str(next(tmp_path.rglob("events.*")).parent)).Reload()
-        return [(event.step, event.value) for event in events.Scalars("loss")]
+        events = EventAccumulator(str(tmp_path / "kit")).Reload()
+        return [(event.step, event.value) for event in events.Scalars(tag)]
 
     yield start, shown
     AcceleratorState._reset_state(True)
@@ -252,6 +258,48 @@ def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(
         step_with(again, step, step * 2.0)
     again.close()
     assert shown() == [(1, 0.5), (2, 1.0), (3, 6.0), (4, 8.0)]
+
+
+def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_often_it_is_resumed(
+    tensorboard, tmp_path, clock
+):
+    start, shown = tensorboard
+    log = start(new_state())
+    log.evaluation(0, evaluation(3.0))
+    log.close()  # killed before there was a checkpoint
+    folders = sorted((tmp_path / "kit").iterdir())
+    log = start(new_state())
+    log.evaluation(0, evaluation(3.0))
+    step_with(log, 1, 0.5)
+    step_with(log, 2, 1.0)
+    stopped = log.state(2, {})  # by a signal, before the evaluation of this step
+    log.close()
+    for loss in (2.0, 2.0):
+        log = start(stopped)
+        log.evaluation(2, evaluation(loss))
+        evaluated = log.state(2, {})
+        step_with(log, 3, 1.5)
+        log.close()
+    assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    log = start(evaluated)  # nor is one lost that is not run again
+    step_with(log, 3, 2.5)
+    log.close()
+    assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 2.5)]
+    assert [path for path in sorted((tmp_path / "kit").iterdir()) if path.is_dir()] == [
+        path for path in folders if path.is_dir()
+    ]
+    assert len(list((tmp_path / "kit").rglob("hparams.yml"))) == 1
+
+
+def test_trackers_that_keep_one_record_of_a_run_get_its_settings_at_every_start(tmp_path, clock):
+    stored = []
+    tracker = SimpleNamespace(name="wandb", store_init_configuration=stored.append)
+    accelerator = SimpleNamespace(is_main_process=True, trackers=[tracker], init_trackers=lambda *args, **kwargs: None)
+    (tmp_path / "kit").mkdir()
+    for logging_steps in (1, 5):
+        recipe = Recipe(model_name_or_path="m", dataset="d", report_to="wandb", logging_steps=logging_steps)
+        Log(accelerator, recipe, tmp_path, new_state(), 4, ["one"])
+    assert [values["logging_steps"] for values in stored] == [1, 5]
 
 
 def step_with(log, step, loss, grad_norm=1.0):

@@ -366,6 +366,42 @@ def test_cut_off_weights_are_a_users_mistake(recipe, changed):
         build(recipe(weights.parent), FP32)
 
 
+DAMAGED = ["", "{", "[]", "null", "{}", "[" * 200_000, '{"metadata": {}, "weight_map": null}']
+DAMAGED += ['{"metadata": {}, "weight_map": {}}', '{"metadata": {}, "weight_map": ["model.safetensors"]}']
+DAMAGED += ['{"metadata": {}, "weight_map": {"lm_head.weight": 3}}', '{"weight_map": {"lm_head.weight": "part"}}']
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_index_is_refused_by_name_before_anything_is_loaded(recipe, changed, text):
+    folder = changed()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(text)
+    assert problems(recipe(folder)) == ""  # beside undivided weights nobody opens it
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    with pytest.raises(UserError, match=r"model_name_or_path: .*index\.json"):
+        open_config(recipe(folder))
+
+
+def test_weights_in_parts_are_opened(recipe, changed):
+    folder = changed()
+    weights = (folder / "model.safetensors").rename(folder / "part.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), weights.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert build(recipe(folder), FP32)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', "{"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "generation_config.json"])
+def test_other_files_that_are_read_with_the_weights_end_in_no_traceback(recipe, changed, name, text):
+    folder = changed()
+    (folder / name).write_text(text)
+    if (name, text) == ("generation_config.json", "{"):
+        assert build(recipe(folder), FP32)  # transformers goes on without
+        return
+    with pytest.raises(UserError, match=f"model_name_or_path: .*{name}"):
+        build(recipe(folder), FP32)
+
+
 # Code that comes with a model
 
 OWN_CODE = """

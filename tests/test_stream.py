@@ -7,6 +7,7 @@ import pytest
 from data_helpers import Ranks, byte_level_tokenizer, open_all, recipe, write
 
 from kit.errors import TrainingError, UserError
+from kit.stream import COUNTS
 
 BATCH = 8
 
@@ -63,7 +64,7 @@ def places(ranks, steps):
 
 def state_of(ranks):
     """The sum over ranks, as ``reduce`` would make it."""
-    return {"cursors": sum(np.array(feed.state()["cursors"]) for feed in ranks).tolist()}
+    return {key: sum(np.array(feed.state()[key]) for feed in ranks).tolist() for key in ("cursors", "counts")}
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -198,10 +199,40 @@ def test_ids_beyond_the_model_are_skipped_wherever_they_come(tmp_path, tokenizer
     assert feed.take(0).counts["skipped_rows"] == 1
 
 
-def test_counts_go_on_after_a_stop(tmp_path, tokenizer):
-    make_files(tmp_path, 1, rows_each=100)
-    ranks = feeds(tokenizer, 1, 8, max_length=16)
-    before = [feed.take(step) for feed in ranks for step in range(5)][-1]
-    assert before.counts["num_truncated"] > 10
-    (feed,) = feeds(tokenizer, 1, 8, ranks[0].state(), max_length=16)
-    assert feed.take(5).counts["num_truncated"] > before.counts["num_truncated"]
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("stop", [1, 4, 11, 47])
+def test_counts_after_a_stop_are_those_of_a_run_without_one(stop, world, packing, tmp_path, tokenizer):
+    make_files(tmp_path, 3)
+    lines = (tmp_path / "part-2.jsonl").read_text().splitlines()
+    (tmp_path / "part-2.jsonl").write_text("\n".join([*lines[:50], "{", *lines[50:], "["]))
+    mix = "[{path: part-0.jsonl}, {path: 'part-[12].jsonl'}]"
+    changes = {"max_length": 24, "packing": packing, "dataset": mix}
+
+    def told(ranks, steps, earlier):
+        """The sums over ranks; each rank here adds only its own to those of earlier starts."""
+        return [
+            earlier + sum(np.array([*feed.take(step).counts.values()]) - earlier for feed in ranks) for step in steps
+        ]
+
+    nothing = np.zeros(len(COUNTS), int)
+    whole = told(feeds(tokenizer, world, 2, **changes), range(60), nothing)
+    before = feeds(tokenizer, world, 2, **changes)
+    earlier = told(before, range(stop), nothing)[-1]
+    again = told(feeds(tokenizer, world, 2, state_of(before), **changes), range(stop, 60), earlier)
+    assert np.array_equal(again, whole[stop:])
+    first, last = (dict(zip(COUNTS, counts, strict=True)) for counts in (earlier, whole[-1]))
+    assert last["num_truncated"] > first["num_truncated"] > 0 and last["skipped_rows"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cursors": [1]}, {"cursors": [[["x"]]]}, {"cursors": [[[-1, 0, 0]] * 8]}, {"counts": [1]}, {"counts": {}}],
+)
+def test_a_state_that_is_no_place_in_the_stream_is_refused(change, tmp_path, tokenizer):
+    make_files(tmp_path, 1)
+    state = state_of(feeds(tokenizer, 1, 8)) | change
+    with pytest.raises(UserError, match="no place in this stream"):
+        feeds(tokenizer, 1, 8, state)
+    with pytest.raises(UserError, match="no place in this stream"):
+        feeds(tokenizer, 1, 8, {"cursors": state["cursors"]})

@@ -219,6 +219,10 @@ def test_wrong_flags_are_told_at_once_and_nothing_is_written(temporary, tmp_path
         (["--steps", "1"], "--steps: found '1'; expected whole number from 2"),
         (["--steps"], "--steps: no value"),
         (["--kill-after", "0"], "--kill_after: found '0'; expected whole number from 1 to 5"),
+        (["--step", "5"], "--step: unknown flag\n    -> did you mean 'steps'?"),
+        (["--kill-afterr", "2"], "--kill_afterr: unknown flag\n    -> did you mean 'kill_after'?"),
+        (["--max_step", "5"], "--max_step: unknown flag\n    -> did you mean 'max_steps'?"),
+        (["--keeep", "x"], "--keeep: unknown flag\n    -> did you mean 'keep'?"),
         (["--config", "nope"], "--config: no config 'nope'"),  # this one the script itself tells
     ],
 )
@@ -226,6 +230,18 @@ def test_one_mistake_is_one_error(words, message, temporary, capsys):
     assert main(["verify-resume", *words]) == 2
     assert capsys.readouterr().err.strip().startswith(f"error: {message}")
     assert list(temporary.iterdir()) == []
+
+
+def test_flags_that_are_decided_here_are_named_and_no_others(temporary, script, model_folder, chat_file, capsys):
+    script(fake())
+    pasted = {"output_dir": "runs/mine", "max_steps": 900, "logging_steps": 1, "report_to": "wandb", "seed": 3}
+    pasted |= {"eval_steps": 50, "max_eval_samples": 2, "dry_run": "false", "overwrite_output_dir": "true"}
+    assert main(["verify-resume", *flags(model_folder, chat_file, **pasted)]) == 0
+    out = capsys.readouterr().out
+    named = "output_dir, max_steps, report_to, eval_steps, overwrite_output_dir"
+    assert out.startswith(f"note: decided here, not by your flags: {named}\n"), out
+    assert main(["verify-resume", *flags(model_folder, chat_file)]) == 0
+    assert "note:" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
