@@ -48,7 +48,7 @@ def write_report(folder: Path) -> Path:
     place = folder.absolute()
     parts = [
         f"<h1>{escaped(place.name)}</h1>",
-        *(f"<p class=line>{escaped(text)}</p>" for text in (str(place), line)),
+        *(f"<p class=line>{escaped(text)}</p>" for text in (str(place), line, _progress(run, training))),
         f"<div class=charts>{''.join(f'<div>{picture}</div>' for picture in charts)}</div>",
         section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
         section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
@@ -64,6 +64,16 @@ def write_report(folder: Path) -> Path:
         return temporary.replace(folder / "report.html")
     except OSError as error:
         raise UserError(Problem(str(folder), f"report.html cannot be written ({error.strerror})")) from None
+
+
+def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:
+    """How far the run has come."""
+    if run.get("finished_steps"):
+        return f"finished after {run['finished_steps']} steps"
+    steps = training[-1]["step"] if training else 0
+    return f"not finished: {steps} steps so far" + (
+        ", stopped by a signal" if run.get("interrupted") is not None else ""
+    )
 
 
 def _oddity(row: dict[str, Any]) -> str:

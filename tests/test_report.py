@@ -141,7 +141,7 @@ def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(fold
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     page = write_report(folder).read_text()
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 6 and "not finished: 4 steps so far" in page
     (folder / "metrics.jsonl").unlink()  # before the first step
     assert write_report(folder).read_text().count("<svg") == 5
     with pytest.raises(UserError, match=r"nothing/run.json: no record of a run .*; expected the folder of a run"):
