@@ -35,6 +35,7 @@ def everything(run):
         for name, tensor in load_file(path).items()
     }
     state = json.loads((newest / "state.json").read_text())
+    del state["seconds"]
     final = {path.name: path.read_bytes() for path in (run.folder / "final").glob("*.safetensors")}
     assert tensors and final
     return rows, tensors, state, final
