@@ -45,6 +45,7 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
     try:
         state = {**(like or {}), **json.loads((path / STATE).read_text(encoding="utf-8"))}
         wrong = [key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key])]
+        wrong += ["step"] if not wrong and state["step"] < 0 else []
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
     raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
@@ -190,7 +191,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def _folders(folder: Path) -> list[Path]:
     """Those that ``name_of`` names, oldest first; a user's copies, links and notes beside them are not ours."""
     found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not _is_renamed(path))
+
+
+def _is_renamed(path: Path) -> bool:
+    """Whether it says that it is of another step than its name."""
+    try:
+        return name_of(read_manifest(path)["step"]) != path.name
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False  # incomplete or damaged
 
 
 def verify(path: Path) -> list[str]:
@@ -201,7 +210,7 @@ def verify(path: Path) -> list[str]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        expected[STATE], manifest["identity"].keys()
+        expected[STATE], [manifest.get(name, {}).keys() for name in ("identity", "strategy", "versions")]
         if outside := [name for name in expected if Path(name).name != name]:
             return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]
         if manifest["format"] != FORMAT:

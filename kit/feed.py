@@ -42,6 +42,16 @@ class GlobalBatch:
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: what became of the rows read so far
 
 
+def by_file(places: Sequence[str]) -> str:
+    """``file:line`` of several samples in few words: ``a.jsonl:3,17 b.jsonl:4``."""
+    lines: dict[str, list[str]] = {}
+    for place in places:
+        file, _, line = place.rpartition(":")
+        file, line = (file, line) if line.isdigit() else ("", place)
+        lines.setdefault(file, []).append(line)
+    return " ".join(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers) for file, numbers in lines.items())
+
+
 T = TypeVar("T")
 
 

@@ -5,6 +5,7 @@ where the form contradicts the config it stops with the command that works. Impo
 """
 
 import ctypes
+import math
 import os
 import shlex
 import signal
@@ -30,6 +31,9 @@ from kit.topology import TITLES, Settings, make_settings, read_config
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 PR_SET_PDEATHSIG = 1  # of Linux
+_ACCELERATE = (
+    "KIT_ACCELERATE_PID"  # in the environment: the process of `accelerate launch` above torchrun and its ranks
+)
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 _RANK_VARIABLES = (
     "RANK",
@@ -102,7 +106,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
-        _relaunch(num_processes, keep_environment=not request.launch.config)
+        _relaunch(num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
     for name in [name for name in os.environ if name.startswith(_INHERITED)]:
         del os.environ[name]
     if topology.strategy == "single":
@@ -121,6 +125,20 @@ def _end_with_launcher() -> None:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
         if b"accelerate" in parent or b"torch" in parent:  # not a shell with these in its environment
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # outlives exec
+            if "RANK" not in os.environ:
+                os.environ[_ACCELERATE] = str(os.getppid())
+
+
+def launcher_is_gone() -> bool:
+    """Whether `accelerate launch` started this command, itself no rank's launcher, and has ended: so that a SIGTERM may
+    be of its death. A Ctrl-C ends it within seconds, whatever it started is doing."""
+    pid = int(os.environ.get(_ACCELERATE, "0"))
+    if not pid or "RANK" not in os.environ:
+        return bool(pid) and os.getppid() != pid
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def rank() -> int:
@@ -147,7 +165,9 @@ def unheard() -> Iterator[None]:
         yield
     except OSError:
         with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 def _go_on(recipe: Recipe) -> Recipe:
@@ -317,12 +337,14 @@ def _devices() -> tuple[int, str]:
     return torch.accelerator.device_count(), accelerator.type
 
 
-def _relaunch(num_processes: int, keep_environment: bool) -> NoReturn:
+def _relaunch(num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
     """Become torchrun, which starts this very command ``num_processes`` times."""
     # Without a config the topology came from the environment, and the new processes must find it there again.
     env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(_INHERITED)}
     # torchrun would set 1 and say so; `start` sets the number of threads itself.
     env.setdefault("OMP_NUM_THREADS", "1")
+    # After it passed on a signal it would give a step and its save 30 seconds, and then kill them.
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]
     # A free port, so that two runs on one machine do not meet.
     command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]

@@ -31,7 +31,9 @@ def take(folder: Path) -> list[str]:
     """
     if folder.resolve() in _held:
         return []
-    file = (folder / NAME).open("a+", encoding="utf-8")
+    # No link is followed: what is written here would be written to somebody's file.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    file = os.fdopen(os.open(folder / NAME, flags, 0o666), "a+", encoding="utf-8")
     notes = []
     end = time.monotonic() + _SECONDS
     while True:
@@ -86,10 +88,12 @@ def look(folder: Path) -> None:
 
 def read(folder: Path) -> dict[str, Any]:
     """What was signed last, with ``at`` in seconds since the epoch; empty if nothing that can be read."""
+    if not (folder / NAME).is_file():
+        return {}
     try:
         about = json.loads((folder / NAME).read_text(encoding="utf-8"))
         return {**about, "at": float(about["at"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 

@@ -24,6 +24,7 @@ import transformers
 from tqdm import tqdm
 
 from kit.checkpoint import name_of
+from kit.feed import by_file
 from kit.launch import is_main, unheard
 from kit.secrets import redacted
 
@@ -160,9 +161,8 @@ class Log:
             self._skipped(step, batch, result)
             return
         if is_spike:
-            places = ", ".join(batch.places)
             found = f"step {step}: loss {result.loss:.4f} is {result.loss / usual:.1f} times the median of the last"
-            self.say(f"warning: {found} {num_losses} steps; samples: {places}")
+            self.say(f"warning: {found} {num_losses} steps; samples: {by_file(batch.places)}")
             metrics["loss_spike"] = result.loss / usual
         elif step % self.recipe.logging_steps and step != self.total_steps:
             return
@@ -193,8 +193,8 @@ class Log:
         samples = [redacted(place) for place in batch.places]
         self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.nonfinite_steps <= self.recipe.max_nonfinite_steps:
-            places = ", ".join(batch.places)
-            self.say(f"warning: step {step}: {result.values}: skipped, weights are as before it; samples: {places}")
+            found = f"step {step}: {result.values}: skipped, weights are as before it"
+            self.say(f"warning: {found}; samples: {by_file(batch.places)}")
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> bool:
         """Metrics after ``step`` steps, and a few answers if there are any. Returns whether it is the best so far."""
@@ -289,7 +289,7 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
             if step and row["step"] <= (evaluated_step if "eval_loss" in row else step):
                 kept.append(line)
                 of_step += [row] if row["step"] == step else []
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # cut off by a kill
     temporary = path.with_suffix(".partial")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

@@ -38,7 +38,13 @@ def check_place(name: str, revision: str | None) -> str:
         _check_json(Path(folder))
         return folder
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    raise UserError(Problem(_MODEL, f"{name}: {found}", "a folder with config.json, or a hub id"))
+    raise UserError(Problem(_MODEL, f"{name}: {found}", "a folder with config.json, or a hub id", hint_final(folder)))
+
+
+def hint_final(folder: str | Path) -> str:
+    """What was meant by the folder of a run where a model was to be named; empty for any other folder."""
+    final = os.path.join(folder, "final")
+    return f"did you mean {final}?" if os.path.isdir(final) else ""
 
 
 def _check_json(folder: Path) -> None:
@@ -137,11 +143,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     rows = []
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:
         return []
     for line in lines:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            rows += [row] if isinstance(row, dict) and isinstance(row.get("step"), int) else []
     return rows
 
 

@@ -66,6 +66,14 @@ def write_report(folder: Path) -> Path:
         raise UserError(Problem(str(folder), f"report.html cannot be written ({error.strerror})")) from None
 
 
+def tell(folder: Path) -> str:
+    """``write_report`` at the end of a run, which is not worth less without it: where it is, or why there is none."""
+    try:
+        return f"report: {write_report(folder)}"
+    except Exception as error:
+        return f"warning: no report ({type(error).__name__}: {error})"
+
+
 def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:
     """How far the run has come."""
     if run.get("finished_steps"):
@@ -88,7 +96,7 @@ def chart(title: str, series: list[tuple[str, list[dict[str, Any]], str]], scale
     figure = Figure(figsize=(4.6, 2.7), layout="constrained")
     axes = figure.subplots()
     for label, rows, key in series:
-        points = [(row["step"], row[key] * scale) for row in rows if key in row]
+        points = [(row["step"], row[key] * scale) for row in rows if isinstance(row.get(key), int | float)]
         if points:
             marker = "o" if len(points) < 20 else None
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=label)

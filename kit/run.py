@@ -118,8 +118,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     Both as a manifest has them: ``strategy`` and ``versions``.
     """
     keys = ("type", "num_processes", "mixed_precision", "device", "num_threads")
-    pairs = [(key, old["strategy"].get(key), new["strategy"][key]) for key in keys]
-    pairs += [(name, old["versions"].get(name), new["versions"][name]) for name in _PACKAGES]
+    pairs = [(key, old.get("strategy", {}).get(key), new["strategy"][key]) for key in keys]
+    pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in _PACKAGES]
     changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
     return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []
 
@@ -152,7 +152,7 @@ def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
 
 def check_start(recipe: Recipe, finished_steps: int, first_step: int, total_steps: int) -> None:
     """Whether going on after ``first_step`` makes sense. Raises ``UserError``."""
-    ways = "choose another --output_dir, or --overwrite_output_dir to start again"
+    ways = "raise it, or choose another --output_dir, or --overwrite_output_dir to start again"
     if first_step > total_steps:
         found = f"{total_steps} steps wanted, and {first_step} are done"
         raise UserError(
@@ -216,6 +216,8 @@ def open_output_dir(recipe: Recipe, identity: Mapping[str, Any], seen: list[str]
             for name in _OWN:
                 path = folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        if seen == seen[:1] and seen[0] and recipe.resume_from_checkpoint == "auto" and not recipe.overwrite_output_dir:
+            notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
         lock.sign(folder, emptied=recipe.overwrite_output_dir)
     except OSError as error:
         raise UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")) from None

@@ -123,7 +123,7 @@ class Saver:
             found = (
                 f"the checkpoint of step {self._step} could not be written ({rank}{cause.strerror or cause}); {last}"
             )
-            fix = "mend that, and the same command continues"
+            fix = f"make room for it, or mend the disk of {self._folder}: the same command continues"
             raise UserError(Problem("output_dir", found, fix=fix)) from None
 
     def finish(self, seconds: float = 20.0) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kit.launch import launcher_is_gone
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -60,7 +62,7 @@ class StopRequest:
     def _is_made_anywhere(self) -> bool:
         if self._accelerator.num_processes == 1:
             return self.is_made
-        asked = torch.tensor([float(self.is_made)], device=self._accelerator.device)
+        asked = torch.tensor([float(self.is_made)])  # of the CPU: a GPU need not be waited for
         return bool(self._accelerator.reduce(asked, reduction="sum").item())
 
     def _take(self, number: int, frame: Any) -> None:
@@ -71,7 +73,8 @@ class StopRequest:
                 with suppress(OSError):  # a closed terminal; and no `print`, which may be at work just now
                     os.write(2, f"\n{signal.Signals(number).name}: stopping and saving{again}\n".encode())
             return
-        # Whoever asks twice does not want to wait. A scheduler's SIGTERM may repeat, and means no more than once.
-        is_urgent = self._signal == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM)
-        if is_urgent and time.monotonic() - self._time > SAME_SECONDS:
+        # Whoever asks twice does not want to wait. A scheduler's SIGTERM may repeat, and means no more than once; after
+        # a Ctrl-C it may be nothing but the launcher's death of the same one.
+        is_urgent = number == signal.SIGINT or (number == signal.SIGTERM and not launcher_is_gone())
+        if self._signal == signal.SIGINT and is_urgent and time.monotonic() - self._time > SAME_SECONDS:
             os._exit(130)

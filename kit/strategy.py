@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.config import LoadPlan, Recipe, Strategy, Topology
-from kit.errors import Problem, Problems, TrainingError, raise_if
+from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 from kit.topology import TITLES
 
 if TYPE_CHECKING:
@@ -51,15 +51,18 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
         try:
             store = _meet(rank, world, recipe.ddp_timeout)
+            torch.distributed.init_process_group(
+                topology.backend, store=store, rank=rank, world_size=world, timeout=timeout
+            )
         except torch.distributed.DistError as error:
+            if "EADDRINUSE" in str(error):
+                where, found = "MASTER_PORT", f"{os.environ['MASTER_PORT']} is in use on this machine"
+                raise UserError(Problem(where, found, "a free port", "the launcher's --master_port sets it")) from None
             found = f"not all {world} processes came within {recipe.ddp_timeout} s (--ddp_timeout)"
             raise TrainingError(f"{found}: {str(error).splitlines()[0]}") from None
-        timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
-        torch.distributed.init_process_group(
-            topology.backend, store=store, rank=rank, world_size=world, timeout=timeout
-        )
     plugin = _fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
     if on_cpu:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # FSDP1 takes "cpu" but not "cpu:0"
@@ -126,6 +129,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         store.set(f"from/{rank}", mine)
         name = store.get(f"to/{mine}").decode()  # waits
         store.set(f"{name}/{rank}", "here")
+        store.wait([f"{name}/all"])
         return PrefixStore(name, store)
     absent, end = set(range(1, world)), time.monotonic() + timeout_seconds
     while absent:
@@ -136,6 +140,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
                 store.set(f"to/{store.get(f'from/{other}').decode()}", mine)
         absent = {other for other in absent if not store.check([f"{mine}/{other}"])}
         time.sleep(0.01)
+    store.set(f"{mine}/all", "here")
     return PrefixStore(mine, store)
 
 

@@ -140,7 +140,8 @@ class Watch:
             said = f"{_names(absent)} did not arrive, last seen: {_told(absent)}"
         else:
             said = f"every rank waits: a GPU, the network or a disk hangs ({_told(places)})"
-        print(f"\nerror: rank {self._rank}: {waited}; {said}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads it
+            print(f"\nerror: rank {self._rank}: {waited}; {said}", file=sys.stderr, flush=True)
         for place in gone:  # a stopped process does not hear the launcher's SIGTERM
             if place.host == socket.gethostname() and place.pid:
                 with suppress(OSError):
@@ -152,17 +153,21 @@ class Watch:
         before = self._places()
         time.sleep(SILENT_SECONDS)
         places = self._places()
-        return [place for old, place in zip(before, places, strict=True) if place.beats == old.beats], places
+        if not places:  # the store is kept by the launcher, or else by rank 0
+            places = before or [Place(rank) for rank in range(self._world)]
+            return places[:1], places
+        silent = [place for place in places if not before or place.beats == before[place.rank].beats]
+        return silent, places
 
     def _places(self) -> list[Place]:
-        """One that never told its place is at the start, for ever."""
+        """Empty without the store; a rank that never told its place is at the start, for ever."""
         try:
             known = [self._store.check([str(rank)]) for rank in range(self._world)]
             told = [
                 json.loads(self._store.get(str(rank))) if known[rank] else {"rank": rank} for rank in range(self._world)
             ]
-        except RuntimeError:  # the store is kept by the launcher, or else by rank 0
-            told = [{"rank": rank, "beats": time.monotonic_ns() if rank else 0} for rank in range(self._world)]
+        except RuntimeError:
+            return []
         return [Place(**place) for place in told]
 
 

@@ -67,7 +67,8 @@ def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
     elif not os.path.isfile(source / checkpoint.MANIFEST):
         is_full = os.path.isfile(source / "config.json")
         found = "a full model: nothing to merge" if is_full else f"no {checkpoint.MANIFEST}, no adapter_config.json"
-        raise UserError(Problem(str(args.source), found, "a complete checkpoint, or final/ of a lora or qlora run"))
+        expected = "a complete checkpoint, or final/ of a lora or qlora run"
+        raise UserError(Problem(str(args.source), found, expected, places.hint_final(args.source)))
     names = {"model_name_or_path": base or str(source), "adapter_name_or_path": adapter}
     values = {"dataset": "none", "max_length": 8, "attn_implementation": "eager"}  # nothing is trained
     recipe = Recipe.model_validate({**names, **values, "trust_remote_code": args.trust_remote_code})

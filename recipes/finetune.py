@@ -132,9 +132,10 @@ def main() -> None:
         if accelerator.is_main_process:
             run.write_run_file(*record, interrupted=done)
         log.close()
-        log.say(f"stopped by a signal after step {done} of {total_steps}, and saved: the same command continues")
+        saved = f"after step {done} of {total_steps}, and saved" if done else "before the first step"
+        log.say(f"stopped by a signal {saved}: the same command continues")
         if accelerator.is_main_process:
-            launch.say(f"report so far: {report.write_report(output_dir)}")
+            launch.say(report.tell(output_dir))
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         exits.leave(exits.STOPPED)
 
@@ -186,10 +187,10 @@ def main() -> None:
     export.save_final(accelerator, llm, tokenizer, output_dir / "final", card, config.dtype)
     if accelerator.is_main_process:
         run.write_run_file(*record, finished_steps=total_steps)
-        report.write_report(output_dir)
     log.close()
-    log.say(*feed.closing_notes(), *log.summary())
-    log.say(f"model: {output_dir / 'final'}", f"report: {output_dir / 'report.html'}")
+    log.say(*feed.closing_notes(), *log.summary(), f"model: {output_dir / 'final'}")
+    if accelerator.is_main_process:
+        launch.say(report.tell(output_dir))
     if RECIPES / DEFAULT_RECIPE in Path(recipe.datasets[0].path).parents:
         log.say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 

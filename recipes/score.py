@@ -68,6 +68,9 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
 
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
     is_checkpoint = os.path.isfile(target / checkpoint.MANIFEST)
+    if target.name == "final" and os.path.isfile(target.parent / "run.json") and recipe.chat_template is None:
+        trained, _ = places.read_run(target.parent / "run.json")  # what it learned from looked so
+        recipe = recipe.model_copy(update={"chat_template": trained.chat_template})
     adapted = "qlora" if recipe.method == "qlora" else "lora"
     if not is_checkpoint and not os.path.isfile(target / "adapter_config.json"):
         return recipe.model_copy(update={"method": adapted if recipe.adapter_name_or_path else "full"}), None

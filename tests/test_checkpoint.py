@@ -275,6 +275,7 @@ def test_what_a_user_put_beside_the_checkpoints_is_neither_taken_nor_deleted(sav
     folder, save = saved
     shutil.copytree(folder / "step-00000001", folder / "step-best")
     shutil.copytree(folder / "step-00000001", folder / "step-00000003-good")
+    shutil.copytree(folder / "step-00000001", folder / "step-00000007")  # one of theirs under another name
     (folder / "step-latest").symlink_to("step-00000003")
     (folder / "step-00000099").symlink_to("step-00000001")
     (folder / "step-notes.txt").write_text("mine")
@@ -287,6 +288,7 @@ def test_what_a_user_put_beside_the_checkpoints_is_neither_taken_nor_deleted(sav
         ".step-mine",
         "step-00000003-good",
         "step-00000004",
+        "step-00000007",
         "step-00000099",
         "step-best",
         "step-latest",

@@ -12,7 +12,7 @@ import pytest
 from kit import log as log_module
 from kit.config import Recipe
 from kit.evaluate import Answer, Evaluation
-from kit.feed import GlobalBatch
+from kit.feed import GlobalBatch, by_file
 from kit.log import Log, new_state
 from kit.step import StepResult
 
@@ -55,6 +55,11 @@ def start(tmp_path, clock):
 @pytest.fixture
 def rows(tmp_path):
     return lambda: [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_samples_are_named_by_file_in_few_words():
+    assert by_file(["/d/a.jsonl:3", "b.jsonl:4", "/d/a.jsonl:17"]) == "/d/a.jsonl:3,17 b.jsonl:4"
+    assert by_file(["a:b/x.parquet row 3", "a:b/x.parquet row 4"]) == "a:b/x.parquet row 3, a:b/x.parquet row 4"
 
 
 def test_seconds_are_those_of_the_run_and_not_of_one_start(start, rows, clock):

@@ -125,6 +125,23 @@ def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(
     assert told == whole.losses
 
 
+def test_ranks_that_wait_for_one_that_never_comes_say_so(finetune, chat_file):
+    from conftest import run_ranks
+
+    log = finetune.folder / "log"
+    flags = {**finetune.defaults, "output_dir": finetune.folder / "run", "config": "ddp", "ddp_timeout": 10}
+    words = [f"--{name}={value}" for name, value in (flags | {"global_batch_size": 12}).items()]
+    run_ranks("finetune", words, 3, log, prepare=third_stays_away)
+    assert log.with_suffix(".status").read_text() == "1" and "Traceback" not in log.read_text(), log.read_text()
+    assert "error: rank 0: not all 3 processes came within 10 s (--ddp_timeout): rank 2 did not come" in log.read_text()
+
+
+def third_stays_away(rank):
+    if rank == 2:
+        time.sleep(30)
+        os._exit(0)
+
+
 @pytest.mark.parametrize("what", ["mistake", "signal"])
 def test_the_launcher_does_not_start_anew_what_would_end_the_same(launch, what):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]

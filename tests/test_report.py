@@ -8,7 +8,7 @@ import pytest
 
 from kit.config import Recipe
 from kit.errors import UserError
-from kit.report import write_report
+from kit.report import tell, write_report
 
 
 @pytest.fixture
@@ -142,6 +142,12 @@ def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(fold
         file.write('{"step": 5, "lo')
     page = write_report(folder).read_text()
     assert page.count("<svg") == 6 and "not finished: 4 steps so far" in page
+    assert tell(folder) == f"report: {folder}/report.html"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('\n5\n[]\n{"step": "x"}\n{"step": 5, "loss": "abc"}\n' + "[" * 200_000 + "\n")
+    assert write_report(folder).read_text().count("<svg") == 6
+    (folder / "metrics.jsonl").write_text('{"step": 1, "samples": 3}\n')
+    assert "warning: no report (" in tell(folder)
     (folder / "metrics.jsonl").unlink()  # before the first step
     assert write_report(folder).read_text().count("<svg") == 5
     with pytest.raises(UserError, match=r"nothing/run.json: no record of a run .*; expected the folder of a run"):

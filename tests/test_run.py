@@ -354,7 +354,24 @@ def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, t
     process, _ = holder()
     write(tmp_path / "out", recipe())
     process.communicate(end + "\n", timeout=60)
-    assert holder()[1] == "[]\n"
+    assert "taking over" not in holder()[1]
+
+
+def test_a_run_that_lost_its_checkpoints_says_that_it_begins_again(recipe, tmp_path):
+    begin(recipe())
+    write(tmp_path / "out", recipe())
+    (note,) = begin(recipe())
+    assert "holds this run and no checkpoint: it begins again from the first step" in note
+    assert begin(recipe(overwrite_output_dir=True)) == []
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(recipe, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "out/.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="output_dir: "):
+        begin(recipe())
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_a_run_that_was_at_work_between_the_look_and_the_lock_is_not_overwritten(recipe, tmp_path):

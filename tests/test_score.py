@@ -49,6 +49,21 @@ def test_an_adapter_is_scored_on_the_base_given_with_it(finetune, fp32, flags, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
+def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
+    """Prompts and completions were put into a chat template: its evaluation is of no other texts."""
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Count to {i}", "completion": str(i)}) + "\n" for i in range(16)))
+    flags = {"config": fp32["single"], "max_length": 256, "eval_dataset": path, "max_eval_samples": 9}
+    run = finetune.ok("run", dataset=path, chat_template="chatml", max_steps=3, method=method, **flags)
+    told = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
+    scored = loss(finetune.score("final", model_name_or_path=run.folder / "final", **flags))
+    assert scored == pytest.approx(told, rel=1e-5)
+    wrong = refusal(finetune.score("wrong", model_name_or_path=run.folder, **flags))
+    assert f"did you mean {run.folder}/final?" in wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize(("config", "processes"), [("single", 1), ("fsdp", 2), ("fsdp1", 2)])
 def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags, config, processes, method):
     run = finetune.ok("run", config=fp32["single"], method=method, max_steps=3, optim="adamw_8bit")

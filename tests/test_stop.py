@@ -10,6 +10,7 @@ import time
 import pytest
 from conftest import ROOT
 
+from kit import launch
 from kit.log import SECONDS_BETWEEN_LINES
 
 pytestmark = pytest.mark.slow
@@ -186,6 +187,39 @@ def test_who_interrupts_twice_does_not_wait(first, second, pause, status):
     process.send_signal(second)
     assert process.wait(20) == status
     assert process.stdout.read() == ("True\n" if status == 0 else "")
+
+
+LAUNCHER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[2]])
+time.sleep(600)
+"""
+UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit import launch; launch._end_with_launcher()\n"
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
+def test_what_ends_with_its_launcher_saves_first_where_one_ctrl_c_ended_both(launcher):
+    """`accelerate launch` dies of a Ctrl-C some seconds later, and torchrun only of a second one."""
+    code = (UNDER_IT + WAITING).format(root=str(ROOT)).replace('print("ready"', "import os; print(os.getpid()")
+    env = {**os.environ, "ACCELERATE_MIXED_PRECISION": "no"} | ({"RANK": "0"} if launcher == "torchrun" else {})
+    command = [sys.executable, "-c", LAUNCHER, launcher, code]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    os.kill(int(parent.stdout.readline()), signal.SIGINT)
+    time.sleep(1.2)
+    parent.kill()
+    assert parent.stdout.read() == ("True\n" if launcher == "accelerate" else "")
+
+
+def test_ranks_under_a_launcher_that_a_ctrl_c_ended_save_first(monkeypatch):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    monkeypatch.setenv("RANK", "0")
+    assert not launch.launcher_is_gone()
+    monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getppid()))
+    assert not launch.launcher_is_gone()
+    monkeypatch.setenv("KIT_ACCELERATE_PID", str(dead.pid))
+    wait_until(launch.launcher_is_gone)  # before its parent has asked what became of it
+    dead.wait()
+    assert launch.launcher_is_gone()
 
 
 def test_a_repeated_sigterm_is_one(finetune):
