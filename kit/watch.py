@@ -156,7 +156,7 @@ class Watch:
         if not places:  # the store is kept by the launcher, or else by rank 0
             places = before or [Place(rank) for rank in range(self._world)]
             return places[:1], places
-        silent = [place for place in places if not before or place.beats == before[place.rank].beats]
+        silent = [place for place in places if before and place.beats == before[place.rank].beats]
         return silent, places
 
     def _places(self) -> list[Place]:
