@@ -31,9 +31,8 @@ from kit.topology import TITLES, Settings, make_settings, read_config
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 PR_SET_PDEATHSIG = 1  # of Linux
-_ACCELERATE = (
-    "KIT_ACCELERATE_PID"  # in the environment: the process of `accelerate launch` above torchrun and its ranks
-)
+# In the environment: the process of `accelerate launch` above this command, or above its torchrun and the ranks.
+_ACCELERATE = "KIT_ACCELERATE_PID"
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 _RANK_VARIABLES = (
     "RANK",
