@@ -20,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kit.checkpoint import MANIFEST, name_of
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.saver import Saver
 
 NUM_SAVES = 5

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from transformers import AutoTokenizer  # noqa: E402
 
-from kit.config import Recipe  # noqa: E402
+from kit.config.recipe import Recipe  # noqa: E402
 from kit.data import open_data, open_sources  # noqa: E402
 from kit.template import resolve_template  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
 from kit.places import ADAPTER_FILES, first_line, open_adapter
 

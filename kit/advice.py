@@ -15,7 +15,7 @@ from kit.strategy import takes_optimizer, ways_to_share
 if TYPE_CHECKING:
     import torch
 
-    from kit.config import Recipe, Topology
+    from kit.config.recipe import Recipe, Topology
 
 _WITHOUT_ACTIVATIONS = ("loading", "the optimiser's step", "saving", "writing the final model")
 _SMALL = 0.05  # what holds less of the peak is not worth changing

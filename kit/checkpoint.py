@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind, raise_if
 from kit.places import recipe_of_run
 from kit.strategy import trainable_only

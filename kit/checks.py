@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.samples import Samples, duplicates
 
 Finding = tuple[bool | None, str]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.command_line import load_recipe, read_command_line, show
-from kit.config import RECIPES, Recipe
+from kit.config.command_line import load_recipe, read_command_line, show
+from kit.config.recipe import RECIPES, Recipe
 from kit.errors import Problem, Problems, UserError, did_you_mean, raise_if
 from kit.secrets import redacted
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kit.cache import digest
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.encoder import Encoder, Opened
 from kit.errors import Problem, Problems, UserError
 from kit.feed import Feed

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.data import open_data, open_sources
 from kit.errors import UserError, raise_if
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer

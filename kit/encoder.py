@@ -15,7 +15,7 @@ import xxhash
 
 from kit.cache import digest
 from kit.chat import Encoded, encode_all
-from kit.config import DatasetEntry
+from kit.config.recipe import DatasetEntry
 from kit.errors import Problem
 from kit.files import Block
 from kit.formats import plain_text, to_sample

@@ -17,7 +17,7 @@ from kit.strategy import generating
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from kit.config import Recipe
+    from kit.config.recipe import Recipe
 
 NUM_SHOWN = 3
 

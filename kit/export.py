@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from kit import durable
 from kit.adapter import attach_adapter
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.places import read_run

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from kit.batches import Batch, deal, micro_batches, padding_share
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.order import Order
 from kit.packing import fill_share
 from kit.samples import Samples

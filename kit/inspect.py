@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from tokenizers.decoders import DecodeStream
 
 from kit.checks import LEAK, Finding, check, counted
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.feed import Ranks
 from kit.page import VISIBLE, escaped, page, section, svg, table
 from kit.samples import Samples

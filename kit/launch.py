@@ -20,9 +20,9 @@ from typing import NoReturn
 import psutil
 
 from kit import lock
-from kit.command_line import find_file
-from kit.config import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
-from kit.contradictions import suggest_batch
+from kit.config.command_line import find_file
+from kit.config.conflicts import suggest_batch
+from kit.config.recipe import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.errors import Problem, UserError, raise_if
 from kit.secrets import redacted
 from kit.strategy import takes_optimizer

@@ -31,7 +31,7 @@ from kit.secrets import redacted
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from kit.config import Recipe
+    from kit.config.recipe import Recipe
     from kit.evaluate import Evaluation
     from kit.feed import GlobalBatch
     from kit.step import StepResult

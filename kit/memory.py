@@ -19,7 +19,7 @@ from kit.errors import causes, out_of_memory
 from kit.strategy import keeps_gradients, own_shards
 
 if TYPE_CHECKING:
-    from kit.config import Recipe, Topology
+    from kit.config.recipe import Recipe, Topology
 
 # What a run is doing inside which function, by module and name; the innermost one counts.
 PHASES = {

@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from kit.adapter import attach_adapter, check_adapter
 from kit.attention import VARLEN, unfit
 from kit.attention import register as register_attention
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import Problem, UserError, out_of_memory
 from kit.loss import install_loss_head
 from kit.places import check_place, first_line, tokenizer_of_adapter

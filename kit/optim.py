@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from kit.config import Recipe
+    from kit.config.recipe import Recipe
 
 
 def build_optimizer(model: torch.nn.Module, recipe: "Recipe") -> torch.optim.Optimizer:

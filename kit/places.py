@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer

@@ -14,7 +14,7 @@ from typing import Any
 
 from kit import __version__, durable, exits, lock
 from kit.checkpoint import list_checkpoints
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
 
 # What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch

@@ -38,7 +38,7 @@ from kit.strategy import PATIENCE
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from kit.config import Recipe
+    from kit.config.recipe import Recipe
 
 T = TypeVar("T")
 

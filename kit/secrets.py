@@ -1,7 +1,7 @@
 """Credentials in text: the values of environment variables that hold them, and those in URLs.
 
 Promises: no line printed, no error, no traceback and no page holds one; and since no setting that holds one is taken
-(``kit.command_line``), none is in what a run stores.
+(``kit.config.command_line``), none is in what a run stores.
 """
 
 import html

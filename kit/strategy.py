@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kit.config import LoadPlan, Recipe, Strategy, Topology
+from kit.config.recipe import LoadPlan, Recipe, Strategy, Topology
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 from kit.topology import TITLES
 

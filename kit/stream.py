@@ -24,7 +24,7 @@ import numpy as np
 
 from kit.batches import Batch, Item, collate, deal
 from kit.cache import digest
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.encoder import Encoder, Opened
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.feed import Ahead, GlobalBatch

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kit.command_line import read_yaml
-from kit.config import Precision, Strategy
+from kit.config.command_line import read_yaml
+from kit.config.recipe import Precision, Strategy
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
 TITLES: dict[Strategy, str] = {"single": "Single", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}

@@ -23,11 +23,11 @@ from typing import Any, NoReturn
 
 import psutil
 
-from kit.command_line import FLAGS, read_command_line, read_flags, show
 from kit.compare_runs import compare
-from kit.config import RECIPES, Recipe, Request
+from kit.config.command_line import FLAGS, read_command_line, read_flags, show
+from kit.config.other_kits import FOREIGN
+from kit.config.recipe import RECIPES, Recipe, Request
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.foreign import FOREIGN
 from kit.places import read_metrics
 from kit.strategy import describe
 

@@ -14,8 +14,8 @@ from typing import NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
 from kit import exits, launch
-from kit.command_line import read_command_line
-from kit.config import DEFAULT_RECIPE, RECIPES
+from kit.config.command_line import read_command_line
+from kit.config.recipe import DEFAULT_RECIPE, RECIPES
 from kit.errors import Problems
 
 NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"

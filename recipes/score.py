@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
 from kit import exits, launch
-from kit.command_line import read_command_line
-from kit.config import Recipe
+from kit.config.command_line import read_command_line
+from kit.config.recipe import Recipe
 from kit.errors import Problem, Problems, UserError
 
 

@@ -5,7 +5,7 @@ import json
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.data import open_data, open_sources
 
 VOCAB_SIZE = 1000

@@ -23,7 +23,7 @@ from kit.checkpoint import (
     read_state,
     verify,
 )
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.log import new_state
 from kit.model import build_model, open_config

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kit.cli import main
-from kit.config import RECIPES, ROOT
+from kit.config.recipe import RECIPES, ROOT
 
 
 def test_recipes_lists_every_recipe_in_aligned_columns_of_at_most_100(capsys):

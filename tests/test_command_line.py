@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from kit.command_line import FLAGS, find_file, load_recipe, read_command_line, read_yaml
-from kit.config import RECIPES, ROOT, Recipe
+from kit.config.command_line import FLAGS, find_file, load_recipe, read_command_line, read_yaml
+from kit.config.recipe import RECIPES, ROOT, Recipe
 from kit.errors import UserError
 
 BASE = {"model_name_or_path": "some/model", "dataset": "some/data"}
@@ -364,7 +364,7 @@ def test_help_shows_every_flag_with_its_unit_and_default(capsys):
 
 
 def test_a_reader_of_the_help_may_leave_early():
-    help_ = f"{sys.executable} -c 'from kit.command_line import print_help; print_help()'"
+    help_ = f"{sys.executable} -c 'from kit.config.command_line import print_help; print_help()'"
     code = f"{help_} | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=30)
     assert done.stdout.split()[0] == "usage:" and done.stdout.split()[-1] == "0" and done.stderr == ""
@@ -374,7 +374,7 @@ def test_reading_a_command_line_is_quick_and_needs_nothing_heavy():
     code = """
 import sys, time
 start = time.process_time()
-from kit.command_line import read_command_line
+from kit.config.command_line import read_command_line
 assert read_command_line(["--recipe", "llama-8b-lora"]).recipe
 heavy = {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"} & set(sys.modules)
 print(time.process_time() - start, heavy)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from kit.config import Launch, Recipe, expected
-from kit.contradictions import contradictions, suggest_batch
-from kit.foreign import FOREIGN
+from kit.config.conflicts import contradictions, suggest_batch
+from kit.config.other_kits import FOREIGN
+from kit.config.recipe import Launch, Recipe, expected
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 

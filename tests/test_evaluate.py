@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kit import evaluate as evaluate_module
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.data import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate

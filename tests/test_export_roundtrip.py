@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from kit import checkpoint, places
-from kit.config import LoadPlan
+from kit.config.recipe import LoadPlan
 from kit.errors import TrainingError, UserError
 from kit.model import build_model, open_config
 

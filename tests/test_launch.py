@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from kit import launch
-from kit.command_line import read_command_line
-from kit.config import Recipe
+from kit.config.command_line import read_command_line
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kit import log as log_module
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.evaluate import Answer, Evaluation
 from kit.feed import GlobalBatch, by_file
 from kit.log import Log, new_state

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from kit import advice, evaluate, launch, memory, run, saver
 from kit.advice import explain, settings
-from kit.config import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
-from kit.contradictions import contradictions
+from kit.config.conflicts import contradictions
+from kit.config.recipe import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
 from kit.errors import TrainingError, UserError
 from kit.feed import Ahead
 from kit.memory import PHASES, Device, Held, Shortage, components
@@ -403,7 +403,7 @@ import resource
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from kit.advice import explain
-from kit.config import Recipe, Topology
+from kit.config.recipe import Recipe, Topology
 
 shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
 model = LlamaForCausalLM(LlamaConfig(**shape))
@@ -486,7 +486,7 @@ def cross_entropy(*args, **kwargs):
     return entropy(*args, **kwargs)
 torch.nn.functional.cross_entropy = cross_entropy
 strategy.prepare, step.train_step, LlamaMLP.forward = prepared, stepping, forward
-from kit.command_line import read_command_line
+from kit.config.command_line import read_command_line
 recipe = read_command_line(sys.argv[1:]).recipe
 sys.argv[0] = {script!r}
 runpy.run_path({script!r}, run_name="__main__")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from kit.adapter import attach_adapter
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.optim import build_optimizer
 
 KINDS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"]

@@ -6,8 +6,8 @@ import shlex
 import pytest
 from conftest import ROOT
 
-from kit.command_line import read_command_line
-from kit.config import ACCELERATE_CONFIGS, Recipe
+from kit.config.command_line import read_command_line
+from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -12,8 +12,8 @@ from conftest import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.cli import read_header
-from kit.command_line import load_recipe, read_command_line, read_yaml
-from kit.config import ACCELERATE_CONFIGS, RECIPES, ROOT
+from kit.config.command_line import load_recipe, read_command_line, read_yaml
+from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, ROOT
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 LLAMAS = [name for name in NAMES if name.startswith("llama-")]

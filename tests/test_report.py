@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.report import tell, write_report
 

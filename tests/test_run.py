@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit import strategy
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run import (
     IDENTITY,
@@ -205,7 +205,7 @@ def test_a_file_in_the_way_is_named(recipe, tmp_path):
 AS_NOBODY = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run import check_output_dir
 if os.geteuid() == 0:  # to root everything is writable
@@ -296,7 +296,7 @@ def test_what_makes_other_roundings_is_told_and_nothing_else():
 HOLDING = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from kit.config import Recipe
+from kit.config.recipe import Recipe
 from pathlib import Path
 from kit.exits import leave, reporting_errors
 from kit.run import open_output_dir, snapshot

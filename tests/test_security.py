@@ -19,8 +19,8 @@ from data_helpers import byte_level_tokenizer, open_all, pairs, write
 from safetensors import safe_open
 
 from kit import checkpoint, exits, launch
-from kit.command_line import read_command_line
-from kit.config import LoadPlan, Recipe
+from kit.config.command_line import read_command_line
+from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.inspect import as_page, as_text, look
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kit import archives, files, records, tables
-from kit.config import DATA_SUFFIXES, DatasetEntry
+from kit.config.recipe import DATA_SUFFIXES, DatasetEntry
 from kit.errors import Problem, UserError
 from kit.sources import FIX, SUFFIXES, open_source, read_rows, shown
 

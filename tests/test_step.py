@@ -10,7 +10,7 @@ from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCau
 
 from kit import attention
 from kit.batches import collate
-from kit.config import LoadPlan, Recipe
+from kit.config.recipe import LoadPlan, Recipe
 from kit.data import open_data, open_sources
 from kit.errors import UserError
 from kit.feed import GlobalBatch

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kit.config import DatasetEntry, Recipe
+from kit.config.recipe import DatasetEntry, Recipe
 
 
 class Contradiction(NamedTuple):

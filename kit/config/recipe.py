@@ -1,7 +1,7 @@
 """The recipe schema: one declaration gives YAML keys, flags, help and validation. The only home of defaults.
 
 Plain Python and pydantic. ``Recipe`` is what may be set for a run, ``Launch`` what the command line says
-besides it, ``Topology`` and ``LoadPlan`` what follows from them. ``kit.command_line`` fills in the first two.
+besides it, ``Topology`` and ``LoadPlan`` what follows from them. ``kit.config.command_line`` fills in the first two.
 """
 
 import os
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from kit.errors import Problem
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"

@@ -15,7 +15,9 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from kit.config import (
+from kit.config.conflicts import contradictions
+from kit.config.other_kits import FOREIGN
+from kit.config.recipe import (
     DEFAULT_RECIPE,
     RECIPES,
     DatasetEntry,
@@ -26,9 +28,7 @@ from kit.config import (
     expected,
     is_optional,
 )
-from kit.contradictions import contradictions
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.foreign import FOREIGN
 from kit.secrets import redacted
 
 FLAGS = Launch.model_fields | Recipe.model_fields
