@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.packing import fill_share, pack
+from kit.data.feed.packing import fill_share, pack
 
 
 def main() -> None:

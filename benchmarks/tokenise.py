@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 from transformers import AutoTokenizer  # noqa: E402
 
 from kit.config.recipe import Recipe  # noqa: E402
-from kit.data import open_data, open_sources  # noqa: E402
-from kit.template import resolve_template  # noqa: E402
+from kit.data.chat.template import resolve_template  # noqa: E402
+from kit.data.open import open_data, open_sources  # noqa: E402
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kit.config.recipe import Recipe
-from kit.samples import Samples, duplicates
+from kit.data.samples.samples import Samples, duplicates
 
 Finding = tuple[bool | None, str]
 

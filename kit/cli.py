@@ -97,7 +97,7 @@ def prepare(argv: list[str]) -> int:
         show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
         return 0
     from kit.cache import ENTRY, cache_folder
-    from kit.feed import Ranks
+    from kit.data.feed.feed import Ranks
     from kit.log import silence_libraries
 
     def entries() -> set[tuple[Path, int]]:
@@ -122,7 +122,8 @@ def open_recipe_data(argv: list[str]) -> tuple[Recipe, Any, Any]:
     raise_if(request.problems)
     assert request.recipe is not None
     recipe = request.recipe
-    from kit import data, model
+    from kit import model
+    from kit.data import open as data
 
     problems = Problems()
     sources = tokenizer = config = None

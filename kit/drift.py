@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kit.config.recipe import LoadPlan, Recipe
-from kit.data import open_data, open_sources
+from kit.data.open import open_data, open_sources
 from kit.errors import UserError, raise_if
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.places import read_run

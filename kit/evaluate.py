@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import gather_object
 
-from kit.batches import evaluation_batches
-from kit.data import pad_id, prompt_and_reference
-from kit.samples import Samples
+from kit.data.feed.batches import evaluation_batches
+from kit.data.open import pad_id, prompt_and_reference
+from kit.data.samples.samples import Samples
 from kit.strategy import generating
 
 if TYPE_CHECKING:

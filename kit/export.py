@@ -18,11 +18,11 @@ from safetensors import SafetensorError
 from kit import durable
 from kit.adapter import attach_adapter
 from kit.config.recipe import LoadPlan, Recipe
+from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.places import read_run
 from kit.strategy import gather_trainable
-from kit.template import resolve_template
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

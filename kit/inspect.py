@@ -15,9 +15,9 @@ from tokenizers.decoders import DecodeStream
 
 from kit.checks import LEAK, Finding, check, counted
 from kit.config.recipe import Recipe
-from kit.feed import Ranks
+from kit.data.feed.feed import Ranks
+from kit.data.samples.samples import Samples
 from kit.page import VISIBLE, escaped, page, section, svg, table
-from kit.samples import Samples
 from kit.secrets import secret_spans
 
 MAX_TOKENS_SHOWN = 4000  # of one sample

@@ -24,7 +24,7 @@ import transformers
 from tqdm import tqdm
 
 from kit.checkpoint import name_of
-from kit.feed import by_file
+from kit.data.feed.feed import by_file
 from kit.launch import is_main, unheard
 from kit.secrets import redacted
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from kit.config.recipe import Recipe
+    from kit.data.feed.feed import GlobalBatch
     from kit.evaluate import Evaluation
-    from kit.feed import GlobalBatch
     from kit.step import StepResult
 
 SECONDS_BETWEEN_LINES = 5.0

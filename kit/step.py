@@ -15,14 +15,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError
-from kit.feed import by_file
 from kit.strategy import clip_grad_norm, settle
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from kit.feed import GlobalBatch
+    from kit.data.feed.feed import GlobalBatch
 
 
 @dataclass(frozen=True)

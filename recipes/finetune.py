@@ -27,9 +27,10 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, advice, checkpoint, data, export, model, replicas, report, run, strategy
+    from kit import adapter, advice, checkpoint, export, model, replicas, report, run, strategy
+    from kit.data import open as data
+    from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
-    from kit.feed import Ranks
     from kit.log import Log, new_state, progress, silence_libraries
     from kit.optim import build_optimizer
     from kit.saver import Saver

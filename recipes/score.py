@@ -26,7 +26,8 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 
-    from kit import checkpoint, data, model, strategy
+    from kit import checkpoint, model, strategy
+    from kit.data import open as data
     from kit.evaluate import evaluate
     from kit.log import progress, silence_libraries
     from kit.optim import build_optimizer

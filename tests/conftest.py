@@ -57,7 +57,7 @@ def make_model(folder: Path, **changes: Any) -> Path:
         [" ".join(WORDS)] * 4, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = (ROOT / "kit/templates/chatml.jinja").read_text()
+    tokenizer.chat_template = (ROOT / "kit/data/chat/templates/chatml.jinja").read_text()
     tokenizer.save_pretrained(folder)
     shape = {
         "vocab_size": 320,

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from kit.config.recipe import Recipe
-from kit.data import open_data, open_sources
+from kit.data.open import open_data, open_sources
 
 VOCAB_SIZE = 1000
 CORPUS = [

@@ -51,7 +51,7 @@ def running(tree, at_import_only=False):
 
 
 def imported(tree, at_import_only=False):
-    """Full names of what is imported: ``kit.data`` for ``from kit import data`` too."""
+    """Full names of what is imported: ``kit.data.open`` for ``from kit import data`` too."""
     for node in running(tree, at_import_only):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

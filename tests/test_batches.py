@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_helpers import Ranks, byte_level_tokenizer, open_all, pairs, recipe, write
 
-from kit.batches import collate, evaluation_batches, micro_batches
+from kit.data.feed.batches import collate, evaluation_batches, micro_batches
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from kit.chat import NEWLINE_ADDED, NO_BOS, UNROLLED, Encoded, encode, encode_all
+from kit.data.chat.template import FIXED_DATE, REQUIRED_TOKENS, TODAY, Template, resolve_template
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, UNROLLED, Encoded, encode, encode_all
+from kit.data.chat.turns import NO_END_OF_TURN, OTHER_PROMPT
 from kit.errors import UserError
-from kit.template import FIXED_DATE, REQUIRED_TOKENS, TODAY, Template, resolve_template
-from kit.turns import NO_END_OF_TURN, OTHER_PROMPT
 
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
 
-from kit import data
-from kit.data import open_data, open_sources, prompt_and_reference
+from kit.data import open as data
+from kit.data.open import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from kit import evaluate as evaluate_module
 from kit.config.recipe import LoadPlan, Recipe
-from kit.data import open_data, open_sources, prompt_and_reference
+from kit.data.open import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate
 from kit.model import build_model, open_config, open_tokenizer

@@ -190,7 +190,7 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
         export(short.folder / "final", tmp_path / "same")
         assert contents(tmp_path / "merged") == contents(tmp_path / "same")
         asked = AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
-        assert asked == (ROOT / "kit/templates/alpaca.jinja").read_text()
+        assert asked == (ROOT / "kit/data/chat/templates/alpaca.jinja").read_text()
     else:
         assert {tensor.dtype for tensor in weights_of(tmp_path / "model").values()} == {torch.bfloat16}
         export(last_checkpoint(long, 2), tmp_path / "wide", "--dtype=float32")

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from kit.data.chat.formats import FIELDS, choose_fields, plain_text, to_sample
 from kit.errors import UserError
-from kit.formats import FIELDS, choose_fields, plain_text, to_sample
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be kind"}

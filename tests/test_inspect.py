@@ -325,7 +325,7 @@ def test_what_is_prepared_is_opened_by_the_run(model, capsys, monkeypatch, tmp_p
     assert cli.main(["prepare", *model.flags]) == 0
     printed = capsys.readouterr().out
     assert "20 samples" in printed and str(tmp_path / "cache") in printed
-    monkeypatch.setattr("kit.encoder.encode_all", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("kit.data.samples.rows.encode_all", lambda *_: pytest.fail("tokenised again"))
     assert cli.main(["prepare", *model.flags]) == 0
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from kit import log as log_module
 from kit.config.recipe import Recipe
+from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
-from kit.feed import GlobalBatch, by_file
 from kit.log import Log, new_state
 from kit.step import StepResult
 

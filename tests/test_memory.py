@@ -23,13 +23,13 @@ from kit import advice, evaluate, launch, memory, run, saver
 from kit.advice import explain, settings
 from kit.config.conflicts import contradictions
 from kit.config.recipe import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
+from kit.data.feed.feed import Ahead
+from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
-from kit.feed import Ahead
 from kit.memory import PHASES, Device, Held, Shortage, components
 from kit.model import build_model, open_config
 from kit.optim import build_optimizer
 from kit.saver import Saver
-from kit.stream import StreamFeed
 from kit.topology import read_config
 
 GIB = 2**30
@@ -302,15 +302,16 @@ def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import checkpoint, export, feed, model, strategy, stream
+    from kit import checkpoint, export, model, strategy
+    from kit.data.feed import feed, stream
 
     holders = {
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
         "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
         "torch.autograd": torch.autograd,
         "kit.saver": saver.Saver,
-        "kit.feed": feed.Feed,
-        "kit.stream": stream.StreamFeed,
+        "kit.data.feed.feed": feed.Feed,
+        "kit.data.feed.stream": stream.StreamFeed,
     }
     holders |= {module.__name__: module for module in (checkpoint, evaluate, export, model, strategy)}
     for name in [*PHASES, memory._IN_BACKGROUND]:

@@ -6,8 +6,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from kit.batches import deal, padding_share
-from kit.order import Order, permutation
+from kit.data.feed.batches import deal, padding_share
+from kit.data.feed.order import Order, permutation
 
 
 def order(num=100, batch=8, seed=42, **options):

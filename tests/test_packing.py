@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kit.packing import balance, fill_share, pack
+from kit.data.feed.packing import balance, fill_share, pack
 
 CAPACITY = 512
 

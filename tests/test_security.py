@@ -209,7 +209,9 @@ ESCAPES = {
 
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_a_chat_template_cannot_leave_its_sandbox(escape, marker, tmp_path):
-    source = (ROOT / "kit/templates/chatml.jinja").read_text() + ESCAPES[escape].replace("MARKER", str(marker))
+    source = (ROOT / "kit/data/chat/templates/chatml.jinja").read_text() + ESCAPES[escape].replace(
+        "MARKER", str(marker)
+    )
     (tmp_path / "mine.jinja").write_text(source)
     write(tmp_path / "train.jsonl", {"messages": [{"role": "user", "content": "Hi"}, *ANSWER]})
     with pytest.raises(UserError, match=r"the template fails|not a Jinja template"):

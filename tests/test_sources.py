@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from kit import archives, files, records, tables
 from kit.config.recipe import DATA_SUFFIXES, DatasetEntry
+from kit.data.read import archives, tables
+from kit.data.read import parts as files
+from kit.data.read import text as records
+from kit.data.read.sources import FIX, SUFFIXES, open_source, read_rows, shown
 from kit.errors import Problem, UserError
-from kit.sources import FIX, SUFFIXES, open_source, read_rows, shown
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ from accelerate import Accelerator
 from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from kit import attention
-from kit.batches import collate
 from kit.config.recipe import LoadPlan, Recipe
-from kit.data import open_data, open_sources
+from kit.data.feed.batches import collate
+from kit.data.feed.feed import GlobalBatch
+from kit.data.open import open_data, open_sources
 from kit.errors import UserError
-from kit.feed import GlobalBatch
 from kit.loss import install_loss_head
 from kit.model import build_model, open_config, open_tokenizer
 from kit.step import check_isolation, seed_everything, train_step

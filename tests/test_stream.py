@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from data_helpers import Ranks, byte_level_tokenizer, open_all, recipe, write
 
+from kit.data.feed.stream import COUNTS
 from kit.errors import TrainingError, UserError
-from kit.stream import COUNTS
 
 BATCH = 8
 

@@ -4,8 +4,8 @@ import pytest
 from data_helpers import SPECIAL, byte_level_tokenizer, chat, sentencepiece_tokenizer
 from test_chat import CALL, GOLDEN, WEATHER
 
+from kit.data.chat.template import REQUIRED_TOKENS, TEMPLATES, TODAY, Template, resolve_template
 from kit.errors import UserError
-from kit.template import REQUIRED_TOKENS, TEMPLATES, TODAY, Template, resolve_template
 
 
 @pytest.fixture(scope="module")

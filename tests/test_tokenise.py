@@ -15,8 +15,9 @@ import pytest
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
 
 from kit import cache as kit_cache
-from kit import encoder, tokenise
-from kit.data import open_data, open_sources
+from kit.data.open import open_data, open_sources
+from kit.data.samples import rows as encoder
+from kit.data.samples import tokenise
 from kit.errors import UserError
 
 
@@ -324,7 +325,7 @@ OVERSIZE = """
 import resource, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from data_helpers import byte_level_tokenizer, open_all
-import kit.batches, torch
+import kit.data.feed.batches, torch
 tokenizer = byte_level_tokenizer()
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 limit = int(status["VmData"].split()[0]) * 1024 + {room}
@@ -366,7 +367,7 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from data_helpers import byte_level_tokenizer, open_all
-from kit import tokenise
+from kit.data.samples import tokenise
 add, added = tokenise._Whole.add, []
 
 def die_after_two(self, piece):

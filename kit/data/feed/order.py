@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from kit.packing import Packs, pack
+from kit.data.feed.packing import Packs, pack
 
 # What is drawn by chance; each from streams of its own.
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS = range(7)

@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from kit.batches import Batch, Item, collate, deal
 from kit.cache import digest
 from kit.config.recipe import Recipe
-from kit.encoder import Encoder, Opened
+from kit.data.feed.batches import Batch, Item, collate, deal
+from kit.data.feed.feed import Ahead, GlobalBatch
+from kit.data.feed.order import LANE, MIX, PACKS, PARTS, permutation, uniform
+from kit.data.feed.packing import pack
+from kit.data.read.sources import shown
+from kit.data.samples.rows import Encoder, Opened
+from kit.data.samples.samples import Samples
 from kit.errors import Problem, TrainingError, UserError, raise_if
-from kit.feed import Ahead, GlobalBatch
-from kit.order import LANE, MIX, PACKS, PARTS, permutation, uniform
-from kit.packing import pack
-from kit.samples import Samples
-from kit.sources import shown
 
 UNEVEN = 1.1  # ratio of what two sub-streams have to read that is still called even
 # What became of the rows read, as in metrics and as told.
@@ -57,7 +57,7 @@ class _Element:
 
 @dataclass(frozen=True)
 class Stream:
-    """What ``open_data`` gives for ``streaming``: like ``kit.data.Data``, with samples still to be read."""
+    """What ``open_data`` gives for ``streaming``: like ``kit.data.open.Data``, with samples still to be read."""
 
     opened: list[Opened]
     encoder: Encoder

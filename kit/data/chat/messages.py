@@ -1,4 +1,4 @@
-"""Messages of a conversation, whoever wrote them, to messages of ours; ``kit.formats`` says what those are. Pure.
+"""Messages of a conversation, whoever wrote them, to messages of ours; ``kit.data.chat.formats`` says what those are. Pure.
 
 Problems are added to a list; ``where`` is the field, such as ``messages[2].role``.
 """

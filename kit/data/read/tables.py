@@ -1,6 +1,6 @@
 """Rows of tables: parquet and Arrow files, and data sets of ``datasets``. Arrow stays Arrow until a row is needed.
 
-Promises those of ``kit.files``. A parquet or Arrow file that is compressed as a whole, or in an archive, is held in
+Promises those of ``kit.data.read.parts``. A parquet or Arrow file that is compressed as a whole, or in an archive, is held in
 memory whole.
 """
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.archives import Stored, first_line, opened, split_name
+from kit.data.read.archives import Stored, first_line, opened, split_name
+from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
+from kit.data.read.text import Row
 from kit.errors import Problem, UserError
-from kit.files import BLOCK_ROWS, Block, to_the_end
-from kit.records import Row
 
 
 @dataclass(frozen=True)

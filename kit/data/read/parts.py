@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
-from kit.archives import Reader, Stored, first_line, opened
+from kit.data.read.archives import Reader, Stored, first_line, opened
+from kit.data.read.text import MAX_LINE_BYTES, Row, array_rows, csv_rows, json_rows, long_line, skip_line
 from kit.errors import Problem
-from kit.records import MAX_LINE_BYTES, Row, array_rows, csv_rows, json_rows, long_line, skip_line
 
 BLOCK_BYTES = 1 << 18
 BLOCK_ROWS = 1000

@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.sources import Source
+from kit.data.read.sources import Source
 
 CASUALTIES = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 

@@ -13,14 +13,14 @@ from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
-from kit.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
+from kit.data.read.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
+from kit.data.read.hub import Found, is_saved, open_hub, open_saved
+from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, place
+from kit.data.read.tables import TableFile, num_parquet_rows
+from kit.data.read.text import SPREAD
 from kit.errors import Problem, Problems, UserError, did_you_mean
-from kit.files import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, place
-from kit.hub import Found, is_saved, open_hub, open_saved
-from kit.records import SPREAD
-from kit.tables import TableFile, num_parquet_rows
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not; .zip, .tar, .tgz"

@@ -18,8 +18,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kit.data.chat.messages import SPEAKERS, Message, check_text, read_messages, read_tools
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
-from kit.messages import SPEAKERS, Message, check_text, read_messages, read_tools
 
 # Columns of each format and those that may come with them; the first complete one is taken.
 FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {

@@ -13,16 +13,16 @@ import numpy as np
 
 from kit.cache import digest
 from kit.config.recipe import Recipe
-from kit.encoder import Encoder, Opened
+from kit.data.chat.formats import OPTIONAL, choose_fields
+from kit.data.chat.template import resolve_template
+from kit.data.feed.feed import Feed
+from kit.data.feed.order import SPLIT, Order, permutation
+from kit.data.feed.stream import Stream, check_beginning
+from kit.data.read.sources import open_source
+from kit.data.samples.rows import Encoder, Opened
+from kit.data.samples.samples import Samples, duplicates
+from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError
-from kit.feed import Feed
-from kit.formats import OPTIONAL, choose_fields
-from kit.order import SPLIT, Order, permutation
-from kit.samples import Samples, duplicates
-from kit.sources import open_source
-from kit.stream import Stream, check_beginning
-from kit.template import resolve_template
-from kit.tokenise import tokenise
 
 CHAT_FIELDS = {"messages", "conversations", "instruction"}
 

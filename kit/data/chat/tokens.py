@@ -2,7 +2,7 @@
 
 Promises:
 
-- What is learned from is found by position in the rendered text (``kit/turns.py``), never by comparing token ids.
+- What is learned from is found by position in the rendered text (``kit/data/chat/turns.py``), never by comparing token ids.
 - The tokens before a supervised span are those of the prompt tokenised alone, as at inference: where a merge would
   straddle the border, the text is cut there. (After such a cut an earlier answer keeps its own tokens.)
 - One BOS, never two: a chat template decides alone; prompt + completion and text get one if the tokenizer has it.
@@ -17,9 +17,9 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
+from kit.data.chat.template import FIXED_DATE, Messages, Template, Tools, fitting
+from kit.data.chat.turns import Draft, Drafter, TrainOn
 from kit.errors import Problem, UserError
-from kit.template import FIXED_DATE, Messages, Template, Tools, fitting
-from kit.turns import Draft, Drafter, TrainOn
 
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
 NO_BOS = "the chat template writes no BOS, which the tokenizer puts before any other text"

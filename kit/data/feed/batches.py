@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kit.packing import balance
-from kit.samples import Samples
+from kit.data.feed.packing import balance
+from kit.data.samples.samples import Samples
 
 # One micro-batch of B rows, S of whose tokens are supervised, padded on the right to T tokens:
 #   input_ids [B, T] int64,

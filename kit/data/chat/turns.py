@@ -1,4 +1,4 @@
-"""Conversations to texts, and the characters of them that are learned from. Token ids come later (``kit/chat.py``).
+"""Conversations to texts, and the characters of them that are learned from. Token ids come later (``kit/data/chat/tokens.py``).
 
 Promises:
 
@@ -13,8 +13,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kit.data.chat.template import Messages, Template, Tools
 from kit.errors import UserError
-from kit.template import Messages, Template, Tools
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
 OTHER_PROMPT = "the chat template marks an answer after a text that differs from the prompt at inference"

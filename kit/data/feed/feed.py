@@ -1,6 +1,6 @@
 """What a step is given: this rank's micro-batches, and what all ranks' together hold.
 
-``Feed`` deals samples that are at hand, ``kit.stream`` those that are read while training; a loop cannot tell them
+``Feed`` deals samples that are at hand, ``kit.data.feed.stream`` those that are read while training; a loop cannot tell them
 apart.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kit.batches import Batch, deal, micro_batches, padding_share
 from kit.config.recipe import Recipe
-from kit.order import Order
-from kit.packing import fill_share
-from kit.samples import Samples
+from kit.data.feed.batches import Batch, deal, micro_batches, padding_share
+from kit.data.feed.order import Order
+from kit.data.feed.packing import fill_share
+from kit.data.samples.samples import Samples
 
 STEPS_LOOKED_AT = 50  # for the share of padding
 MANY_PASSES = 20  # over one data set in an epoch: it will be learned by heart

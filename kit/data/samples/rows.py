@@ -14,12 +14,12 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.chat import Encoded, encode_all
 from kit.config.recipe import DatasetEntry
+from kit.data.chat.formats import plain_text, to_sample
+from kit.data.chat.tokens import Encoded, encode_all
+from kit.data.read.parts import Block
+from kit.data.read.sources import Source
 from kit.errors import Problem
-from kit.files import Block
-from kit.formats import plain_text, to_sample
-from kit.sources import Source
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 3

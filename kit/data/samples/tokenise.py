@@ -28,11 +28,11 @@ import numpy as np
 from tqdm import tqdm
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
-from kit.encoder import MAX_WEIGHTS, Encoder, Opened, Piece
+from kit.data.read.parts import Block
+from kit.data.read.sources import Source, shown
+from kit.data.samples.rows import MAX_WEIGHTS, Encoder, Opened, Piece
+from kit.data.samples.samples import Samples, Store
 from kit.errors import Problem, UserError, raise_if
-from kit.files import Block
-from kit.samples import Samples, Store
-from kit.sources import Source, shown
 
 PR_SET_PDEATHSIG = 1  # of Linux
 MAX_PROBLEMS = 1000  # so many bad rows are enough to know

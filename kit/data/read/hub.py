@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.archives import first_line
+from kit.data.read.archives import first_line
+from kit.data.read.parts import Part
+from kit.data.read.tables import Shard
 from kit.errors import Problem, UserError, did_you_mean
-from kit.files import Part
-from kit.tables import Shard
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
 
