@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kit.cli import open_recipe_data
 from kit.config.recipe import LoadPlan
 from kit.data.feed.batches import collate
-from kit.model import build_model, open_config
+from kit.model.load import build_model, open_config
 
 NUM_PACKS = 10
 

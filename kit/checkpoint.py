@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind, raise_if
-from kit.places import recipe_of_run
+from kit.model.locate import recipe_of_run
 from kit.strategy import trainable_only
 
 MANIFEST = "manifest.json"
@@ -234,7 +234,7 @@ def verify(path: Path) -> list[str]:
 
 
 def recipe_of(path: Path, recipe: Recipe, where: str, base: str | None = None) -> Recipe:
-    """What opens the model that a checkpoint's weights belong to: ``kit.places.recipe_of_run`` of its run.
+    """What opens the model that a checkpoint's weights belong to: ``kit.model.locate.recipe_of_run`` of its run.
 
     Raises:
         UserError: the checkpoint is broken (at ``where``), or not in the folder of its run.

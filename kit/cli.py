@@ -122,8 +122,8 @@ def open_recipe_data(argv: list[str]) -> tuple[Recipe, Any, Any]:
     raise_if(request.problems)
     assert request.recipe is not None
     recipe = request.recipe
-    from kit import model
     from kit.data import open as data
+    from kit.model import load as model
 
     problems = Problems()
     sources = tokenizer = config = None

@@ -16,8 +16,8 @@ import torch
 from kit.config.recipe import LoadPlan, Recipe
 from kit.data.open import open_data, open_sources
 from kit.errors import UserError, raise_if
-from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
-from kit.places import read_run
+from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.locate import read_run
 
 # All logits of one model are kept: at most 8 x 128 x vocabulary x 4 bytes.
 NUM_SEQUENCES = 8

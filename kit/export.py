@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError
 
 from kit import durable
-from kit.adapter import attach_adapter
 from kit.config.recipe import LoadPlan, Recipe
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
-from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
-from kit.places import read_run
+from kit.model.adapter import attach_adapter
+from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.locate import read_run
 from kit.strategy import gather_trainable
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def export_checkpoint(
     """Write what ``final/`` would have been after a checkpoint's step, in one process.
 
     Args:
-        recipe: opens the model of the run, as ``kit.places.recipe_of_run`` makes it.
+        recipe: opens the model of the run, as ``kit.model.locate.recipe_of_run`` makes it.
         run_file: ``run.json`` of the run, for the card.
         state: of the loop, as the checkpoint has it.
         read: the checkpoint's weights by their names in the model it is given; see ``kit.checkpoint.read_weights``.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What a run is doing inside which function, by module and name; the innermost one counts.
 PHASES = {
-    "kit.model.build_model": "loading",
+    "kit.model.load.build_model": "loading",
     "kit.strategy.prepare": "loading",
     "kit.checkpoint.load_checkpoint": "loading",
     "torch.autograd.backward": "the backward pass",
@@ -172,7 +172,7 @@ def _place(error: BaseException) -> tuple[str, str]:
             name, owner = _name(frame), frame.f_locals.get("self")
             if name in PHASES:
                 phase, module = PHASES[name], ""
-            if name == "kit.loss.chunk_loss":
+            if name == "kit.model.loss_head.chunk_loss":
                 module = "logits"
             elif frame.f_code.co_name == "forward" and isinstance(owner, torch.nn.Module):
                 is_named = not type(owner).__module__.startswith(_ANONYMOUS)

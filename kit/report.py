@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from kit.errors import Problem, UserError
+from kit.model.locate import read_metrics, read_run
 from kit.page import escaped, page, section, svg, table
-from kit.places import read_metrics, read_run
 from kit.strategy import describe
 
 

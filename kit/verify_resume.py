@@ -28,7 +28,7 @@ from kit.config.command_line import FLAGS, read_command_line, read_flags, show
 from kit.config.other_kits import FOREIGN
 from kit.config.recipe import RECIPES, Recipe, Request
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.places import read_metrics
+from kit.model.locate import read_metrics
 from kit.strategy import describe
 
 SCRIPT = RECIPES / "finetune.py"

@@ -58,7 +58,8 @@ def main() -> None:
 
 def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
     """What opens the base with its adapter, the checkpoint to load into that, and the record of the run."""
-    from kit import checkpoint, places
+    from kit import checkpoint
+    from kit.model import locate as places
 
     source, base = Path(os.path.realpath(args.source)), args.model_name_or_path
     adapter = str(source) if os.path.isfile(source / "adapter_config.json") else None

@@ -27,11 +27,13 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import adapter, advice, checkpoint, export, model, replicas, report, run, strategy
+    from kit import advice, checkpoint, export, replicas, report, run, strategy
     from kit.data import open as data
     from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
     from kit.log import Log, new_state, progress, silence_libraries
+    from kit.model import adapter
+    from kit.model import load as model
     from kit.optim import build_optimizer
     from kit.saver import Saver
     from kit.schedule import learning_rate

@@ -26,10 +26,11 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 
-    from kit import checkpoint, model, strategy
+    from kit import checkpoint, strategy
     from kit.data import open as data
     from kit.evaluate import evaluate
     from kit.log import progress, silence_libraries
+    from kit.model import load as model
     from kit.optim import build_optimizer
 
     silence_libraries()
@@ -65,7 +66,8 @@ def main() -> None:
 
 def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     """The recipe that opens what ``model_name_or_path`` is, and the checkpoint to load into that."""
-    from kit import checkpoint, places
+    from kit import checkpoint
+    from kit.model import locate as places
 
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
     is_checkpoint = os.path.isfile(target / checkpoint.MANIFEST)

@@ -23,8 +23,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-import kit.attention
-from kit.attention import VARLEN, LazyMask, register, unfit
+import kit.model.attention
+from kit.model.attention import VARLEN, LazyMask, register, unfit
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
 IMPLEMENTATIONS = ["sdpa", VARLEN]
@@ -83,7 +83,7 @@ def no_dense_mask(monkeypatch):
     def refuse(**arguments):
         raise AssertionError("a dense mask was built")
 
-    monkeypatch.setattr(kit.attention, "sdpa_mask", refuse)
+    monkeypatch.setattr(kit.model.attention, "sdpa_mask", refuse)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -177,8 +177,8 @@ def test_a_padded_batch_is_what_sdpa_makes_of_it(use_cache):
 
 def test_the_mask_is_built_once_for_all_layers(monkeypatch):
     built = []
-    original = kit.attention.sdpa_mask
-    monkeypatch.setattr(kit.attention, "sdpa_mask", lambda **arguments: built.append(1) or original(**arguments))
+    original = kit.model.attention.sdpa_mask
+    monkeypatch.setattr(kit.model.attention, "sdpa_mask", lambda **arguments: built.append(1) or original(**arguments))
     with torch.no_grad():
         llama(VARLEN)(**padded(), use_cache=False)
     assert len(built) == 1
@@ -270,7 +270,7 @@ def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
 
     def kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, **options):
         calls.append((query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options))
-        return kit.attention._attend_by_loop(query, key, value, cu_seq_q, max_q, scale)
+        return kit.model.attention._attend_by_loop(query, key, value, cu_seq_q, max_q, scale)
 
     batch = packed()
     model = llama(VARLEN)
@@ -278,8 +278,8 @@ def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = model(**batch).logits
         assert not calls
-        monkeypatch.setattr(kit.attention, "_has_kernel", lambda query: query.dtype == torch.bfloat16)
-        monkeypatch.setattr(kit.attention, "varlen_attn", kernel)
+        monkeypatch.setattr(kit.model.attention, "_has_kernel", lambda query: query.dtype == torch.bfloat16)
+        monkeypatch.setattr(kit.model.attention, "varlen_attn", kernel)
         assert torch.equal(model(**batch).logits, expected)
     assert len(calls) == 3
     for query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, options in calls:
@@ -297,7 +297,7 @@ def test_the_installed_kernel_takes_what_it_is_given():
     query = torch.empty(48, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
     key = torch.empty(48, 2, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
     borders = torch.empty(8, dtype=torch.int32, device="meta")
-    attended = kit.attention._attend_by_kernel(query, key, key, borders, 12, 0.5)
+    attended = kit.model.attention._attend_by_kernel(query, key, key, borders, 12, 0.5)
     assert attended.shape == query.shape
     attended.sum().backward()
     assert query.grad.shape == query.shape and key.grad.shape == key.shape
@@ -316,7 +316,7 @@ def test_the_installed_kernel_takes_what_it_is_given():
 def test_the_kernel_is_for_half_precision_on_ampere_and_later(monkeypatch, is_cuda, dtype, major, answer):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
     query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device="cuda:0")
-    assert kit.attention._has_kernel(query) is answer
+    assert kit.model.attention._has_kernel(query) is answer
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -356,8 +356,8 @@ def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypat
     def attend(query, key, value, cu_seq_lens, max_length, scaling):
         return query * cu_seq_lens.sum()  # takes part in the graph, as the kernel does
 
-    monkeypatch.setattr(kit.attention, "_has_kernel", lambda query: True)
-    monkeypatch.setattr(kit.attention, "_attend_by_kernel", attend)
+    monkeypatch.setattr(kit.model.attention, "_has_kernel", lambda query: True)
+    monkeypatch.setattr(kit.model.attention, "_attend_by_kernel", attend)
     # The second is for any number of samples.
     assert graphs_after_each_batch(fullgraph=True) == [1, 2, 2, 2]
 

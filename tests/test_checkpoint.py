@@ -26,7 +26,7 @@ from kit.checkpoint import (
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.log import new_state
-from kit.model import build_model, open_config
+from kit.model.load import build_model, open_config
 from kit.optim import build_optimizer
 from kit.saver import Saver
 

@@ -13,10 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from kit import checkpoint, places
+from kit import checkpoint
 from kit.config.recipe import LoadPlan
 from kit.errors import TrainingError, UserError
-from kit.model import build_model, open_config
+from kit.model import locate as places
+from kit.model.load import build_model, open_config
 
 pytestmark = pytest.mark.slow
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kit.loss import install_loss_head
+from kit.model.loss_head import install_loss_head
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 VOCABULARY = 151

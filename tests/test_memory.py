@@ -27,7 +27,7 @@ from kit.data.feed.feed import Ahead
 from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
 from kit.memory import PHASES, Device, Held, Shortage, components
-from kit.model import build_model, open_config
+from kit.model.load import build_model, open_config
 from kit.optim import build_optimizer
 from kit.saver import Saver
 from kit.topology import read_config
@@ -302,8 +302,9 @@ def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import checkpoint, export, model, strategy
+    from kit import checkpoint, export, strategy
     from kit.data.feed import feed, stream
+    from kit.model import load as model
 
     holders = {
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kit.adapter import attach_adapter
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
-from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.adapter import attach_adapter
+from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 
 BF16 = LoadPlan(compute_dtype="bfloat16", device="cpu")
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")
@@ -342,7 +342,7 @@ def test_an_adapter_from_the_hub_does_so_too(recipe, with_template, model_folder
         return str(snapshot / file)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("kit.places.hf_hub_download", hf_hub_download)
+    monkeypatch.setattr("kit.model.locate.hf_hub_download", hf_hub_download)
     mine = recipe(adapter_name_or_path="some/adapter")
     assert open_tokenizer(mine).chat_template == TEMPLATE
     shutil.rmtree(snapshot)

@@ -23,7 +23,7 @@ from kit.config.command_line import read_command_line
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.inspect import as_page, as_text, look
-from kit.model import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.secrets import redacted
 
 EXTRAS = (

@@ -8,14 +8,14 @@ import torch
 from accelerate import Accelerator
 from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from kit import attention
 from kit.config.recipe import LoadPlan, Recipe
 from kit.data.feed.batches import collate
 from kit.data.feed.feed import GlobalBatch
 from kit.data.open import open_data, open_sources
 from kit.errors import UserError
-from kit.loss import install_loss_head
-from kit.model import build_model, open_config, open_tokenizer
+from kit.model import attention
+from kit.model.load import build_model, open_config, open_tokenizer
+from kit.model.loss_head import install_loss_head
 from kit.step import check_isolation, seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]

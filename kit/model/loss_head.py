@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kit.attention import VARLEN
+from kit.model.attention import VARLEN
 
 # Where packed samples begin and end; only variable-length attention asks, others read position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

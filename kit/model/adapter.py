@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
-from kit.places import ADAPTER_FILES, first_line, open_adapter
+from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
 
 
 def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:

@@ -25,13 +25,13 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from kit.adapter import attach_adapter, check_adapter
-from kit.attention import VARLEN, unfit
-from kit.attention import register as register_attention
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import Problem, UserError, out_of_memory
-from kit.loss import install_loss_head
-from kit.places import check_place, first_line, tokenizer_of_adapter
+from kit.model.adapter import attach_adapter, check_adapter
+from kit.model.attention import VARLEN, unfit
+from kit.model.attention import register as register_attention
+from kit.model.locate import check_place, first_line, tokenizer_of_adapter
+from kit.model.loss_head import install_loss_head
 
 _LOOKED_AT_BYTES = 1 << 20  # at each end of a weight file
 
