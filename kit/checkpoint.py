@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind, raise_if
 from kit.model.locate import recipe_of_run
-from kit.strategy import trainable_only
+from kit.strategy.accelerator import trainable_only
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from kit.data.feed.batches import evaluation_batches
 from kit.data.open import pad_id, prompt_and_reference
 from kit.data.samples.samples import Samples
-from kit.strategy import generating
+from kit.strategy.accelerator import generating
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -22,7 +22,7 @@ from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.model.locate import read_run
-from kit.strategy import gather_trainable
+from kit.strategy.accelerator import gather_trainable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

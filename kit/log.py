@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from kit.checkpoint import name_of
 from kit.data.feed.feed import by_file
-from kit.launch import is_main, unheard
 from kit.secrets import redacted
+from kit.strategy.launch import is_main, unheard
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

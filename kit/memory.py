@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from kit.errors import causes, out_of_memory
-from kit.strategy import keeps_gradients, own_shards
+from kit.strategy.accelerator import keeps_gradients, own_shards
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe, Topology
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What a run is doing inside which function, by module and name; the innermost one counts.
 PHASES = {
     "kit.model.load.build_model": "loading",
-    "kit.strategy.prepare": "loading",
+    "kit.strategy.accelerator.prepare": "loading",
     "kit.checkpoint.load_checkpoint": "loading",
     "torch.autograd.backward": "the backward pass",
     "accelerate.optimizer.step": "the optimiser's step",

@@ -6,7 +6,7 @@ import torch
 from accelerate.utils import gather_object
 
 from kit.errors import TrainingError
-from kit.strategy import replicated
+from kit.strategy.accelerator import replicated
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

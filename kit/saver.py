@@ -32,8 +32,8 @@ from kit.checkpoint import (
     name_of,
 )
 from kit.errors import Problem, UserError, out_of_memory
-from kit.launch import say
-from kit.strategy import PATIENCE
+from kit.strategy.accelerator import PATIENCE
+from kit.strategy.launch import say
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

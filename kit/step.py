@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError
-from kit.strategy import clip_grad_norm, settle
+from kit.strategy.accelerator import clip_grad_norm, settle
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

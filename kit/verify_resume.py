@@ -29,7 +29,7 @@ from kit.config.other_kits import FOREIGN
 from kit.config.recipe import RECIPES, Recipe, Request
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.model.locate import read_metrics
-from kit.strategy import describe
+from kit.strategy.accelerator import describe
 
 SCRIPT = RECIPES / "finetune.py"
 DEFAULT_STEPS = 6

@@ -13,10 +13,11 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import exits, launch
+from kit import exits
 from kit.config.command_line import read_command_line
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES
 from kit.errors import Problems
+from kit.strategy import launch
 
 NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
 
@@ -27,7 +28,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import advice, checkpoint, export, replicas, report, run, strategy
+    from kit import advice, checkpoint, export, replicas, report, run
     from kit.data import open as data
     from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
@@ -39,6 +40,7 @@ def main() -> None:
     from kit.schedule import learning_rate
     from kit.step import check_isolation, nonfinite, seed_everything, settle_strategy, train_step
     from kit.stop import Stopped, StopRequest
+    from kit.strategy import accelerator as strategy
     from kit.watch import Watch
 
     silence_libraries()

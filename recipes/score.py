@@ -13,10 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import exits, launch
+from kit import exits
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.errors import Problem, Problems, UserError
+from kit.strategy import launch
 
 
 def main() -> None:
@@ -26,12 +27,13 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 
-    from kit import checkpoint, strategy
+    from kit import checkpoint
     from kit.data import open as data
     from kit.evaluate import evaluate
     from kit.log import progress, silence_libraries
     from kit.model import load as model
     from kit.optim import build_optimizer
+    from kit.strategy import accelerator as strategy
 
     silence_libraries()
     scored = recipe.model_name_or_path

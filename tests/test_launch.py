@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kit import launch
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.errors import UserError
+from kit.strategy import launch
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "recipes/finetune.py")

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import advice, evaluate, launch, memory, run, saver
+from kit import advice, evaluate, memory, run, saver
 from kit.advice import explain, settings
 from kit.config.conflicts import contradictions
 from kit.config.recipe import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
@@ -30,7 +30,8 @@ from kit.memory import PHASES, Device, Held, Shortage, components
 from kit.model.load import build_model, open_config
 from kit.optim import build_optimizer
 from kit.saver import Saver
-from kit.topology import read_config
+from kit.strategy import launch
+from kit.strategy.accelerate_config import read_config
 
 GIB = 2**30
 ON_CPU = (
@@ -302,9 +303,10 @@ def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import checkpoint, export, strategy
+    from kit import checkpoint, export
     from kit.data.feed import feed, stream
     from kit.model import load as model
+    from kit.strategy import accelerator as strategy
 
     holders = {
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
@@ -445,7 +447,8 @@ import json, runpy, sys
 from pathlib import Path
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
-from kit import advice, memory, step, strategy
+from kit import advice, memory, step
+from kit.strategy import accelerator as strategy
 
 out = Path({out!r})
 prepare, train_step = strategy.prepare, step.train_step

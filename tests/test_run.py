@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kit import strategy
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run import (
@@ -26,6 +25,7 @@ from kit.run import (
     wanted_checkpoint,
     write_run_file,
 )
+from kit.strategy import accelerator as strategy
 
 # What may change between two starts of one run: it does not change what a step computes, but for rounding.
 MAY_CHANGE = """

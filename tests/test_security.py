@@ -18,13 +18,14 @@ from conftest import ROOT, run_ranks
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
 from safetensors import safe_open
 
-from kit import checkpoint, exits, launch
+from kit import checkpoint, exits
 from kit.config.command_line import read_command_line
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.inspect import as_page, as_text, look
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.secrets import redacted
+from kit.strategy import launch
 
 EXTRAS = (
     ".metadata",
@@ -497,7 +498,7 @@ def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_fil
 
 SOURCES = {str(path.relative_to(ROOT)): path for top in ("kit", "recipes") for path in (ROOT / top).rglob("*.py")}
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-# Also: `kit.launch` becomes torchrun by os.execve, from a list of words. Processes of one run pickle what they send
+# Also: `kit.strategy.launch` becomes torchrun by os.execve, from a list of words. Processes of one run pickle what they send
 # each other (multiprocessing, gather_object); none of it comes from outside.
 NO_MODULES = PICKLING | {"code", "codeop", "runpy", "imp"}
 NO_CALLS = {

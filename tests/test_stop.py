@@ -10,8 +10,8 @@ import time
 import pytest
 from conftest import ROOT
 
-from kit import launch
 from kit.log import SECONDS_BETWEEN_LINES
+from kit.strategy import launch
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import UserError
-from kit.topology import read_config
+from kit.strategy.accelerate_config import read_config
 
 CONFIGS = Path(__file__).resolve().parents[1] / "accelerate_configs"
 SHIPPED = {"single": "single", "ddp": "ddp", "fsdp": "fsdp2", "fsdp_offload": "fsdp2", "fsdp1": "fsdp1"}

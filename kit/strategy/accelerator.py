@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import LoadPlan, Recipe, Strategy, Topology
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
-from kit.topology import TITLES
+from kit.strategy.accelerate_config import TITLES
 
 if TYPE_CHECKING:
     import torch

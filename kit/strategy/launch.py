@@ -25,8 +25,8 @@ from kit.config.conflicts import suggest_batch
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
 from kit.errors import Problem, UserError, raise_if
 from kit.secrets import redacted
-from kit.strategy import takes_optimizer
-from kit.topology import TITLES, Settings, make_settings, read_config
+from kit.strategy.accelerate_config import TITLES, Settings, make_settings, read_config
+from kit.strategy.accelerator import takes_optimizer
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")

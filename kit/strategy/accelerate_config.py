@@ -2,7 +2,7 @@
 
 A config says topology and precision, nothing else. A mistyped key is an error, and so is a setting the kit cannot
 honour; keys about Accelerate's own saving and prefetching are accepted and of no effect, since the kit saves by itself.
-Plain Python; the launcher's environment is translated into the same words by ``kit.launch``.
+Plain Python; the launcher's environment is translated into the same words by ``kit.strategy.launch``.
 """
 
 import re
