@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.data.feed.feed import GlobalBatch
     from kit.evaluate import Evaluation
-    from kit.step import StepResult
+    from kit.train.step import StepResult
 
 SECONDS_BETWEEN_LINES = 5.0
 RECENT_STEPS, FEWEST_LOSSES = 50, 10  # that a spike is compared with

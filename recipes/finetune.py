@@ -28,19 +28,20 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import advice, checkpoint, export, replicas, report, run
+    from kit import advice, checkpoint, export, report, run
     from kit.data import open as data
     from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
     from kit.log import Log, new_state, progress, silence_libraries
     from kit.model import adapter
     from kit.model import load as model
-    from kit.optim import build_optimizer
     from kit.saver import Saver
-    from kit.schedule import learning_rate
-    from kit.step import check_isolation, nonfinite, seed_everything, settle_strategy, train_step
     from kit.stop import Stopped, StopRequest
     from kit.strategy import accelerator as strategy
+    from kit.train import replicas
+    from kit.train.optim import build_optimizer
+    from kit.train.schedule import learning_rate
+    from kit.train.step import check_isolation, nonfinite, seed_everything, settle_strategy, train_step
     from kit.watch import Watch
 
     silence_libraries()
@@ -165,7 +166,7 @@ def main() -> None:
         check = recipe.check_replicas and done % recipe.check_replicas == 0
         before_update = partial(replicas.check_replicas, accelerator, llm, done) if check else None
         must_stop = stop.is_made or saver.has_failed  # the next save raises on all ranks what the last one failed of
-        # forward, backward, clip, update: kit/step.py
+        # forward, backward, clip, update: kit/train/step.py
         result = train_step(accelerator, llm, optimizer, batch, rate, recipe.max_grad_norm, must_stop, before_update)
         log.step(done, batch, result, rate)
         if log.nonfinite_steps > recipe.max_nonfinite_steps:

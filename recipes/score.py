@@ -32,8 +32,8 @@ def main() -> None:
     from kit.evaluate import evaluate
     from kit.log import progress, silence_libraries
     from kit.model import load as model
-    from kit.optim import build_optimizer
     from kit.strategy import accelerator as strategy
+    from kit.train.optim import build_optimizer
 
     silence_libraries()
     scored = recipe.model_name_or_path

@@ -27,8 +27,8 @@ from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.log import new_state
 from kit.model.load import build_model, open_config
-from kit.optim import build_optimizer
 from kit.saver import Saver
+from kit.train.optim import build_optimizer
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 ALONE = SimpleNamespace(process_index=0, num_processes=1)  # an Accelerator of one process

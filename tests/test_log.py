@@ -14,7 +14,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
 from kit.log import Log, new_state
-from kit.step import StepResult
+from kit.train.step import StepResult
 
 
 def batch(num_tokens, num_sources=1):

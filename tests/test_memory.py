@@ -28,10 +28,10 @@ from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
 from kit.memory import PHASES, Device, Held, Shortage, components
 from kit.model.load import build_model, open_config
-from kit.optim import build_optimizer
 from kit.saver import Saver
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
+from kit.train.optim import build_optimizer
 
 GIB = 2**30
 ON_CPU = (
@@ -447,7 +447,8 @@ import json, runpy, sys
 from pathlib import Path
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
-from kit import advice, memory, step
+from kit import advice, memory
+from kit.train import step
 from kit.strategy import accelerator as strategy
 
 out = Path({out!r})
@@ -800,7 +801,7 @@ SHORT = """
 import runpy, sys
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
-from kit import step
+from kit.train import step
 
 train_step, plain, num_steps = step.train_step, LlamaMLP.forward, 0
 def counted(*args):

@@ -9,7 +9,7 @@ import torch
 from conftest import make_model
 from safetensors.torch import load_file
 
-from kit.replicas import checksums
+from kit.train.replicas import checksums
 
 ROW = 37  # of the data set, the only one with the poisoned token
 

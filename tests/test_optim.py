@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kit.config.recipe import Recipe
-from kit.optim import build_optimizer
+from kit.train.optim import build_optimizer
 
 KINDS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"]
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from kit.schedule import learning_rate, warmup_length
+from kit.train.schedule import learning_rate, warmup_length
 
 KINDS = ["constant", "linear", "cosine"]
 PEAK = 3e-4

@@ -16,7 +16,7 @@ from kit.errors import UserError
 from kit.model import attention
 from kit.model.load import build_model, open_config, open_tokenizer
 from kit.model.loss_head import install_loss_head
-from kit.step import check_isolation, seed_everything, train_step
+from kit.train.step import check_isolation, seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]
 

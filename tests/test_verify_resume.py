@@ -101,11 +101,11 @@ def test_a_run_that_continues_exactly_is_said_to_and_nothing_stays(
 BROKEN = """
 import runpy, sys
 sys.path.insert(0, {root!r})
-import kit.step
+import kit.train.step
 from pathlib import Path
 folder = next(word for word in sys.argv if word.startswith("--output_dir=")).partition("=")[2]
-true, again = kit.step.seed_everything, len(list(Path(folder).glob("checkpoints/step-*")))
-kit.step.seed_everything = lambda seed, step, rank: true(seed + again, step, rank)
+true, again = kit.train.step.seed_everything, len(list(Path(folder).glob("checkpoints/step-*")))
+kit.train.step.seed_everything = lambda seed, step, rank: true(seed + again, step, rank)
 runpy.run_path({root!r} + "/recipes/finetune.py", run_name="__main__")
 """
 
