@@ -19,9 +19,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kit.checkpoint import MANIFEST, name_of
+from kit.checkpoint.load import MANIFEST, name_of
+from kit.checkpoint.save import Saver
 from kit.config.recipe import Recipe
-from kit.saver import Saver
 
 NUM_SAVES = 5
 ALONE: Any = SimpleNamespace(process_index=0, num_processes=1)

@@ -23,7 +23,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from kit.checkpoint import name_of
+from kit.checkpoint.load import name_of
 from kit.data.feed.feed import by_file
 from kit.secrets import redacted
 from kit.strategy.launch import is_main, unheard

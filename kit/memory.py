@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 PHASES = {
     "kit.model.load.build_model": "loading",
     "kit.strategy.accelerator.prepare": "loading",
-    "kit.checkpoint.load_checkpoint": "loading",
+    "kit.checkpoint.load.load_checkpoint": "loading",
     "torch.autograd.backward": "the backward pass",
     "accelerate.optimizer.step": "the optimiser's step",
     "kit.evaluate.evaluate": "evaluation",
     "transformers.generation.utils.generate": "generation",
     "kit.data.feed.feed.take": "reading data",
     "kit.data.feed.stream.take": "reading data",
-    "kit.saver.save": "saving",
-    "kit.saver.wait": "saving",
+    "kit.checkpoint.save.save": "saving",
+    "kit.checkpoint.save.wait": "saving",
     "kit.export.save_final": "writing the final model",
 }
-_IN_BACKGROUND = "kit.saver._complete"
+_IN_BACKGROUND = "kit.checkpoint.save._complete"
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")  # a model has hundreds of `Linear`; what holds it says which it is
 _AT_REST = ("loading", "evaluation", "generation", "saving", "writing the final model")  # no step is under way
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import __version__, durable, exits, lock
-from kit.checkpoint import list_checkpoints
+from kit.checkpoint.load import list_checkpoints
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
 

@@ -33,7 +33,8 @@ def main() -> None:
     if os.path.lexists(args.output_dir):
         raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
 
-    from kit import checkpoint, drift, export
+    from kit import drift, export
+    from kit.checkpoint import load as checkpoint
     from kit.log import new_state, silence_libraries
 
     silence_libraries()
@@ -59,7 +60,7 @@ def main() -> None:
 
 def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
     """What opens the base with its adapter, the checkpoint to load into that, and the record of the run."""
-    from kit import checkpoint
+    from kit.checkpoint import load as checkpoint
     from kit.model import locate as places
 
     source, base = Path(os.path.realpath(args.source)), args.model_name_or_path

@@ -28,14 +28,15 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import advice, checkpoint, export, report, run
+    from kit import advice, export, report, run
+    from kit.checkpoint import load as checkpoint
+    from kit.checkpoint.save import Saver
     from kit.data import open as data
     from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
     from kit.log import Log, new_state, progress, silence_libraries
     from kit.model import adapter
     from kit.model import load as model
-    from kit.saver import Saver
     from kit.stop import Stopped, StopRequest
     from kit.strategy import accelerator as strategy
     from kit.train import replicas

@@ -27,7 +27,7 @@ def main() -> None:
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 
-    from kit import checkpoint
+    from kit.checkpoint import load as checkpoint
     from kit.data import open as data
     from kit.evaluate import evaluate
     from kit.log import progress, silence_libraries
@@ -68,7 +68,7 @@ def main() -> None:
 
 def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     """The recipe that opens what ``model_name_or_path`` is, and the checkpoint to load into that."""
-    from kit import checkpoint
+    from kit.checkpoint import load as checkpoint
     from kit.model import locate as places
 
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))

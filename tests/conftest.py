@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Children fork from a server that has done the slow imports: a run then starts in under a second.
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
-    ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "kit.evaluate", "kit.checkpoint"]
+    ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "kit.evaluate", "kit.checkpoint.load"]
 )
 
 
@@ -250,7 +250,7 @@ def export(source: Path, output: Path, *flags: str) -> None:
 
 def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
     """Give a checkpoint another state, or other entries in its manifest, with every hash right."""
-    from kit.checkpoint import describe_file, digest_of
+    from kit.checkpoint.load import describe_file, digest_of
 
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     if state is not None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from conftest import forge, make_model
 
-from kit import checkpoint, saver
-from kit.checkpoint import (
+from kit.checkpoint import load as checkpoint
+from kit.checkpoint import save as saver
+from kit.checkpoint.load import (
     describe_file,
     drop_after,
     find_checkpoint,
@@ -23,11 +24,11 @@ from kit.checkpoint import (
     read_state,
     verify,
 )
+from kit.checkpoint.save import Saver
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
 from kit.log import new_state
 from kit.model.load import build_model, open_config
-from kit.saver import Saver
 from kit.train.optim import build_optimizer
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other

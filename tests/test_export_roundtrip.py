@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from kit import checkpoint
+from kit.checkpoint import load as checkpoint
 from kit.config.recipe import LoadPlan
 from kit.errors import TrainingError, UserError
 from kit.model import locate as places

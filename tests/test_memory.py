@@ -19,8 +19,10 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import advice, evaluate, memory, run, saver
+from kit import advice, evaluate, memory, run
 from kit.advice import explain, settings
+from kit.checkpoint import save as saver
+from kit.checkpoint.save import Saver
 from kit.config.conflicts import contradictions
 from kit.config.recipe import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
 from kit.data.feed.feed import Ahead
@@ -28,7 +30,6 @@ from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
 from kit.memory import PHASES, Device, Held, Shortage, components
 from kit.model.load import build_model, open_config
-from kit.saver import Saver
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
 from kit.train.optim import build_optimizer
@@ -303,7 +304,8 @@ def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import checkpoint, export
+    from kit import export
+    from kit.checkpoint import load as checkpoint
     from kit.data.feed import feed, stream
     from kit.model import load as model
     from kit.strategy import accelerator as strategy
@@ -312,7 +314,7 @@ def test_the_functions_that_tell_the_phase_exist():
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
         "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
         "torch.autograd": torch.autograd,
-        "kit.saver": saver.Saver,
+        "kit.checkpoint.save": saver.Saver,
         "kit.data.feed.feed": feed.Feed,
         "kit.data.feed.stream": stream.StreamFeed,
     }

@@ -18,7 +18,8 @@ from conftest import ROOT, run_ranks
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
 from safetensors import safe_open
 
-from kit import checkpoint, exits
+from kit import exits
+from kit.checkpoint import load as checkpoint
 from kit.config.command_line import read_command_line
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 from kit import durable
-from kit.checkpoint import (
+from kit.checkpoint.load import (
     FORMAT,
     MANIFEST,
     STATE,
