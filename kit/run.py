@@ -12,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kit import __version__, durable, exits, lock
+from kit import __version__, durable, lock
 from kit.checkpoint.load import list_checkpoints
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
+from kit.failures import exits
 
 # What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
 # shape, topology, and how far it goes.

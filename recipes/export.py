@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import exits
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
+from kit.failures import exits
 from kit.strategy import launch
 
 

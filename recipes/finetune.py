@@ -13,10 +13,10 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import exits
 from kit.config.command_line import read_command_line
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES
 from kit.errors import Problems
+from kit.failures import exits
 from kit.strategy import launch
 
 NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
@@ -28,22 +28,23 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import advice, export, report, run
+    from kit import export, report, run
     from kit.checkpoint import load as checkpoint
     from kit.checkpoint.save import Saver
     from kit.data import open as data
     from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
+    from kit.failures import advice
+    from kit.failures.ranks import Watch
+    from kit.failures.signals import Stopped, StopRequest
     from kit.log import Log, new_state, progress, silence_libraries
     from kit.model import adapter
     from kit.model import load as model
-    from kit.stop import Stopped, StopRequest
     from kit.strategy import accelerator as strategy
     from kit.train import replicas
     from kit.train.optim import build_optimizer
     from kit.train.schedule import learning_rate
     from kit.train.step import check_isolation, nonfinite, seed_everything, settle_strategy, train_step
-    from kit.watch import Watch
 
     silence_libraries()
     # --- check: model config, tokenizer, data and output folder; every problem at once, before any weight is read

@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit import exits
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.errors import Problem, Problems, UserError
+from kit.failures import exits
 from kit.strategy import launch
 
 

@@ -9,7 +9,7 @@ from conftest import ROOT
 LEAVING = """
 import errno, sys
 sys.path.insert(0, {root!r})
-from kit import exits
+from kit.failures import exits
 from kit.errors import TrainingError, UserError, Problem
 exits.explain_with(lambda error: TrainingError("old") if isinstance(error, KeyError) else None)
 exits.explain_with(lambda error: UserError(Problem("x", "new")) if isinstance(error, KeyError) else None)

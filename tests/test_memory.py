@@ -19,8 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import advice, evaluate, memory, run
-from kit.advice import explain, settings
+from kit import evaluate, run
 from kit.checkpoint import save as saver
 from kit.checkpoint.save import Saver
 from kit.config.conflicts import contradictions
@@ -28,7 +27,9 @@ from kit.config.recipe import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
 from kit.data.feed.feed import Ahead
 from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
-from kit.memory import PHASES, Device, Held, Shortage, components
+from kit.failures import advice, memory
+from kit.failures.advice import explain, settings
+from kit.failures.memory import PHASES, Device, Held, Shortage, components
 from kit.model.load import build_model, open_config
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
@@ -408,7 +409,7 @@ LIMITED = """
 import resource
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from kit.advice import explain
+from kit.failures.advice import explain
 from kit.config.recipe import Recipe, Topology
 
 shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
@@ -449,7 +450,8 @@ import json, runpy, sys
 from pathlib import Path
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
-from kit import advice, memory
+from kit.failures import advice
+from kit.failures import memory
 from kit.train import step
 from kit.strategy import accelerator as strategy
 
@@ -504,7 +506,7 @@ runpy.run_path({script!r}, run_name="__main__")
 BUCKETS = """
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from kit.memory import components
+from kit.failures.memory import components
 
 def data_bytes():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))

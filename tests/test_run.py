@@ -298,7 +298,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from kit.config.recipe import Recipe
 from pathlib import Path
-from kit.exits import leave, reporting_errors
+from kit.failures.exits import leave, reporting_errors
 from kit.run import open_output_dir, snapshot
 recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=sys.argv[2])
 with reporting_errors():

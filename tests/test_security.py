@@ -18,11 +18,11 @@ from conftest import ROOT, run_ranks
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
 from safetensors import safe_open
 
-from kit import exits
 from kit.checkpoint import load as checkpoint
 from kit.config.command_line import read_command_line
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
+from kit.failures import exits
 from kit.inspect import as_page, as_text, look
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.secrets import redacted

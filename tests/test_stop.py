@@ -158,7 +158,7 @@ WAITING = """
 import sys, time
 sys.path.insert(0, {root!r})
 from types import SimpleNamespace
-from kit.stop import StopRequest
+from kit.failures.signals import StopRequest
 request = StopRequest(SimpleNamespace(num_processes=1, is_main_process=True))
 print("ready", flush=True)
 end = time.monotonic() + 3

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-PATIENCE = 10  # times ddp_timeout that a collective may take: a slow disk is no hang, and `kit.watch` finds who hangs
+PATIENCE = (
+    10  # times ddp_timeout that a collective may take: a slow disk is no hang, and `kit.failures.ranks` finds who hangs
+)
 
 
 def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":

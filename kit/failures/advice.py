@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.errors import Problem, UserError
-from kit.memory import Shortage, measure, size
+from kit.failures.memory import Shortage, measure, size
 from kit.run import IDENTITY
 from kit.strategy.accelerator import takes_optimizer, ways_to_share
 
