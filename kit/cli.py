@@ -98,7 +98,7 @@ def prepare(argv: list[str]) -> int:
         return 0
     from kit.cache import ENTRY, cache_folder
     from kit.data.feed.feed import Ranks
-    from kit.log import silence_libraries
+    from kit.run.log import silence_libraries
 
     def entries() -> set[tuple[Path, int]]:
         return {(path, path.stat().st_mtime_ns) for path in cache_folder().glob(f"samples/[!.]*/{ENTRY}")}
@@ -151,7 +151,7 @@ def inspect(argv: list[str]) -> int:
     parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
     options, rest = parser.parse_known_args(argv)
     from kit import inspect as inspection
-    from kit.log import silence_libraries
+    from kit.run.log import silence_libraries
 
     silence_libraries()
     raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])

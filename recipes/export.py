@@ -35,7 +35,7 @@ def main() -> None:
 
     from kit import drift, export
     from kit.checkpoint import load as checkpoint
-    from kit.log import new_state, silence_libraries
+    from kit.run.log import new_state, silence_libraries
 
     silence_libraries()
     recipe, weights, run_file = to_open(args)

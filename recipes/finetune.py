@@ -28,7 +28,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import export, report, run
+    from kit import export, report
     from kit.checkpoint import load as checkpoint
     from kit.checkpoint.save import Saver
     from kit.data import open as data
@@ -37,9 +37,10 @@ def main() -> None:
     from kit.failures import advice
     from kit.failures.ranks import Watch
     from kit.failures.signals import Stopped, StopRequest
-    from kit.log import Log, new_state, progress, silence_libraries
     from kit.model import adapter
     from kit.model import load as model
+    from kit.run import folder as run
+    from kit.run.log import Log, new_state, progress, silence_libraries
     from kit.strategy import accelerator as strategy
     from kit.train import replicas
     from kit.train.optim import build_optimizer

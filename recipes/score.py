@@ -30,8 +30,8 @@ def main() -> None:
     from kit.checkpoint import load as checkpoint
     from kit.data import open as data
     from kit.evaluate import evaluate
-    from kit.log import progress, silence_libraries
     from kit.model import load as model
+    from kit.run.log import progress, silence_libraries
     from kit.strategy import accelerator as strategy
     from kit.train.optim import build_optimizer
 

@@ -27,8 +27,8 @@ from kit.checkpoint.load import (
 from kit.checkpoint.save import Saver
 from kit.config.recipe import LoadPlan, Recipe
 from kit.errors import UserError
-from kit.log import new_state
 from kit.model.load import build_model, open_config
+from kit.run.log import new_state
 from kit.train.optim import build_optimizer
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kit import log as log_module
 from kit.config.recipe import Recipe
 from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
-from kit.log import Log, new_state
+from kit.run import log as log_module
+from kit.run.log import Log, new_state
 from kit.train.step import StepResult
 
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kit import evaluate, run
+from kit import evaluate
 from kit.checkpoint import save as saver
 from kit.checkpoint.save import Saver
 from kit.config.conflicts import contradictions
@@ -31,6 +31,7 @@ from kit.failures import advice, memory
 from kit.failures.advice import explain, settings
 from kit.failures.memory import PHASES, Device, Held, Shortage, components
 from kit.model.load import build_model, open_config
+from kit.run import folder as run
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
 from kit.train.optim import build_optimizer

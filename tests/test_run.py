@@ -12,7 +12,7 @@ import pytest
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.run import (
+from kit.run.folder import (
     IDENTITY,
     changes,
     check_checkpoint,
@@ -207,7 +207,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.run import check_output_dir
+from kit.run.folder import check_output_dir
 if os.geteuid() == 0:  # to root everything is writable
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 for folder in sys.argv[2:]:
@@ -299,7 +299,7 @@ sys.path.insert(0, sys.argv[1])
 from kit.config.recipe import Recipe
 from pathlib import Path
 from kit.failures.exits import leave, reporting_errors
-from kit.run import open_output_dir, snapshot
+from kit.run.folder import open_output_dir, snapshot
 recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=sys.argv[2])
 with reporting_errors():
     print(open_output_dir(recipe, {}, snapshot(Path(sys.argv[2]))), flush=True)

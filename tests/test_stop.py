@@ -10,7 +10,7 @@ import time
 import pytest
 from conftest import ROOT
 
-from kit.log import SECONDS_BETWEEN_LINES
+from kit.run.log import SECONDS_BETWEEN_LINES
 from kit.strategy import launch
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.errors import Problem, UserError
 from kit.failures.memory import Shortage, measure, size
-from kit.run import IDENTITY
+from kit.run.folder import IDENTITY
 from kit.strategy.accelerator import takes_optimizer, ways_to_share
 
 if TYPE_CHECKING:
