@@ -33,8 +33,9 @@ def main() -> None:
     if os.path.lexists(args.output_dir):
         raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
 
-    from kit import drift, export
     from kit.checkpoint import load as checkpoint
+    from kit.export import drift
+    from kit.export import final as export
     from kit.run.log import new_state, silence_libraries
 
     silence_libraries()

@@ -28,12 +28,13 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import export, report
+    from kit import report
     from kit.checkpoint import load as checkpoint
     from kit.checkpoint.save import Saver
     from kit.data import open as data
     from kit.data.feed.feed import Ranks
     from kit.evaluate import evaluate
+    from kit.export import final as export
     from kit.failures import advice
     from kit.failures.ranks import Watch
     from kit.failures.signals import Stopped, StopRequest

@@ -11,9 +11,9 @@ from conftest import ROOT, export, make_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kit.drift import compare
 from kit.errors import TrainingError, UserError
-from kit.export import write_model
+from kit.export.drift import compare
+from kit.export.final import write_model
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
 

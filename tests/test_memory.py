@@ -306,9 +306,9 @@ def test_the_functions_that_tell_the_phase_exist():
     import accelerate.optimizer
     import transformers.generation.utils
 
-    from kit import export
     from kit.checkpoint import load as checkpoint
     from kit.data.feed import feed, stream
+    from kit.export import final as export
     from kit.model import load as model
     from kit.strategy import accelerator as strategy
 

@@ -34,7 +34,7 @@ PHASES = {
     "kit.data.feed.stream.take": "reading data",
     "kit.checkpoint.save.save": "saving",
     "kit.checkpoint.save.wait": "saving",
-    "kit.export.save_final": "writing the final model",
+    "kit.export.final.save_final": "writing the final model",
 }
 _IN_BACKGROUND = "kit.checkpoint.save._complete"
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")  # a model has hundreds of `Linear`; what holds it says which it is
