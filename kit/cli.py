@@ -150,7 +150,7 @@ def inspect(argv: list[str]) -> int:
     parser.add_argument("-n", type=int, default=5, metavar="N", help="samples to show (default: 5)")
     parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
     options, rest = parser.parse_known_args(argv)
-    from kit import inspect as inspection
+    from kit.report import samples_page as inspection
     from kit.run.log import silence_libraries
 
     silence_libraries()
@@ -181,7 +181,7 @@ def report(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="kit report", description=COMMANDS["report"][0] + ".", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="its output_dir")
     options = parser.parse_args(argv)
-    from kit.report import write_report
+    from kit.report.run_page import write_report
 
     show(f"report: {write_report(options.run)}")
     return 0

@@ -28,7 +28,6 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # Only now the heavy imports: a mistyped flag is answered before them.
-    from kit import report
     from kit.checkpoint import load as checkpoint
     from kit.checkpoint.save import Saver
     from kit.data import open as data
@@ -40,6 +39,7 @@ def main() -> None:
     from kit.failures.signals import Stopped, StopRequest
     from kit.model import adapter
     from kit.model import load as model
+    from kit.report import run_page as report
     from kit.run import folder as run
     from kit.run.log import Log, new_state, progress, silence_libraries
     from kit.strategy import accelerator as strategy

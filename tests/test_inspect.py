@@ -10,7 +10,7 @@ from data_helpers import byte_level_tokenizer, chat, open_all, recipe, write
 from tokenizers.processors import TemplateProcessing
 
 from kit import cli
-from kit.inspect import as_page, as_text, look, runs_of, tokens_of
+from kit.report.samples_page import as_page, as_text, look, runs_of, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_numbers_are_easy_to_read(tmp_path, tokenizer):
 
 
 def test_of_a_very_long_sample_the_beginning_is_shown(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.inspect.MAX_TOKENS_SHOWN", 10)
+    monkeypatch.setattr("kit.report.samples_page.MAX_TOKENS_SHOWN", 10)
     write(tmp_path / "train.jsonl", {"text": "Hello 🚀🚀🚀 there"})
     gathered = looked(tokenizer)
     (sample,) = gathered.samples

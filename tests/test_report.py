@@ -8,7 +8,7 @@ import pytest
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.report import tell, write_report
+from kit.report.run_page import tell, write_report
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from kit.errors import Problem, UserError
 from kit.model.locate import read_metrics, read_run
-from kit.page import escaped, page, section, svg, table
+from kit.report.page import escaped, page, section, svg, table
 from kit.strategy.accelerator import describe
 
 

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from tokenizers.decoders import DecodeStream
 
-from kit.checks import LEAK, Finding, check, counted
 from kit.config.recipe import Recipe
 from kit.data.feed.feed import Ranks
 from kit.data.samples.samples import Samples
-from kit.page import VISIBLE, escaped, page, section, svg, table
+from kit.report.data_checks import LEAK, Finding, check, counted
+from kit.report.page import VISIBLE, escaped, page, section, svg, table
 from kit.secrets import secret_spans
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
