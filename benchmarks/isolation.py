@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kit.cli import open_recipe_data
+from kit.cli.main import open_recipe_data
 from kit.config.recipe import LoadPlan
 from kit.data.feed.batches import collate
 from kit.model.load import build_model, open_config

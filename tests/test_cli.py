@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kit.cli import main
+from kit.cli.main import main
 from kit.config.recipe import RECIPES, ROOT
 
 
@@ -25,7 +25,7 @@ def test_a_recipe_without_a_header_is_told_and_the_others_are_listed(capsys, tmp
     (tmp_path / "good.yaml").write_text(good, encoding="utf-8")
     (tmp_path / "bare.yaml").write_text(good.partition("\n\n")[2], encoding="utf-8")
     (tmp_path / "wrong.yaml").write_text(good + "learning_rat: 1\n", encoding="utf-8")
-    monkeypatch.setattr("kit.cli.RECIPES", tmp_path)
+    monkeypatch.setattr("kit.cli.main.RECIPES", tmp_path)
     assert main(["recipes"]) == 2
     out, err = capsys.readouterr()
     assert "good" in out and "bare" not in out
@@ -47,7 +47,7 @@ def test_an_unknown_command_is_refused_with_a_hint(capsys):
 def test_recipes_answers_within_a_second_and_without_torch():
     code = """
 import sys, time
-from kit.cli import main
+from kit.cli.main import main
 status = main(["recipes"])
 assert not {"torch", "transformers", "accelerate"} & set(sys.modules)
 print(time.process_time(), file=sys.stderr)

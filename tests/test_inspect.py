@@ -9,7 +9,7 @@ from conftest import make_model
 from data_helpers import byte_level_tokenizer, chat, open_all, recipe, write
 from tokenizers.processors import TemplateProcessing
 
-from kit import cli
+from kit.cli import main as cli
 from kit.report.samples_page import as_page, as_text, look, runs_of, tokens_of
 
 

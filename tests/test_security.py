@@ -475,7 +475,7 @@ def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_fil
         "-n99",
         f"--html={tmp_path / 'run/look.html'}",
     ]
-    assert "It is *** *** ***" in call("-m", "kit.cli", *inspect) and "data/***.jsonl:" in said[-1]
+    assert "It is *** *** ***" in call("-m", "kit.cli.main", *inspect) and "data/***.jsonl:" in said[-1]
     for path in (named, f"https://me:{secrets['HF_TOKEN']}@host/d.jsonl"):
         assert "a credential in" in call(*start, f"--dataset={path}", status=2)
     put(named.parent, '{"messages": ', named.name)

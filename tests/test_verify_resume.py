@@ -12,8 +12,8 @@ import torch
 from conftest import ROOT
 from safetensors.torch import save_file
 
-from kit.cli import main
-from kit.compare_runs import compare
+from kit.cli.compare_runs import compare
+from kit.cli.main import main
 
 # A run in the eyes of the command, without torch. Capitals are for each test to replace.
 SCRIPT = """
@@ -63,7 +63,7 @@ def script(tmp_path, monkeypatch):
     def use(text):
         path = tmp_path / "script.py"
         path.write_text(text)
-        monkeypatch.setattr("kit.verify_resume.SCRIPT", path)
+        monkeypatch.setattr("kit.cli.verify_resume.SCRIPT", path)
         return path
 
     return use
@@ -81,7 +81,7 @@ def test_a_run_that_continues_exactly_is_said_to_and_nothing_stays(
     config, model_folder, chat_file, temporary, tmp_path
 ):
     keep = tmp_path / "keep"
-    command = [sys.executable, "-m", "kit.cli", "verify-resume", "--steps", "5", "--kill-after", "2"]
+    command = [sys.executable, "-m", "kit.cli.main", "verify-resume", "--steps", "5", "--kill-after", "2"]
     # What a run's own command may hold does no harm: its folder, its length, its trackers.
     mine = flags(model_folder, chat_file, config=config, output_dir=tmp_path / "mine", max_steps=3, eval_steps=50)
     more = ["--keep", str(keep)] if config == "single" else []
@@ -261,9 +261,9 @@ time.sleep(600)
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from pathlib import Path
-import kit.cli, kit.verify_resume
-kit.verify_resume.SCRIPT = Path({str(path)!r})
-sys.exit(kit.cli.main(["verify-resume"]))
+import kit.cli.main, kit.cli.verify_resume
+kit.cli.verify_resume.SCRIPT = Path({str(path)!r})
+sys.exit(kit.cli.main.main(["verify-resume"]))
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:

@@ -171,7 +171,7 @@ def inspect(argv: list[str]) -> int:
 
 
 def verify_resume(argv: list[str]) -> int:
-    from kit.verify_resume import verify_resume
+    from kit.cli.verify_resume import verify_resume
 
     return verify_resume(argv)
 

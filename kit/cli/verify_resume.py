@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from kit.compare_runs import compare
+from kit.cli.compare_runs import compare
 from kit.config.command_line import FLAGS, read_command_line, read_flags, show
 from kit.config.other_kits import FOREIGN
 from kit.config.recipe import RECIPES, Recipe, Request
