@@ -1,6 +1,7 @@
 """Small tokenizers, and small data sets on disk, opened as a run opens them."""
 
 import json
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -9,6 +10,10 @@ from kit.config.recipe import Recipe
 from kit.data.open import open_data, open_sources
 
 VOCAB_SIZE = 1000
+# Chat templates, and by hand what of their texts is learned.
+GOLDEN = Path(__file__).parent / "data/chat/golden"
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}, "id": "call00001"}
 CORPUS = [
     "Hello there, how are you?\n\n",
     "I am well. Hello Hello Hi Hi",

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in one, whether it is whole, and loading it under any strategy. ``kit.checkpoint.save`` writes them.
+"""Checkpoints: what is in one, whether it is whole, and loading it under any strategy.
 
 A checkpoint holds what training changes (trainable weights, optimiser, step) and nothing a pickle could hide in:
 tensors are safetensors written by every rank through torch's distributed checkpoint, the rest is JSON. It is complete

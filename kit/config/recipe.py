@@ -35,7 +35,7 @@ Precision = Literal["no", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """What will run: decided by ``kit.strategy.accelerator`` from an Accelerate config or the launcher's environment."""
+    """What will run: decided by ``kit.strategy.launch`` from an Accelerate config or the launcher's environment."""
 
     strategy: Strategy
     config_name: str  # stem of the Accelerate config file, or the strategy where the launcher decided

@@ -116,7 +116,7 @@ def export_checkpoint(
         recipe: opens the model of the run, as ``kit.model.locate.recipe_of_run`` makes it.
         run_file: ``run.json`` of the run, for the card.
         state: of the loop, as the checkpoint has it.
-        read: the checkpoint's weights by their names in the model it is given; see ``kit.checkpoint.load.read_weights``.
+        read: the checkpoint's weights by their names in the model it is given (``read_weights``).
         dtype: of a full model, None for that of its base.
 
     Raises:

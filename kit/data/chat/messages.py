@@ -1,4 +1,6 @@
-"""Messages of a conversation, whoever wrote them, to messages of ours; ``kit.data.chat.formats`` says what those are. Pure.
+"""Messages of a conversation, whoever wrote them, to messages of ours. Pure.
+
+``kit.data.chat.formats`` says what ours are.
 
 Problems are added to a list; ``where`` is the field, such as ``messages[2].role``.
 """

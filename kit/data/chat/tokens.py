@@ -2,7 +2,7 @@
 
 Promises:
 
-- What is learned from is found by position in the rendered text (``kit/data/chat/turns.py``), never by comparing token ids.
+- What is learned from is found by position in the rendered text (``turns.py``), never by comparing token ids.
 - The tokens before a supervised span are those of the prompt tokenised alone, as at inference: where a merge would
   straddle the border, the text is cut there. (After such a cut an earlier answer keeps its own tokens.)
 - One BOS, never two: a chat template decides alone; prompt + completion and text get one if the tokenizer has it.

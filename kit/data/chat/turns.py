@@ -1,4 +1,4 @@
-"""Conversations to texts, and the characters of them that are learned from. Token ids come later (``kit/data/chat/tokens.py``).
+"""Conversations to texts, and the characters of them that are learned from. Token ids come later (``tokens.py``).
 
 Promises:
 

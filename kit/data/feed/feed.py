@@ -1,7 +1,7 @@
 """What a step is given: this rank's micro-batches, and what all ranks' together hold.
 
-``Feed`` deals samples that are at hand, ``kit.data.feed.stream`` those that are read while training; a loop cannot tell them
-apart.
+``Feed`` deals samples that are at hand, ``kit.data.feed.stream`` those that are read while
+training; a loop cannot tell them apart.
 """
 
 from collections.abc import Callable, Mapping, Sequence

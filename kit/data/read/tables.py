@@ -1,7 +1,7 @@
 """Rows of tables: parquet and Arrow files, and data sets of ``datasets``. Arrow stays Arrow until a row is needed.
 
-Promises those of ``kit.data.read.parts``. A parquet or Arrow file that is compressed as a whole, or in an archive, is held in
-memory whole.
+Keeps the promises of ``kit.data.read.parts``. A parquet or Arrow file that is compressed as a whole, or in an archive,
+is held in memory whole.
 """
 
 import json

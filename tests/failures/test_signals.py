@@ -194,7 +194,7 @@ import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", sys.argv[2]])
 time.sleep(600)
 """
-UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit import launch; launch._end_with_launcher()\n"
+UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit.strategy import launch; launch._end_with_launcher()\n"
 
 
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])

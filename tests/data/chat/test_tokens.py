@@ -2,10 +2,9 @@
 
 import random
 import re
-from pathlib import Path
 
 import pytest
-from data_helpers import SPECIAL, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from data_helpers import CALL, GOLDEN, SPECIAL, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -15,7 +14,6 @@ from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, UNROLLED, Encoded, encod
 from kit.data.chat.turns import NO_END_OF_TURN, OTHER_PROMPT
 from kit.errors import UserError
 
-GOLDEN = Path(__file__).parent / "golden"
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 
 
@@ -70,8 +68,6 @@ def template_of(shape, tokenizer):
     return resolve_template(tokenizer, shape if shape in REQUIRED_TOKENS else str(GOLDEN / f"{shape}.jinja"))
 
 
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}
-CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}, "id": "call00001"}
 CASES = {
     "single": chat("Hi", "Hello"),
     "multi": chat("Hi", "Hello", "Bye", "Bye now"),
@@ -94,7 +90,7 @@ CASES = {
 
 
 def golden(shape):
-    """The expectations of a shape by case: what ``tests/golden/<shape>.txt`` says under ``=== <case>``."""
+    """The expectations of a shape by case: what ``golden/<shape>.txt`` says under ``=== <case>``."""
     _, *parts = re.split(r"^=== (\w+)\n", (GOLDEN / f"{shape}.txt").read_text(), flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
@@ -94,7 +95,7 @@ def test_every_setting_is_either_part_of_a_runs_identity_or_free_to_change():
 
 
 def test_the_docs_say_of_every_setting_whether_it_may_change():
-    page = (Path(__file__).resolve().parents[1] / "docs/recovery.md").read_text()
+    page = (ROOT / "docs/recovery.md").read_text()
     section = page[page.index("## Which settings may change") : page.index("Such a change is refused")]
     free, other = section.split("| makes it another run |")
     for text, keys in ((free, MAY_CHANGE), (other, IDENTITY)):
@@ -229,7 +230,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused():
         (folder / "locked/inner").chmod(0o555)
         (folder / "locked").chmod(0o555)
         outputs = [str(folder / name) for name in ("locked", "locked/new", "locked/inner", "open/new")]
-        words = [sys.executable, "-c", AS_NOBODY, str(Path(__file__).resolve().parents[1]), *outputs]
+        words = [sys.executable, "-c", AS_NOBODY, str(ROOT), *outputs]
         result = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
         (folder / "locked").chmod(0o755)
     assert result.stdout.splitlines() == [
@@ -313,7 +314,7 @@ def holder(tmp_path):
     started = []
 
     def start():
-        words = [sys.executable, "-c", HOLDING, str(Path(__file__).resolve().parents[1]), str(tmp_path / "out")]
+        words = [sys.executable, "-c", HOLDING, str(ROOT), str(tmp_path / "out")]
         started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         return started[-1], started[-1].stdout.readline()
 

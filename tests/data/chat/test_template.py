@@ -1,8 +1,7 @@
 """Templates found, rendered as at inference, and refused where they leave something out."""
 
 import pytest
-from data_helpers import SPECIAL, byte_level_tokenizer, chat, sentencepiece_tokenizer
-from test_chat import CALL, GOLDEN, WEATHER
+from data_helpers import CALL, GOLDEN, SPECIAL, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
 
 from kit.data.chat.template import REQUIRED_TOKENS, TEMPLATES, TODAY, Template, resolve_template
 from kit.errors import UserError

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.strategy import launch
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "recipes/finetune.py")
 CONFIGS = ROOT / "accelerate_configs"
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp2", "fsdp_offload": "fsdp2", "fsdp1": "fsdp1"}

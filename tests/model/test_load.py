@@ -3,10 +3,10 @@
 import json
 import shutil
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from safetensors.torch import load_file
 
 from kit.config.recipe import LoadPlan, Recipe
@@ -470,5 +470,5 @@ def test_it_is_executed_when_the_user_says_so(recipe, booby_trap):
 
 def test_the_shipped_default_keeps_code_out():
     assert Recipe(model_name_or_path="m", dataset="d").trust_remote_code is False
-    for path in (Path(__file__).resolve().parents[1] / "recipes").glob("*.yaml"):
+    for path in (ROOT / "recipes").glob("*.yaml"):
         assert "trust_remote_code" not in path.read_text(), path

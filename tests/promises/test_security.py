@@ -499,8 +499,8 @@ def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_fil
 
 SOURCES = {str(path.relative_to(ROOT)): path for top in ("kit", "recipes") for path in (ROOT / top).rglob("*.py")}
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-# Also: `kit.strategy.launch` becomes torchrun by os.execve, from a list of words. Processes of one run pickle what they send
-# each other (multiprocessing, gather_object); none of it comes from outside.
+# Also: `kit.strategy.launch` becomes torchrun by os.execve, from a list of words. Processes of one run pickle what they
+# send each other (multiprocessing, gather_object); none of it comes from outside.
 NO_MODULES = PICKLING | {"code", "codeop", "runpy", "imp"}
 NO_CALLS = {
     "eval",
@@ -515,7 +515,7 @@ NO_CALLS = {
     "np.load",
 }
 NO_CALLS |= {"importlib.import_module", "import_module", "jinja2.Environment", "jinja2.Template", "yaml.load_all"}
-YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/test_config.py holds both to plain values
+YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe.py holds both to plain values
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
 
 from kit import cache as kit_cache
@@ -344,7 +345,7 @@ def test_a_data_set_four_times_larger_than_the_memory_it_may_use(processes, tmp_
     with (tmp_path / "train.jsonl").open("w") as file:
         for _ in range(4 * room // len(line)):
             file.write(line)
-    tests = os.path.dirname(__file__)
+    tests = str(ROOT / "tests")
     code = OVERSIZE.format(tests=tests, root=os.path.dirname(tests), room=room, processes=processes)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stderr
@@ -386,7 +387,7 @@ print(len(open_all(byte_level_tokenizer(), chat_template="chatml", dataset_num_p
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is of Linux")
 def test_a_start_that_is_killed_leaves_no_helper_and_nothing_in_the_way(tmp_path, cache):
     write(tmp_path / "train.jsonl", *many(12_000))
-    tests = os.path.dirname(__file__)
+    tests = str(ROOT / "tests")
     code = KILLED.format(tests=tests, root=os.path.dirname(tests))
 
     def start(how):

@@ -1,13 +1,12 @@
 """An Accelerate config is taken as written or refused with what to write instead."""
 
-from pathlib import Path
-
 import pytest
+from conftest import ROOT
 
 from kit.errors import UserError
 from kit.strategy.accelerate_config import read_config
 
-CONFIGS = Path(__file__).resolve().parents[1] / "accelerate_configs"
+CONFIGS = ROOT / "accelerate_configs"
 SHIPPED = {"single": "single", "ddp": "ddp", "fsdp": "fsdp2", "fsdp_offload": "fsdp2", "fsdp1": "fsdp1"}
 
 DDP = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
