@@ -219,7 +219,7 @@ def verify(path: Path) -> list[str]:
             return [f"{MANIFEST} was altered: its hash differs from what it says"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
-    # Every such file in the folder is read, and would take the place of another.
+    # Every such file in the folder is read, and would replace another.
     strange = sorted({file.name for file in path.glob("*.safetensors")} - expected.keys())
     faults = [f"{name} is not one of its files" for name in strange]
     for name, (size, digest) in expected.items():

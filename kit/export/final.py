@@ -1,6 +1,6 @@
 """``final/``: what plain ``from_pretrained`` opens, also made of a checkpoint; merging an adapter into its base.
 
-A full model or a PEFT adapter, with tokenizer, chat template and card; written beside its place, then renamed.
+A full model or a PEFT adapter, with tokenizer, chat template and card; written under another name, then renamed.
 """
 
 import copy

@@ -135,7 +135,7 @@ def measure(
     cause = out_of_memory(error)
     if cause is None:
         return None
-    phase, module = _place(error)
+    phase, module = _phase_and_module(error)
     device = _device(cause)
     return Shortage(
         phase,
@@ -162,7 +162,7 @@ def _said(error: BaseException, pattern: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
-def _place(error: BaseException) -> tuple[str, str]:
+def _phase_and_module(error: BaseException) -> tuple[str, str]:
     """What the run was doing, and in which class of the model's modules: ``("the backward pass", "LlamaMLP")``."""
     phase, module = "", ""
     for each in causes(error):

@@ -72,7 +72,7 @@ def unfit(config: Any) -> str:
 class LazyMask:
     """sdpa's mask of one forward pass, built once, when a layer asks for it.
 
-    In a packed call none does; the place where transformers has masks built is not told whether a call is packed.
+    In a packed call none does; the code in which transformers builds masks is not told whether a call is packed.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -30,7 +30,7 @@ from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import VARLEN, unfit
 from kit.model.attention import register as register_attention
-from kit.model.locate import check_place, first_line, tokenizer_of_adapter
+from kit.model.locate import first_line, locate_model, tokenizer_of_adapter
 from kit.model.loss_head import install_loss_head
 
 _LOOKED_AT_BYTES = 1 << 20  # at each end of a weight file
@@ -38,7 +38,7 @@ _LOOKED_AT_BYTES = 1 << 20  # at each end of a weight file
 
 def open_config(recipe: Recipe) -> Any:
     """The model's config. Raises ``UserError`` for a folder or hub id that is none."""
-    name = check_place(recipe.model_name_or_path, recipe.model_revision)
+    name = locate_model(recipe.model_name_or_path, recipe.model_revision)
     try:
         return AutoConfig.from_pretrained(name, **_hub(recipe))
     except Exception as error:
@@ -54,7 +54,7 @@ def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     adapter = recipe.adapter_name_or_path
     own = tokenizer_of_adapter(adapter) if adapter else None
     field = "adapter_name_or_path" if own else "model_name_or_path"
-    name = str(own) if own else check_place(recipe.model_name_or_path, recipe.model_revision)
+    name = str(own) if own else locate_model(recipe.model_name_or_path, recipe.model_revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **_hub(recipe))
     except Exception as error:
@@ -171,7 +171,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     try:
         with _nothing_unpickled(recipe):
             model, loaded = loader.from_pretrained(
-                check_place(recipe.model_name_or_path, recipe.model_revision),
+                locate_model(recipe.model_name_or_path, recipe.model_revision),
                 config=config,
                 attn_implementation=attention_of(recipe, config),
                 use_safetensors=True,

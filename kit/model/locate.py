@@ -28,7 +28,7 @@ TOKENIZER_FILES = (
 )
 
 
-def check_place(name: str, revision: str | None) -> str:
+def locate_model(name: str, revision: str | None) -> str:
     """The folder or hub id to open. Refuses what holds no model or cannot be had; always with the same problem."""
     folder = os.path.expanduser(name)
     if not _is_local(name):
@@ -169,7 +169,7 @@ def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Re
 
 def _check_base(where: str, base: str, revision: str | None, fix: str) -> None:
     try:
-        check_place(base, revision)
+        locate_model(base, revision)
     except UserError as error:
         raise UserError(
             Problem(where, f"names a base that cannot be opened: {error.problems[0].found}", fix=fix)

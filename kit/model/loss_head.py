@@ -1,6 +1,6 @@
 """The loss of each supervised token from hidden states, without full logits.
 
-The loss is computed inside the model's forward, at the one place where every strategy has the head's weights
+The loss is computed inside the model's forward, at the one point where every strategy has the head's weights
 gathered: inside the head. Only positions that predict a supervised token get logits, a chunk at a time, recomputed
 in the backward pass. A family whose forward does anything unknown between decoder and logits keeps its own, full
 logits: slower, never wrong.

@@ -16,7 +16,7 @@ from kit.data.samples.samples import Samples, duplicates
 Finding = tuple[bool | None, str]
 
 MAX_SAMPLES = 10_000  # looked into, spread over the data; lengths and duplicates are of all
-NUM_PLACES = 5
+NUM_ORIGINS = 5
 LEAK = "evaluation samples are in the training data"
 
 
@@ -84,15 +84,15 @@ def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: 
     if not found:
         return True, "no answer goes on after a special token that ends a text"
     token, learn = tokenizer.convert_ids_to_tokens(found[0][1]), "learns" if len(found) == 1 else "learn"
-    where = f"first {train.place(found[0][0])} ({token!r})"
+    where = f"first {train.origin(found[0][0])} ({token!r})"
     return False, f"{counted(len(found), 'sample')} {learn} a special token in the middle of an answer, {where}"
 
 
 def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
     num = sum(store.info["counts"].get("num_truncated", 0) for store in train.stores)
     longest = np.flatnonzero(train.lengths == max_length).tolist()
-    cut = (train.place(i) for i in longest if train[i][0][-1] != stop)  # others are as long by themselves
-    where = _listed(islice(cut, NUM_PLACES), num)
+    cut = (train.origin(i) for i in longest if train[i][0][-1] != stop)  # others are as long by themselves
+    where = _listed(islice(cut, NUM_ORIGINS), num)
     return [(None, f"{num:,} cut at {max_length:,} tokens" + (f", first: {where}" if where else ""))] if num else []
 
 
@@ -102,7 +102,7 @@ def _repeats(train: Samples) -> Finding:
     if not again:
         return True, "no sample stands twice"
     what = "are the same" if (counts > 1).sum() == 1 else "stand more than once"
-    where = _listed(map(train.place, again[:NUM_PLACES]), len(again))
+    where = _listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
     return False, f"{counted(len(again), 'sample')} {what}: {where}"
 
 
@@ -115,6 +115,6 @@ def _leaks(train: Samples, evaluation: Samples | None) -> list[Finding]:
     return [(False, f"{exact + similar:,} of {len(evaluation):,} {LEAK} ({exact:,} token for token)")]
 
 
-def _listed(places: Iterable[str], num: int) -> str:
-    shown = list(places)
+def _listed(origins: Iterable[str], num: int) -> str:
+    shown = list(origins)
     return ", ".join(shown) + (", ..." if shown and num > len(shown) else "")

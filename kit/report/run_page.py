@@ -45,10 +45,10 @@ def write_report(folder: Path) -> Path:
     odd = [{**row, "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in rows if "samples" in row]
     sources = run["data"]["sources"]
     recipe = [{"key": key, "value": _setting(value)} for key, value in _given(run["recipe"]).items()]
-    place = folder.absolute()
+    folder_path = folder.absolute()
     parts = [
-        f"<h1>{escaped(place.name)}</h1>",
-        *(f"<p class=line>{escaped(text)}</p>" for text in (str(place), line, _progress(run, training))),
+        f"<h1>{escaped(folder_path.name)}</h1>",
+        *(f"<p class=line>{escaped(text)}</p>" for text in (str(folder_path), line, _progress(run, training))),
         f"<div class=charts>{''.join(f'<div>{picture}</div>' for picture in charts)}</div>",
         section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
         section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
@@ -60,7 +60,7 @@ def write_report(folder: Path) -> Path:
     ]
     temporary = folder / ".report.partial"
     try:
-        temporary.write_text(page(f"{place.name}: {place}", parts), encoding="utf-8")
+        temporary.write_text(page(f"{folder_path.name}: {folder_path}", parts), encoding="utf-8")
         return temporary.replace(folder / "report.html")
     except OSError as error:
         raise UserError(Problem(str(folder), f"report.html cannot be written ({error.strerror})")) from None

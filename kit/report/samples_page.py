@@ -37,7 +37,7 @@ class Token:
 class Shown:
     """One sample."""
 
-    place: str
+    origin: str
     tokens: list[Token]  # the first MAX_TOKENS_SHOWN of them
     num_tokens: int
     num_learned: int
@@ -134,7 +134,7 @@ def _shown(train: Samples, i: int, tokenizer: Any) -> Shown:
     ids, weights = train[i]
     weights[0] = 0  # nothing predicts a first token
     tokens = tokens_of(ids[:MAX_TOKENS_SHOWN], weights, tokenizer)
-    return Shown(train.place(i), tokens, len(ids), int(train.num_targets[i]))
+    return Shown(train.origin(i), tokens, len(ids), int(train.num_targets[i]))
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
@@ -188,7 +188,7 @@ def as_text(gathered: Look, colour: bool) -> str:
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
     lines = [line.translate(VISIBLE) for line in [*lines, *_text_table(gathered.sources)]]
     for sample in gathered.samples:
-        lines += ["", f"--- {sample.place.translate(VISIBLE)}: {sample.about}"]
+        lines += ["", f"--- {sample.origin.translate(VISIBLE)}: {sample.about}"]
         lines.append("".join(_text_run(run, colour) for run in runs_of(sample.tokens)))
         lines += [f"... {sample.more}"] if sample.more else []
     return "\n".join(lines)
@@ -255,7 +255,7 @@ def as_page(gathered: Look) -> str:
 def _page_sample(sample: Shown) -> str:
     runs = "".join(_page_run(run) for run in runs_of(sample.tokens))
     end = f"<p class=line>{sample.more}</p>" if sample.more else ""
-    return f"<div class=sample><h3>{escaped(sample.place)} <small>{sample.about}</small></h3>{runs}{end}</div>"
+    return f"<div class=sample><h3>{escaped(sample.origin)} <small>{sample.about}</small></h3>{runs}{end}</div>"
 
 
 def _page_run(run: list[Token]) -> str:

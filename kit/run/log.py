@@ -162,7 +162,7 @@ class Log:
             return
         if is_spike:
             found = f"step {step}: loss {result.loss:.4f} is {result.loss / usual:.1f} times the median of the last"
-            self.say(f"warning: {found} {num_losses} steps; samples: {by_file(batch.places)}")
+            self.say(f"warning: {found} {num_losses} steps; samples: {by_file(batch.origins)}")
             metrics["loss_spike"] = result.loss / usual
         elif step % self.recipe.logging_steps and step != self.total_steps:
             return
@@ -173,7 +173,7 @@ class Log:
         row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate, "seconds": self.seconds}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
         row |= {name: count for name, count in batch.counts.items() if count}
-        row |= {"samples": [redacted(place) for place in batch.places]} if is_spike else {}
+        row |= {"samples": [redacted(origin) for origin in batch.origins]} if is_spike else {}
         if len(self.source_names) > 1:
             columns = zip(self.source_names, result.losses, batch.num_targets, batch.num_tokens, strict=True)
             for name, loss, num_targets, num_tokens in columns:
@@ -190,11 +190,11 @@ class Log:
 
     def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
         """A step without an update; JSON has no word for NaN."""
-        samples = [redacted(place) for place in batch.places]
+        samples = [redacted(origin) for origin in batch.origins]
         self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.nonfinite_steps <= self.recipe.max_nonfinite_steps:
             found = f"step {step}: {result.values}: skipped, weights are as before it"
-            self.say(f"warning: {found}; samples: {by_file(batch.places)}")
+            self.say(f"warning: {found}; samples: {by_file(batch.origins)}")
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> bool:
         """Metrics after ``step`` steps, and a few answers if there are any. Returns whether it is the best so far."""

@@ -52,7 +52,7 @@ def read_config(path: Path) -> Settings:
     problems = []
     text = path.read_text(encoding="utf-8").splitlines()
 
-    def place(key: str) -> str:
+    def where(key: str) -> str:
         inner = re.compile(rf"[\s{{'\"]*{re.escape(key.removeprefix('fsdp_config.'))}['\"]?\s*:")
         line = lines.get(key) or next((number for number, line in enumerate(text, 1) if inner.match(line)), None)
         return f"{path}:{line} {key}" if line else f"{path} {key}"
@@ -60,32 +60,32 @@ def read_config(path: Path) -> Settings:
     for key in values:
         if key not in _CONFIG_KEYS:
             problems.append(
-                Problem(place(key), "not a key of an Accelerate config", fix=did_you_mean(key, _CONFIG_KEYS))
+                Problem(where(key), "not a key of an Accelerate config", fix=did_you_mean(key, _CONFIG_KEYS))
             )
     if not isinstance(fsdp, dict):
-        raise UserError(*problems, Problem(place("fsdp_config"), f"found {fsdp!r}", "a mapping of fsdp_ keys"))
+        raise UserError(*problems, Problem(where("fsdp_config"), f"found {fsdp!r}", "a mapping of fsdp_ keys"))
     for key in fsdp:
         if key not in _FSDP_KEYS:
             hint = did_you_mean(str(key), _FSDP_KEYS) or "remove it"
-            problems.append(Problem(place(f"fsdp_config.{key}"), "not a key this kit reads", fix=hint))
+            problems.append(Problem(where(f"fsdp_config.{key}"), "not a key this kit reads", fix=hint))
     gpu_ids = str(values.get("gpu_ids", "all"))
     if gpu_ids != "all":  # only the launcher can set what the process sees
         fix = f"put CUDA_VISIBLE_DEVICES={gpu_ids} in front of the command"
-        problems.append(Problem(place("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
-    return make_settings(values, fsdp, place, problems)
+        problems.append(Problem(where("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
+    return make_settings(values, fsdp, where, problems)
 
 
 def make_settings(
-    values: dict[str, Any], fsdp: dict[str, Any], place: Callable[[str], str], problems: list[Problem]
+    values: dict[str, Any], fsdp: dict[str, Any], where: Callable[[str], str], problems: list[Problem]
 ) -> Settings:
-    """Validate a config's values. ``place`` names where a key stands; ``problems`` are those found so far.
+    """Validate a config's values. ``where`` names where a key stands; ``problems`` are those found so far.
 
     Raises:
         UserError: all problems at once.
     """
 
     def refuse(key: str, found: Any, expected: str, fix: str = "") -> None:
-        problems.append(Problem(place(key), f"found {found!r}", expected, fix))
+        problems.append(Problem(where(key), f"found {found!r}", expected, fix))
 
     def switch(key: str, default: bool) -> bool:
         value = str(fsdp.get(key, default)).lower()

@@ -94,7 +94,7 @@ def train_step(
 def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:
     """What to tell of a step whose loss or gradient norm is not finite, where the run is to end with it."""
     return TrainingError(
-        f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.places)}\n"
+        f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.origins)}\n"
         "    -> the same command comes to the same step again: mend or remove the sample at fault, or train with\n"
         "       another learning_rate or mixed_precision; --max_nonfinite_steps N skips up to N such steps in a row"
     )

@@ -45,7 +45,7 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):
 def test_blank_lines_are_skipped_and_counted_and_places_stay_right(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", "", {"text": "a b"}, "  ", {"text": "c d"})
     opened = open_all(tokenizer)
-    assert [opened.train.place(i) for i in range(2)] == ["train.jsonl:2", "train.jsonl:4"]
+    assert [opened.train.origin(i) for i in range(2)] == ["train.jsonl:2", "train.jsonl:4"]
     assert "train.jsonl: 2 blank lines skipped" in opened.notes
 
 
@@ -66,7 +66,7 @@ def test_several_data_sets_without_weights_are_one(tmp_path, tokenizer):
     opened = open_all(tokenizer, dataset="a.jsonl,b.jsonl")
     assert opened.names == ["a", "b"] and len(opened.train) == 22
     assert opened.train.sources.tolist() == [0] * 20 + [1] * 2
-    assert opened.train.place(21) == "b.jsonl:2" and opened.order.num_items(0) == 22
+    assert opened.train.origin(21) == "b.jsonl:2" and opened.order.num_items(0) == 22
     assert tokenizer.decode(opened.train[21][0]) == "Hi<|endoftext|>"
 
 
@@ -97,10 +97,10 @@ def test_a_held_out_share_is_the_same_each_time_and_apart_from_the_rest(tmp_path
     write(tmp_path / "train.jsonl", *pairs(20))
     opened = open_all(tokenizer, eval_split_size=0.25)
     assert (len(opened.train), len(opened.evaluation)) == (15, 5)
-    held_out = [opened.evaluation.place(i) for i in range(5)]
-    assert not set(held_out) & {opened.train.place(i) for i in range(15)}
+    held_out = [opened.evaluation.origin(i) for i in range(5)]
+    assert not set(held_out) & {opened.train.origin(i) for i in range(15)}
     again = open_all(tokenizer, eval_split_size=5, max_eval_samples=3)
-    assert [again.evaluation.place(i) for i in range(3)] == held_out[:3]
+    assert [again.evaluation.origin(i) for i in range(3)] == held_out[:3]
     assert opened.describe()["evaluation"]["num_samples"] == 5
 
 
@@ -109,7 +109,7 @@ def test_what_one_row_became_is_held_out_together(tmp_path, tokenizer):
     rows = [{"text": " ".join(map(str, rng.integers(10**6, size=60)))} for _ in range(20)]
     write(tmp_path / "train.jsonl", *rows)
     opened = open_all(tokenizer, max_length=32, excess_length_strategy="split", eval_split_size=5)
-    sides = [{samples.place(i) for i in range(len(samples))} for samples in (opened.train, opened.evaluation)]
+    sides = [{samples.origin(i) for i in range(len(samples))} for samples in (opened.train, opened.evaluation)]
     assert [len(side) for side in sides] == [15, 5] and not sides[0] & sides[1]
     assert len(opened.evaluation) > 20 and not [line for line in opened.notes if "warning" in line]
 
@@ -192,5 +192,5 @@ def test_samples_can_be_chosen_from(tmp_path, tokenizer):
     settings = recipe()
     train = open_data(settings, open_sources(settings), tokenizer, VOCAB_SIZE).train
     chosen = train.select(np.array([3, 1]), "by hand")
-    assert [chosen.place(i) for i in range(2)] == ["train.jsonl:4", "train.jsonl:2"]
+    assert [chosen.origin(i) for i in range(2)] == ["train.jsonl:4", "train.jsonl:2"]
     assert chosen.fingerprint not in (train.fingerprint, train.select(np.array([3, 1]), "otherwise").fingerprint)

@@ -74,7 +74,7 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     (sample,) = gathered.samples
     learned = ["".join(t.text for t in run) for run in runs_of(sample.tokens) if run[0].weight]
     assert learned == ["Hello<|im_end|>", "Bye now<|im_end|>"]
-    assert sample.place == "train.jsonl:1"
+    assert sample.origin == "train.jsonl:1"
     text = as_text(gathered, colour=False)
     assert "<|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user" in text
     page = as_page(gathered)
@@ -229,7 +229,7 @@ def test_samples_are_spread_over_the_data_and_every_source_has_one(tmp_path, tok
     write(tmp_path / "a.jsonl", *[{"text": f"text {i}"} for i in range(100)])
     write(tmp_path / "b.jsonl", {"text": "only one"})
     gathered = looked(tokenizer, 3, dataset="a.jsonl,b.jsonl")
-    assert [s.place for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:51", "b.jsonl:1"]
+    assert [s.origin for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:51", "b.jsonl:1"]
     assert [row["data set"] for row in gathered.sources] == ["a", "b"]
     assert gathered.sources[0]["samples"] == 100
     assert looked(tokenizer, 0, dataset="a.jsonl,b.jsonl").samples == []
@@ -252,7 +252,7 @@ def test_as_many_samples_are_shown_as_asked_for(sizes, num, lines, tmp_path, tok
     for name, size in zip("abc", sizes, strict=False):
         write(tmp_path / f"{name}.jsonl", *({"text": f"text {i}"} for i in range(size)))
     names = ",".join(f"{name}.jsonl" for name in "abc"[: len(sizes)])
-    places = [sample.place.replace(".jsonl:", "") for sample in looked(tokenizer, num, dataset=names).samples]
+    places = [sample.origin.replace(".jsonl:", "") for sample in looked(tokenizer, num, dataset=names).samples]
     assert " ".join(places) == lines
 
 

@@ -46,7 +46,7 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
     for batch in batches:
         np.add.at(sums, batch["sources"].numpy(), batch["weights"].numpy())
     counts = np.ones(num_sources, np.int64)
-    given = GlobalBatch(batches, target_weights=sums, num_targets=counts, num_tokens=counts, epoch=1.0, places=[])
+    given = GlobalBatch(batches, target_weights=sums, num_targets=counts, num_tokens=counts, epoch=1.0, origins=[])
     result = train_step(Accelerator(cpu=True), model, optimizer, given, rate, max_grad_norm)
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     return result, before, after

@@ -241,12 +241,12 @@ class Template:
             start = 0 if message["role"] == "system" else at  # some formats put it further down
             if message["role"] == "tool":  # some formats put it into JSON
                 forms += [json.dumps(forms[0], ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True)]
-            found = [(place, form) for form in forms if (place := text.find(form, start)) >= 0]
+            found = [(start_of_form, form) for form in forms if (start_of_form := text.find(form, start)) >= 0]
             if not found:
                 raise self.refusal(f"messages[{i}]: the template leaves its text out, or changes it")
             if message["role"] != "system":
-                place, form = min(found)
-                at = place + len(form)
+                start_of_form, form = min(found)
+                at = start_of_form + len(form)
 
     def check_answer(self, text: str, message: dict[str, Any], i: int) -> None:
         """Refuse a ``text`` that lacks something that ``message``, the answer number ``i``, says, thinks or calls."""

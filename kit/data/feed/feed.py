@@ -38,16 +38,16 @@ class GlobalBatch:
     num_targets: np.ndarray  # int64 [num_sources]
     num_tokens: np.ndarray  # int64 [num_sources]
     epoch: float  # after this step
-    places: Sequence[str]  # where its samples come from: all of them, or of a stream this rank's
+    origins: Sequence[str]  # where its samples come from: all of them, or of a stream this rank's
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: what became of the rows read so far
 
 
-def by_file(places: Sequence[str]) -> str:
+def by_file(origins: Sequence[str]) -> str:
     """``file:line`` of several samples in few words: ``a.jsonl:3,17 b.jsonl:4``."""
     lines: dict[str, list[str]] = {}
-    for place in places:
-        file, _, line = place.rpartition(":")
-        file, line = (file, line) if line.isdigit() else ("", place)
+    for origin in origins:
+        file, _, line = origin.rpartition(":")
+        file, line = (file, line) if line.isdigit() else ("", origin)
         lines.setdefault(file, []).append(line)
     return " ".join(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers) for file, numbers in lines.items())
 
@@ -139,5 +139,5 @@ class Feed:
             num_targets=by_source(self._samples.num_targets).astype(np.int64),
             num_tokens=by_source(self._samples.lengths).astype(np.int64),
             epoch=self._order.epochs_after(step + 1),
-            places=[self._samples.place(i) for i in ids],
+            origins=[self._samples.origin(i) for i in ids],
         )

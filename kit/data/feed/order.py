@@ -99,7 +99,7 @@ class Order:
                 order = permutation(len(packs), self._seed, PACKS, number)
                 sizes = np.diff(packs.starts)[order]
                 starts = np.concatenate([[0], np.cumsum(sizes)])
-                inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)  # place within its pack
+                inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)  # position within its pack
                 items = Packs(samples[packs.members[np.repeat(packs.starts[:-1][order], sizes) + inside]], starts)
             while len(self._epochs) > 1:  # a step may lie across two epochs
                 self._epochs.pop(min(self._epochs))
@@ -121,24 +121,24 @@ class Order:
     def batch(self, step: int) -> list[np.ndarray]:
         """The global batch of ``step`` (from 0): the samples of each of its items.
 
-        Slot s of the run is place s of its epochs, one after another. A batch runs on across the end of an epoch, the
-        last one of a run too: where a run ends does not change any of its batches.
+        Slot s of the run is position s of its epochs, one after another. A batch runs on across the end of an epoch,
+        the last one of a run too: where a run ends does not change any of its batches.
         """
         first = step * self._batch_size
         items = []
         for slot in range(first, first + self._batch_size):
-            epoch, place = self._locate(slot)
+            epoch, position = self._locate(slot)
             packs = self.epoch(epoch)
-            items.append(packs.members[packs.starts[place] : packs.starts[place + 1]])
+            items.append(packs.members[packs.starts[position] : packs.starts[position + 1]])
         return items
 
     def epochs_after(self, num_steps: int) -> float:
         """How many epochs ``num_steps`` steps have seen."""
-        epoch, place = self._locate(num_steps * self._batch_size)
-        return epoch + place / self.num_items(epoch)
+        epoch, position = self._locate(num_steps * self._batch_size)
+        return epoch + position / self.num_items(epoch)
 
     def _locate(self, slot: int) -> tuple[int, int]:
-        """Epoch, and place within it."""
+        """Epoch, and position within it."""
         if not self._varies:
             return divmod(slot, self.num_items(0))
         while not self._ends or self._ends[-1] <= slot:

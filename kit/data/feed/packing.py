@@ -54,10 +54,10 @@ def pack(lengths: ArrayLike, capacity: int) -> Packs:
     tries = [list(_patterns(counts, capacity, exact_pairs)) for exact_pairs in (True, False)]
     patterns = min(tries, key=lambda patterns: sum(count for _, count in patterns))
     repeats = [count for _, count in patterns]
-    slots = np.concatenate([np.tile(pattern, count) for pattern, count in patterns])  # [N], the length each place takes
+    slots = np.concatenate([np.tile(pattern, count) for pattern, count in patterns])  # [N], the length each slot takes
     sizes = np.repeat([len(pattern) for pattern, _ in patterns], repeats)  # [P]
     members = np.empty(len(lengths), np.int64)
-    # Both sides sorted by length, stably: the k-th sample of a length takes the k-th place for that length.
+    # Both sides sorted by length, stably: the k-th sample of a length takes the k-th slot for that length.
     members[np.argsort(slots, kind="stable")] = np.argsort(lengths, kind="stable")
     return Packs(members, np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -127,12 +127,12 @@ def balance(costs: ArrayLike, num_ranks: int, micro_batch_size: int) -> NDArray[
         in the last micro-step only, behind the indices, and for all of a rank only if packs are fewer than ranks.
     """
     order = np.argsort(-np.asarray(costs, dtype=np.float64), kind="stable")
-    places = num_ranks * micro_batch_size
-    dealt = np.full((-(-len(order) // places), num_ranks, micro_batch_size), -1, dtype=np.int64)
+    slots_per_step = num_ranks * micro_batch_size
+    dealt = np.full((-(-len(order) // slots_per_step), num_ranks, micro_batch_size), -1, dtype=np.int64)
     weights = np.asarray(costs).tolist()
-    for step, start in enumerate(range(0, len(order), places)):
+    for step, start in enumerate(range(0, len(order), slots_per_step)):
         ranks = [(0, 0, rank) for rank in range(num_ranks)]  # (cost, packs, rank) of those with room: a heap
-        for index in order[start : start + places].tolist():
+        for index in order[start : start + slots_per_step].tolist():
             cost, count, rank = heapq.heappop(ranks)
             dealt[step, rank, count] = index
             if count + 1 < micro_batch_size:

@@ -51,7 +51,7 @@ class _Element:
     """An item of a lane: a sample, or the samples of a pack, and where the lane stands after it."""
 
     samples: list[tuple[np.ndarray, np.ndarray]]  # ids and weights
-    places: list[str]
+    origins: list[str]
     cursor: tuple[int, int, int]
 
 
@@ -154,7 +154,7 @@ class StreamFeed:
             num_targets=counts[1].astype(np.int64),
             num_tokens=counts[2].astype(np.int64),
             epoch=float(summed[-1]) / self._cursors[:, :, 0].size,
-            places=[place for _, _, element in elements for place in element.places],
+            origins=[origin for _, _, element in elements for origin in element.origins],
             counts=self._counts,
         )
 
@@ -265,7 +265,7 @@ class _SubStream:
             found = [str(problem) for problem in [*piece.problems, *piece.refusals]]
             self.first_skipped = (found or ["a token id that the model has no embedding for"])[0]
         members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
-        places = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
+        origins = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
         for i, index in enumerate(piece.rows):
             if not too_large[i]:
                 members[lanes[own[index]]].append(i)
@@ -273,9 +273,9 @@ class _SubStream:
             for taken, item in enumerate(self._items(piece.samples["length"], indices, epoch, window, lane), start=1):
                 if (epoch, window, taken) > self._starts[lane]:
                     samples = [piece[i] for i in item]
-                    named = [self._opened.source.place(*places[i]) for i in item]
+                    named = [self._opened.source.origin(*origins[i]) for i in item]
                     self._queues[lane].append(_Element(samples, named, (epoch, window, taken)))
-        if places:
+        if origins:
             self._last_found = epoch
         elif epoch > self._last_found + num_lanes:  # of few rows, one of ours comes once in so many epochs
             raise TrainingError(f"{self._opened.source.name}: {num_lanes} epochs without a sample that could be used")

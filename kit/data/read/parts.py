@@ -57,7 +57,7 @@ class Part(Protocol):
         """Parse a block of this part."""
 
 
-def place(part: Part, number: int) -> str:
+def origin(part: Part, number: int) -> str:
     """Line or row ``number`` as a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
     return f"{part.name}:{number}" if part.has_lines else f"{part.name} row {number}"
 

@@ -17,7 +17,7 @@ from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
 from kit.data.read.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
 from kit.data.read.hub import Found, is_saved, open_hub, open_saved
-from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, place
+from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, origin
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import SPREAD
 from kit.errors import Problem, Problems, UserError, did_you_mean
@@ -60,9 +60,9 @@ class Source:
         sizes = [part.size for part in self.parts if part.size is not None]
         return sum(sizes) if self.unit and len(sizes) == len(self.parts) else None
 
-    def place(self, part: int, number: int) -> str:
+    def origin(self, part: int, number: int) -> str:
         """Line or row ``number`` of a part as a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
-        return place(self.parts[part], number)
+        return origin(self.parts[part], number)
 
 
 def open_source(

@@ -60,7 +60,7 @@ class Piece:
     weights: list[float]
     rows: Sequence[int] = ()  # [N], which of the given rows each sample is from
     problems: list[Problem] = field(default_factory=list)
-    refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # first place, and how many
+    refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # first origin, and how many
     counts: Counter[str] = field(default_factory=Counter)
     remarks: Counter[str] = field(default_factory=Counter)
 
@@ -99,7 +99,7 @@ class Encoder:
         """Check and tokenise rows, each with the number of its part, its own number, and what was parsed."""
         source, fields = opened.source, opened.fields
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
-        places: list[tuple[int, int, int]] = []
+        origins: list[tuple[int, int, int]] = []
         samples = []
         for index, (part, number, row) in enumerate(rows):
             if row is None:
@@ -109,16 +109,16 @@ class Encoder:
             else:
                 sample = to_sample(row, fields)
                 if isinstance(sample, list):
-                    place = source.place(part, number)
-                    piece.problems += [replace(p, where=f"{place} {p.where}".rstrip()) for p in sample]
+                    origin = source.origin(part, number)
+                    piece.problems += [replace(p, where=f"{origin} {p.where}".rstrip()) for p in sample]
                 else:
-                    places.append((part, number, index))
+                    origins.append((part, number, index))
                     samples.append(sample)
         results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         kept: list[_Kept] = []
-        for (part, number, index), sample, result in zip(places, samples, results, strict=True):
+        for (part, number, index), sample, result in zip(origins, samples, results, strict=True):
             if isinstance(result, Problem):  # usually of the template, and the same for many rows
-                first, count = piece.refusals.get(result, (source.place(part, number), 0))
+                first, count = piece.refusals.get(result, (source.origin(part, number), 0))
                 piece.refusals[result] = first, count + 1
                 continue
             piece.counts["num_rows"] += 1
@@ -129,7 +129,7 @@ class Encoder:
                 if len(encoded.input_ids) > self.max_length and self.excess_length_strategy == "error":
                     found = f"{len(encoded.input_ids)} tokens"
                     fix = "raise max_length, or choose another --excess_length_strategy"
-                    problem = Problem(source.place(part, number), found, f"at most {self.max_length}", fix)
+                    problem = Problem(source.origin(part, number), found, f"at most {self.max_length}", fix)
                     piece.problems.append(problem)
                 else:
                     kept += [(part, number, index, cut, text_hash) for cut in self._fit(encoded, piece.counts)]

@@ -88,13 +88,13 @@ class Samples:
 
     def _find(self, i: int) -> tuple[Store, Any]:
         number = self.sources[i]
-        place = i if self._index is None else self._index[i]
-        return self.stores[number], self.stores[number].arrays["samples"][place - self._firsts[number]]
+        row = i if self._index is None else self._index[i]
+        return self.stores[number], self.stores[number].arrays["samples"][row - self._firsts[number]]
 
-    def place(self, i: int) -> str:
+    def origin(self, i: int) -> str:
         """Where sample ``i`` comes from: ``train.jsonl:17``."""
         store, sample = self._find(i)
-        return store.source.place(int(sample["part"]), int(sample["number"]))
+        return store.source.origin(int(sample["part"]), int(sample["number"]))
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
         """The samples at ``index``; ``reason`` tells this choice from others of the same samples."""
@@ -115,8 +115,8 @@ class Samples:
 
     def rows(self) -> np.ndarray:
         """int64 [N], the number of the row each sample is from. Several that one row became lie together."""
-        places = np.stack([self.sources, self._column("part"), self._column("number")])
-        is_next = (places[:, 1:] != places[:, :-1]).any(axis=0)
+        keys = np.stack([self.sources, self._column("part"), self._column("number")])
+        is_next = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
         return np.concatenate([[0], np.cumsum(is_next)])
 
     @property

@@ -161,8 +161,8 @@ class _Whole:
         self.remarks += piece.remarks
         self.problems += piece.problems
         for problem, (first, count) in piece.refusals.items():
-            place, before = self.refusals.get(problem, (first, 0))
-            self.refusals[problem] = place, before + count
+            origin, before = self.refusals.get(problem, (first, 0))
+            self.refusals[problem] = origin, before + count
         if self.problems or self.refusals or not len(piece.samples):
             return
         self.weights += [weight for weight in piece.weights if weight not in self.weights]

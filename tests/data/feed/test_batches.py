@@ -144,7 +144,7 @@ def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkey
         taken = {key: feed.take(step) for key, feed in feeds.items()}
         first = taken[0, 1, 8]
         for batch in taken.values():
-            assert batch.places == first.places and batch.epoch == first.epoch
+            assert batch.origins == first.origins and batch.epoch == first.epoch
             assert (batch.target_weights == first.target_weights).all()
         for world in (1, 2, 8):
             batches = [b for key, taken_ in taken.items() if key[1] == world for b in taken_.micro_batches]

@@ -57,9 +57,9 @@ def feeds(tokenizer, world, size, state=None, **changes):
     return [opened.open_feed(recipe(**settings), Together(rank, world), 0, state or {}) for rank in range(world)]
 
 
-def places(ranks, steps):
+def origins(ranks, steps):
     """Of each step, the samples of all ranks."""
-    return [sorted(place for feed in ranks for place in feed.take(step).places) for step in steps]
+    return [sorted(origin for feed in ranks for origin in feed.take(step).origins) for step in steps]
 
 
 def state_of(ranks):
@@ -71,7 +71,7 @@ def state_of(ranks):
 @pytest.mark.parametrize("num_files", [1, 3, 8])
 def test_every_topology_reads_the_same_steps(packing, num_files, tmp_path, tokenizer):
     make_files(tmp_path, num_files)
-    runs = [places(feeds(tokenizer, *shape, packing=packing), range(50)) for shape in [(1, 8), (2, 4), (8, 1)]]
+    runs = [origins(feeds(tokenizer, *shape, packing=packing), range(50)) for shape in [(1, 8), (2, 4), (8, 1)]]
     assert runs[0] == runs[1] == runs[2]
     assert all(len(set(step)) >= BATCH for step in runs[0][:5])
 
@@ -80,18 +80,18 @@ def test_every_topology_reads_the_same_steps(packing, num_files, tmp_path, token
 @pytest.mark.parametrize("stop", [1, 7, 23])
 def test_a_stream_goes_on_where_it_stopped_on_any_topology(packing, stop, tmp_path, tokenizer):
     make_files(tmp_path, 3)
-    whole = places(feeds(tokenizer, 2, 4, packing=packing), range(50))
+    whole = origins(feeds(tokenizer, 2, 4, packing=packing), range(50))
     before = feeds(tokenizer, 2, 4, packing=packing)
-    assert places(before, range(stop)) == whole[:stop]
+    assert origins(before, range(stop)) == whole[:stop]
     state = json.loads(json.dumps(state_of(before)))
     for shape in [(2, 4), (4, 2), (1, 8)]:
-        assert places(feeds(tokenizer, *shape, state, packing=packing), range(stop, 50)) == whole[stop:]
+        assert origins(feeds(tokenizer, *shape, state, packing=packing), range(stop, 50)) == whole[stop:]
 
 
 def test_an_epoch_has_every_row_once_and_another_order(tmp_path, tokenizer):
     make_files(tmp_path, 4, rows_each=40)
-    steps = places(feeds(tokenizer, 1, 8), range(40))
-    seen = [place for step in steps for place in step]
+    steps = origins(feeds(tokenizer, 1, 8), range(40))
+    seen = [origin for step in steps for place in step]
     assert sorted(seen[:160]) == sorted(f"part-{f}.jsonl:{i + 1}" for f in range(4) for i in range(40))
     assert sorted(seen[160:]) == sorted(seen[:160]) and seen[160:] != seen[:160]
 
@@ -100,7 +100,7 @@ def test_files_are_read_by_one_rank_only_where_there_are_enough(tmp_path, tokeni
     make_files(tmp_path, 8)
     files = []
     for feed in feeds(tokenizer, 2, 4):
-        files.append({place.split(":")[0] for step in range(8) for place in feed.take(step).places})
+        files.append({place.split(":")[0] for step in range(8) for place in feed.take(step).origins})
     assert len(files[0]) == len(files[1]) == 4 and not files[0] & files[1]
 
 
@@ -117,7 +117,7 @@ def test_the_counts_are_those_of_the_samples(tmp_path, tokenizer):
 def test_sources_are_mixed_by_weight(tmp_path, tokenizer):
     make_files(tmp_path, 2)
     mix = "[{path: part-0.jsonl, weight: 3}, {path: part-1.jsonl, weight: 1}]"
-    runs = [places(feeds(tokenizer, *shape, dataset=mix), range(100)) for shape in [(1, 8), (4, 2)]]
+    runs = [origins(feeds(tokenizer, *shape, dataset=mix), range(100)) for shape in [(1, 8), (4, 2)]]
     assert runs[0] == runs[1]
     share = np.mean([place.startswith("part-0") for step in runs[0] for place in step])
     assert 0.7 < share < 0.8
@@ -154,7 +154,7 @@ def first_rows(batch):
 def test_a_stream_shorter_than_a_batch_still_feeds_every_lane(tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=3)
     (feed,) = feeds(tokenizer, 1, 8)
-    assert [len(feed.take(step).places) for step in range(5)] == [8] * 5
+    assert [len(feed.take(step).origins) for step in range(5)] == [8] * 5
 
 
 def test_a_stream_that_runs_out_of_use_ends_the_run_in_words(tmp_path, tokenizer):
@@ -179,16 +179,16 @@ def test_lanes_stay_together_and_little_waits(tmp_path, tokenizer):
 def test_every_row_comes_as_often_however_unequal_the_files(tmp_path, tokenizer):
     write(tmp_path / "part-0.jsonl", *[{"prompt": f"few {i} ", "completion": "a"} for i in range(5)])
     write(tmp_path / "part-1.jsonl", *[{"prompt": f"many {i} ", "completion": "a"} for i in range(155)])
-    runs = [places(feeds(tokenizer, *shape), range(40)) for shape in [(1, 8), (4, 2)]]
+    runs = [origins(feeds(tokenizer, *shape), range(40)) for shape in [(1, 8), (4, 2)]]
     assert runs[0] == runs[1]
-    seen = [place for step in runs[0] for place in step]
+    seen = [origin for step in runs[0] for place in step]
     assert {seen.count(place) for place in set(seen)} == {2} and len(set(seen)) == 160
 
 
 @pytest.mark.parametrize("world", [1, 4, 8])
 def test_a_stream_of_two_rows_trains_on_any_topology(world, tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=2)
-    assert [len(step) for step in places(feeds(tokenizer, world, 1), range(9))] == [8] * 9
+    assert [len(step) for step in origins(feeds(tokenizer, world, 1), range(9))] == [8] * 9
 
 
 def test_ids_beyond_the_model_are_skipped_wherever_they_come(tmp_path, tokenizer):

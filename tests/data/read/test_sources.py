@@ -175,8 +175,8 @@ def test_of_tables_only_the_needed_columns_are_read(name):
 def test_places_are_lines_or_rows_of_a_part():
     write_any("a.zip", texts(1000))
     write_any("a.parquet", texts(3))
-    assert opened("a.zip").place(1, 17) == "a.zip!data/1.jsonl:17"
-    assert opened("a.parquet").place(0, 2) == "a.parquet row 2"
+    assert opened("a.zip").origin(1, 17) == "a.zip!data/1.jsonl:17"
+    assert opened("a.parquet").origin(0, 2) == "a.parquet row 2"
 
 
 def test_sizes_are_told_where_they_add_up(folder):
@@ -299,7 +299,7 @@ def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
     source = opened(name)
     rows = rows_of(pickle.loads(pickle.dumps(source)))
     shown_name = "a.tgz!a.json" if name == "a.tgz" else name
-    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.place(0, 2) == f"{shown_name} row 2"
+    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{shown_name} row 2"
     assert str(rows[2][1]) == f"{shown_name} row 3: a number; expected an object in braces"
     assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
 
@@ -307,7 +307,7 @@ def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
 def test_lines_of_arrays_are_no_array_and_keep_their_lines(folder):
     (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')
     source = opened("a.json")
-    assert source.place(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a list")
+    assert source.origin(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a list")
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_a_pattern_takes_all_files_in_order(folder):
     assert [part.name for part in source.parts] == [f"data/{i}/rows.jsonl" for i in (0, 1, 10)]
     assert contents(source) == [*texts(2, 0), *texts(2, 1), *texts(2, 10)]
     assert source.name == "data/**/*.jsonl"
-    assert source.place(2, 1) == "data/10/rows.jsonl:1"
+    assert source.origin(2, 1) == "data/10/rows.jsonl:1"
     assert len(opened("data/**/*.*").parts) == 4
 
 
@@ -883,7 +883,7 @@ def test_saved_folders_give_the_same_rows_as_lines(folder):
         assert contents(source) == texts(2300)
         assert contents(source, ["n", "else"])[5] == {"n": 5}
         assert (source.total, source.unit, source.columns) == (2300, " rows", ["text", "n"])
-        assert source.place(0, 2) == f"{name} row 2"
+        assert source.origin(0, 2) == f"{name} row 2"
         assert pickle.loads(pickle.dumps(source)).parts[0].size == 2300
     assert contents(opened("several", "test")) == texts(1, 7)
     assert opened("several", "test").digest != opened("several").digest
@@ -946,7 +946,7 @@ def test_a_hub_data_set_has_a_config_and_splits(hub, streaming):
     assert contents(source, ["n"])[1700] == {"n": 1700}
     assert (source.columns, source.unit, source.name) == (["text", "n"], " rows", "someone/sums[main, train]")
     assert len(source.parts) == (2 if streaming else 1)
-    assert source.place(0, 2) == f"someone/sums[main, train]{' shard 0' if streaming else ''} row 2"
+    assert source.origin(0, 2) == f"someone/sums[main, train]{' shard 0' if streaming else ''} row 2"
     other = opened(hub, "test", config="main", streaming=streaming)
     assert contents(other) == texts(3) and other.digest != source.digest
     assert opened(hub, config="socratic", streaming=streaming).digest not in (source.digest, other.digest)
