@@ -91,7 +91,7 @@ def test_a_stream_goes_on_where_it_stopped_on_any_topology(packing, stop, tmp_pa
 def test_an_epoch_has_every_row_once_and_another_order(tmp_path, tokenizer):
     make_files(tmp_path, 4, rows_each=40)
     steps = origins(feeds(tokenizer, 1, 8), range(40))
-    seen = [origin for step in steps for place in step]
+    seen = [origin for step in steps for origin in step]
     assert sorted(seen[:160]) == sorted(f"part-{f}.jsonl:{i + 1}" for f in range(4) for i in range(40))
     assert sorted(seen[160:]) == sorted(seen[:160]) and seen[160:] != seen[:160]
 
@@ -119,7 +119,7 @@ def test_sources_are_mixed_by_weight(tmp_path, tokenizer):
     mix = "[{path: part-0.jsonl, weight: 3}, {path: part-1.jsonl, weight: 1}]"
     runs = [origins(feeds(tokenizer, *shape, dataset=mix), range(100)) for shape in [(1, 8), (4, 2)]]
     assert runs[0] == runs[1]
-    share = np.mean([place.startswith("part-0") for step in runs[0] for place in step])
+    share = np.mean([origin.startswith("part-0") for step in runs[0] for origin in step])
     assert 0.7 < share < 0.8
 
 
@@ -181,8 +181,8 @@ def test_every_row_comes_as_often_however_unequal_the_files(tmp_path, tokenizer)
     write(tmp_path / "part-1.jsonl", *[{"prompt": f"many {i} ", "completion": "a"} for i in range(155)])
     runs = [origins(feeds(tokenizer, *shape), range(40)) for shape in [(1, 8), (4, 2)]]
     assert runs[0] == runs[1]
-    seen = [origin for step in runs[0] for place in step]
-    assert {seen.count(place) for place in set(seen)} == {2} and len(set(seen)) == 160
+    seen = [origin for step in runs[0] for origin in step]
+    assert {seen.count(origin) for origin in set(seen)} == {2} and len(set(seen)) == 160
 
 
 @pytest.mark.parametrize("world", [1, 4, 8])
