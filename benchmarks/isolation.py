@@ -16,9 +16,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kit.cli.main import open_recipe_data
-from kit.config.recipe import LoadPlan
 from kit.data.feed.batches import collate
 from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
 
 NUM_PACKS = 10
 

@@ -19,7 +19,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kit.checkpoint.load import MANIFEST, name_of
+from kit.checkpoint.manifest import MANIFEST, name_of
 from kit.checkpoint.save import Saver
 from kit.config.recipe import Recipe
 

@@ -9,17 +9,19 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import gather_object
 
+from kit.console import progress
 from kit.data.feed.batches import evaluation_batches
 from kit.data.open import pad_id, prompt_and_reference
 from kit.data.samples.samples import Samples
-from kit.strategy.accelerator import generating
+from kit.strategy.weights import generating
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from kit.config.recipe import Recipe
+    from kit.strategy.accelerator import Prepared
 
 NUM_SHOWN = 3
+# Gives an iterable a progress bar, from its name and length.
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -46,44 +48,42 @@ class Evaluation:
 
 
 def evaluate(
-    accelerator: "Accelerator",
-    model: torch.nn.Module,
+    prepared: "Prepared",
     recipe: "Recipe",
     tokenizer: Any,
-    progress: Callable[[Iterable[Any], str, int], Iterable[Any]],
     samples: Samples,
+    progress: Progress = progress,
 ) -> Evaluation:
     """Evaluate with dropout off; sums run on and no logits are kept.
 
     Args:
-        progress: gives an iterable a progress bar, from its name and length; what it raises, on all ranks alike, ends
-            the evaluation.
+        progress: what it raises, on all ranks alike, ends the evaluation.
     """
+    model = prepared.model
     was_training = model.training
     model.eval()
     try:
-        metrics = _loss(accelerator, model, samples, recipe, tokenizer, progress)
+        metrics = _loss(prepared, samples, recipe, tokenizer, progress)
         answers: list[Answer] = []
         if recipe.predict_with_generate:
-            answers, metrics["eval_exact_match"] = _answers(accelerator, model, samples, recipe, tokenizer, progress)
+            answers, metrics["eval_exact_match"] = _answers(prepared, samples, recipe, tokenizer, progress)
         return Evaluation(metrics, answers)
     finally:
         model.train(was_training)
 
 
-def _loss(
-    accelerator: Any, model: Any, samples: Samples, recipe: Any, tokenizer: Any, progress: Any
-) -> dict[str, float]:
-    num_sources = len(samples.stores)
+def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress) -> dict[str, float]:
+    accelerator, ranks, num_sources = prepared.accelerator, prepared.ranks, len(samples.stores)
     sums = torch.zeros(3, num_sources, dtype=torch.float64, device=accelerator.device)
-    rank, world, size = accelerator.process_index, accelerator.num_processes, recipe.per_device_train_batch_size
-    batches = evaluation_batches(samples, rank, world, size, pad_id(tokenizer))
+    size = recipe.per_device_train_batch_size
+    batches = evaluation_batches(samples, ranks, size, pad_id(tokenizer))
     with torch.no_grad():
-        for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (world * size))):
-            inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            weights, sources = inputs.pop("weights").double(), inputs.pop("sources")
-            values = torch.stack([model(**inputs) * weights, weights, torch.ones_like(weights)])  # [3, S]
-            sums += values @ F.one_hot(sources, num_sources).double()
+        for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size))):
+            batch = batch.to(accelerator.device)
+            weights = batch.weights.double()
+            losses = prepared.model(**batch.model_inputs())
+            values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]
+            sums += values @ F.one_hot(batch.sources, num_sources).double()
     sums = accelerator.reduce(sums, reduction="sum")
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
@@ -96,22 +96,17 @@ def _loss(
 
 
 def _answers(
-    accelerator: Any, model: Any, samples: Any, recipe: Any, tokenizer: Any, progress: Any
+    prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress
 ) -> tuple[list[Answer], float]:
     """Greedy answers to every prompt: the first few, and the share that is exactly right."""
-    rank, world, size = (
-        accelerator.process_index,
-        accelerator.num_processes,
-        recipe.per_device_train_batch_size,
-    )
-    mine = list(range(rank, len(samples), world))
+    accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.per_device_train_batch_size
+    mine = list(range(ranks.index, len(samples), ranks.count))
     # Similar lengths together; every rank makes equally many calls, because sharded weights are gathered in each.
     mine.sort(key=lambda i: samples.lengths[i])
-    per_rank = math.ceil(len(samples) / world)
-    num_calls = math.ceil(per_rank / size)
+    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
     exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     shown: list[tuple[int, Answer]] = []
-    with torch.no_grad(), generating(accelerator, model) as generate:
+    with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * size : (call + 1) * size]
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]

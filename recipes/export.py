@@ -14,9 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
 from kit.config.recipe import Recipe
+from kit.console import say, silence_libraries
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.strategy import launch
 
 
 def main() -> None:
@@ -33,20 +33,21 @@ def main() -> None:
     if os.path.lexists(args.output_dir):
         raise UserError(Problem("--output_dir", f"{args.output_dir} exists", "a new folder"))
 
-    from kit.checkpoint import load as checkpoint
+    from kit.checkpoint.load import read_weights
+    from kit.checkpoint.manifest import read_state
     from kit.export import drift
-    from kit.export import final as export
-    from kit.run.log import new_state, silence_libraries
+    from kit.export.final import export_checkpoint, merge_adapter
+    from kit.train.loop_state import LoopState
 
     silence_libraries()
     recipe, weights, run_file = to_open(args)
-    read = partial(checkpoint.read_weights, path=weights) if weights else None
+    read = partial(read_weights, path=weights) if weights else None
     if weights and read and not args.merge:
         flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and recipe.method != "full"}
         raise_if(Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given)
-        state = checkpoint.read_state(weights, new_state())
-        export.export_checkpoint(recipe, run_file, state, read, args.output_dir, args.dtype)
-        launch.say(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state['step']}: {args.output_dir}")
+        state = LoopState.from_record(read_state(weights, LoopState().record()))
+        export_checkpoint(recipe, run_file, state, read, args.output_dir, args.dtype)
+        say(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state.step}: {args.output_dir}")
         return
     if recipe.method == "full":
         raise UserError(Problem("--merge", f"{args.source} is a full model's: nothing to merge"))
@@ -55,30 +56,31 @@ def main() -> None:
         fix = "give the run's own final/, or a checkpoint of it with --merge"
         raise UserError(Problem("--measure_drift", found, fix=fix))
     trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
-    merged = export.merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
-    launch.say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")
+    merged = merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
+    say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")
 
 
 def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
     """What opens the base with its adapter, the checkpoint to load into that, and the record of the run."""
-    from kit.checkpoint import load as checkpoint
-    from kit.model import locate as places
+    from kit.checkpoint.manifest import MANIFEST
+    from kit.model.locate import base_of_adapter, hint_final
+    from kit.run.record import recipe_of_checkpoint
 
     source, base = Path(os.path.realpath(args.source)), args.model_name_or_path
     adapter = str(source) if os.path.isfile(source / "adapter_config.json") else None
     if adapter:
-        base = base or places.base_of_adapter(source, "give the base: --model_name_or_path BASE")
-    elif not os.path.isfile(source / checkpoint.MANIFEST):
+        base = base or base_of_adapter(source, "give the base: --model_name_or_path BASE")
+    elif not os.path.isfile(source / MANIFEST):
         is_full = os.path.isfile(source / "config.json")
-        found = "a full model: nothing to merge" if is_full else f"no {checkpoint.MANIFEST}, no adapter_config.json"
+        found = "a full model: nothing to merge" if is_full else f"no {MANIFEST}, no adapter_config.json"
         expected = "a complete checkpoint, or final/ of a lora or qlora run"
-        raise UserError(Problem(str(args.source), found, expected, places.hint_final(args.source)))
+        raise UserError(Problem(str(args.source), found, expected, hint_final(args.source)))
     names = {"model_name_or_path": base or str(source), "adapter_name_or_path": adapter}
     values = {"dataset": "none", "max_length": 8, "attn_implementation": "eager"}  # nothing is trained
     recipe = Recipe.model_validate({**names, **values, "trust_remote_code": args.trust_remote_code})
     if adapter:
         return recipe, None, source.parent / "run.json"
-    return checkpoint.recipe_of(source, recipe, "checkpoint", base), source, source.parents[1] / "run.json"
+    return recipe_of_checkpoint(source, recipe, "checkpoint", base), source, source.parents[1] / "run.json"
 
 
 if __name__ == "__main__":

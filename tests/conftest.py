@@ -250,7 +250,7 @@ def export(source: Path, output: Path, *flags: str) -> None:
 
 def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
     """Give a checkpoint another state, or other entries in its manifest, with every hash right."""
-    from kit.checkpoint.load import describe_file, digest_of
+    from kit.checkpoint.manifest import describe_file, digest_of
 
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     if state is not None:

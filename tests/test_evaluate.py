@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from kit import evaluate as evaluate_module
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.data.open import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate
 from kit.model.load import build_model, open_config, open_tokenizer
+from kit.model.plan import LoadPlan
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 

@@ -1,0 +1,1 @@
+"""Checkpoints: complete or absent, readable under any strategy, nothing pickled."""

@@ -1,21 +1,15 @@
-"""Checkpoints: what is in one, whether it is whole, and loading it under any strategy.
+"""A checkpoint's tensors: collected from a run under any strategy, and loaded into a run under any other.
 
-A checkpoint holds what training changes (trainable weights, optimiser, step) and nothing a pickle could hide in:
-tensors are safetensors written by every rank through torch's distributed checkpoint, the rest is JSON. It is complete
-if and only if its manifest is there, which has the size and the hash of every file, and says whose it is.
+A checkpoint holds what training changes (trainable weights, optimiser) and nothing a pickle could hide in: tensors are
+safetensors written by every rank through torch's distributed checkpoint, the rest is JSON.
 """
 
-import json
-import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -25,42 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from kit.config.recipe import Recipe
-from kit.errors import Problem, UserError, kind, raise_if
-from kit.model.locate import recipe_of_run
-from kit.strategy.accelerator import trainable_only
-
-MANIFEST = "manifest.json"
-STATE = "state.json"
-FORMAT = 1
-
-
-def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The ``state`` given to ``Saver.save``; what an earlier version did not keep is as in ``like``.
-
-    Raises:
-        UserError: it is not of the form of ``like``: values of these types, numbers in lists and objects.
-    """
-    form = {"step": 0, "optimizer_scalars": {}, **(like or {})}
-    try:
-        state = {**(like or {}), **json.loads((path / STATE).read_text(encoding="utf-8"))}
-        wrong = [key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key])]
-        wrong += ["step"] if not wrong and state["step"] < 0 else []
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
-    raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
-    return state
-
-
-def _is_numeric(value: Any) -> bool:
-    """Whether there are only numbers in a list or an object; text is no matter where it stands alone."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return all(_is_numeric(each) and not isinstance(each, str | bool | None) for each in inner)
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself and of its run: ``identity``, ``strategy``, ``versions``, ``files``."""
-    return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+from kit.checkpoint.manifest import STATE, read_state
+from kit.errors import Problem, UserError
+from kit.strategy.weights import trainable_only
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
@@ -130,131 +91,6 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = ""
         shown = sorted(problems, key=str)[:5]
         raise UserError(*shown, Problem(str(path), "belongs to another model, method or optimiser"))
     dcp.load(tensors, storage_reader=reader, no_dist=alone())
-
-
-def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
-    """The checkpoint to resume from: the newest that verifies (``auto``), the one named, or None.
-
-    Raises:
-        UserError: the one named is absent or broken.
-    """
-    if wanted == "none":
-        return None
-    if wanted != "auto":
-        wanted = os.path.expanduser(wanted)
-        faults = verify(Path(wanted))
-        if faults:
-            expected = "auto, none, or a step-* folder"
-            raise UserError(*(Problem("resume_from_checkpoint", f"{wanted}: {fault}", expected) for fault in faults))
-        return Path(wanted)
-    broken: list[Problem] = []
-    for path in reversed(_folders(folder)):
-        faults = verify(path)
-        if not faults:
-            for problem in broken:
-                say(f"skipping {problem}")
-            return path
-        broken.append(Problem(str(path), faults[0]))
-    if broken:
-        ways = "move them away to start again from the first step"
-        raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is whole", fix=ways))
-    return None
-
-
-def drop_after(folder: Path, step: int) -> None:
-    """Delete the checkpoints a run leaves behind by going on after ``step``, and what a killed save left."""
-    for path in _folders(folder):
-        if path.name > name_of(step):
-            delete(path)
-    for path in folder.glob(".step-*"):
-        if re.fullmatch(r"\.step-\d{8}\.(partial|deleted)", path.name):
-            shutil.rmtree(path)
-
-
-def name_of(step: int) -> str:
-    """The folder of the checkpoint after ``step`` steps; in the order of steps."""
-    return f"step-{step:08d}"
-
-
-def delete(path: Path) -> None:
-    """Delete a checkpoint; a kill in between leaves none that looks damaged."""
-    hidden = path.with_name(f".{path.name}.deleted")
-    os.replace(path, hidden)
-    shutil.rmtree(hidden)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return [path for path in _folders(folder) if (path / MANIFEST).is_file()]
-
-
-def _folders(folder: Path) -> list[Path]:
-    """Those that ``name_of`` names, oldest first; a user's copies, links and notes beside them are not ours."""
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not _is_renamed(path))
-
-
-def _is_renamed(path: Path) -> bool:
-    """Whether it says that it is of another step than its name."""
-    try:
-        return name_of(read_manifest(path)["step"]) != path.name
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False  # incomplete or damaged
-
-
-def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint, read from its bytes; an empty list when it is whole."""
-    if not (path / MANIFEST).is_file():
-        return [f"not a complete checkpoint (no {MANIFEST})"]
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        own_digest = manifest.pop("xxh3_128")
-        expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        expected[STATE], [manifest.get(name, {}).keys() for name in ("identity", "strategy", "versions")]
-        if outside := [name for name in expected if Path(name).name != name]:
-            return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]
-        if manifest["format"] != FORMAT:
-            return [f"{MANIFEST} is of format {manifest['format']}, this kit reads {FORMAT}"]
-        if own_digest != digest_of(manifest):
-            return [f"{MANIFEST} was altered: its hash differs from what it says"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return [f"{MANIFEST} is damaged ({error})"]
-    # Every such file in the folder is read, and would replace another.
-    strange = sorted({file.name for file in path.glob("*.safetensors")} - expected.keys())
-    faults = [f"{name} is not one of its files" for name in strange]
-    for name, (size, digest) in expected.items():
-        file = path / name
-        if not file.is_file():
-            faults.append(f"{name} is missing")
-        elif file.stat().st_size != size:
-            faults.append(f"{name} has {file.stat().st_size} bytes, expected {size}")
-        elif describe_file(file)["xxh3_128"] != digest:
-            faults.append(f"{name} was altered: its hash differs from {MANIFEST}")
-    return faults
-
-
-def recipe_of(path: Path, recipe: Recipe, where: str, base: str | None = None) -> Recipe:
-    """What opens the model that a checkpoint's weights belong to: ``kit.model.locate.recipe_of_run`` of its run.
-
-    Raises:
-        UserError: the checkpoint is broken (at ``where``), or not in the folder of its run.
-    """
-    raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path))
-    return recipe_of_run(recipe, path.parent.parent / "run.json", base)
-
-
-def digest_of(manifest: dict[str, Any]) -> str:
-    """Of a manifest without its own."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
-
-
-def describe_file(path: Path) -> dict[str, Any]:
-    """Size in bytes and hash, read from the disk in small pieces."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
 
 
 def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:

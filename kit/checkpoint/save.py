@@ -19,21 +19,11 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 from kit import durable
-from kit.checkpoint.load import (
-    FORMAT,
-    MANIFEST,
-    STATE,
-    alone,
-    collect,
-    delete,
-    describe_file,
-    digest_of,
-    list_checkpoints,
-    name_of,
-)
+from kit.checkpoint.load import alone, collect
+from kit.checkpoint.manifest import FORMAT, MANIFEST, STATE, delete, describe_file, digest_of, list_checkpoints, name_of
+from kit.console import say
 from kit.errors import Problem, UserError, out_of_memory
-from kit.strategy.accelerator import PATIENCE
-from kit.strategy.launch import say
+from kit.strategy.rendezvous import PATIENCE
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -52,18 +42,18 @@ class Saver:
         recipe: "Recipe",
         folder: Path,
         about: dict[str, Any],
-        beside: Path | None = None,
-        tell: Callable[[str], None] = lambda phase: None,
+        synced_first: Path | None = None,
+        on_work: Callable[[str], None] = lambda work: None,
     ) -> None:
         """
         Args:
             about: what the manifest says of the run besides its files: ``identity``, ``strategy``, ``versions``.
-            beside: a file that must not be behind a checkpoint after a loss of power.
-            tell: called in the background with what this rank does for a save; an empty text when that is done.
+            synced_first: a file that must not be behind a checkpoint after a loss of power.
+            on_work: called in the background with what this rank does for a save; an empty text when that is done.
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
-        self._in_background, self._limit = recipe.async_save, recipe.save_total_limit
-        self._folder, self._about, self._beside, self._tell = folder, about, beside, tell
+        self._in_background, self._limit, self._keep_best = recipe.async_save, recipe.save_total_limit, recipe.keep_best
+        self._folder, self._about, self._synced_first, self._on_work = folder, about, synced_first, on_work
         # Training's collectives and those of a save in the background must not meet.
         timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
@@ -71,12 +61,12 @@ class Saver:
         self._saving: Future[None] | None = None
         self._step = 0
 
-    def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any], best_step: int | None = None) -> None:
+    def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
         """Begin to write ``step-NNNNNNNN``, after the save before it has ended.
 
         Args:
-            state: JSON values to come back on load; ``state["step"]`` is the number of steps done.
-            best_step: the checkpoint of this step is never pruned.
+            state: JSON values to come back on load: ``step``, the steps done, and with ``keep_best`` ``best``, whose
+                ``step`` has the checkpoint that is never pruned.
 
         Raises:
             UserError: this save, where it is not in the background, or the one before it has failed.
@@ -85,6 +75,7 @@ class Saver:
         self._step = state["step"]
         target = self._folder / name_of(self._step)
         staging = self._folder / f".{target.name}.partial"
+        best_step = state["best"].get("step") if self._keep_best else None
         tensors, scalars = collect(model, optimizer)
         options: dict[str, Any] = {"process_group": self._group, "no_dist": alone()}
         options["storage_writer"] = HuggingFaceStorageWriter(str(staging), save_distributed=True)
@@ -95,7 +86,7 @@ class Saver:
             return
         written: Future[Any] = Future()
         try:
-            self._tell(f"writing the checkpoint of step {self._step}")
+            self._on_work(f"writing the checkpoint of step {self._step}")
             written.set_result(dcp.save(tensors, **options))
         except (CheckpointException, OSError) as error:
             written.set_exception(error)
@@ -134,16 +125,16 @@ class Saver:
     def _complete(
         self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None
     ) -> None:
-        self._tell(f"writing the checkpoint of step {state['step']}")
+        self._on_work(f"writing the checkpoint of step {state['step']}")
         written.result()  # of all ranks; raises on all where one failed
 
         def describe_mine() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
             return names, {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
 
-        self._tell(f"reading back the checkpoint of step {state['step']}")
+        self._on_work(f"reading back the checkpoint of step {state['step']}")
         parts = self._on_all(describe_mine)
-        self._tell("")
+        self._on_work("")
         if any(names != parts[0][0] for names, _ in parts):
             raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
 
@@ -154,8 +145,8 @@ class Saver:
                 files[STATE] = describe_file(staging / STATE)
                 manifest = {"format": FORMAT, "step": state["step"], **self._about, "files": files}
                 manifest["xxh3_128"] = digest_of(manifest)
-                if self._beside is not None:
-                    durable.sync(self._beside)
+                if self._synced_first is not None:
+                    durable.sync(self._synced_first)
                 durable.write_text(staging / MANIFEST, json.dumps(manifest, indent=1) + "\n")
                 os.replace(staging, target)
                 for folder in (self._folder, self._folder.parent):

@@ -1,0 +1,1 @@
+"""The ``kit`` command, a module for each of its commands."""

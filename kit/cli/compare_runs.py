@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kit.model.locate import read_metrics
+from kit.run.record import read_metrics
 
 MEASURES = ("loss", "grad_norm", "learning_rate", "eval_loss")
 

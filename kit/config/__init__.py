@@ -1,0 +1,1 @@
+"""The recipe schema, the command line, and what is wrong with them. Plain Python, pydantic and PyYAML."""

@@ -1,25 +1,25 @@
-"""Settings that are right alone and wrong together. What single fields cannot tell and no machine is needed to see."""
+"""Settings that are right alone and wrong together: found from the recipe, before any machine is looked at."""
 
 from typing import NamedTuple
 
 from kit.config.recipe import DatasetEntry, Recipe
 
 
-class Contradiction(NamedTuple):
-    """Settings that are right alone and wrong together; the first of ``fields`` is the place to name."""
+class Conflict(NamedTuple):
+    """One such pair or group; a message names the first of ``fields``."""
 
     fields: tuple[str, ...]
     found: str
     fix: str
 
 
-def contradictions(recipe: Recipe) -> list[Contradiction]:
-    """What single fields cannot tell and no machine is needed to see."""
+def find_conflicts(recipe: Recipe) -> list[Conflict]:
+    """All of them, in the order of the checks."""
     wrong = []
     batch, micro_batch = recipe.global_batch_size, recipe.per_device_train_batch_size
     if batch % micro_batch:
         wrong.append(
-            Contradiction(
+            Conflict(
                 ("global_batch_size", "per_device_train_batch_size"),
                 f"{batch} is not divisible by per_device_train_batch_size {micro_batch}",
                 f"try {suggest_batch(batch, micro_batch)}",
@@ -32,24 +32,18 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
         wrong += _of_streaming(recipe)
     if recipe.attn_implementation == "varlen" and not recipe.packing:
         found = "varlen without packing"
-        wrong.append(
-            Contradiction(("attn_implementation", "packing"), found, "--packing, or --attn_implementation sdpa")
-        )
+        wrong.append(Conflict(("attn_implementation", "packing"), found, "--packing, or --attn_implementation sdpa"))
     if recipe.packing and recipe.attn_implementation == "flash_attention_2":
         found = "flash_attention_2 with packing"
-        wrong.append(
-            Contradiction(("attn_implementation", "packing"), found, "use auto: varlen needs no other package")
-        )
+        wrong.append(Conflict(("attn_implementation", "packing"), found, "use auto: varlen needs no other package"))
     if recipe.eval_dataset and recipe.eval_split_size:
         wrong.append(
-            Contradiction(
-                ("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two"
-            )
+            Conflict(("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two")
         )
     wants = [name for name in ("eval_steps", "eval_on_start", "predict_with_generate") if getattr(recipe, name)]
     if wants and not recipe.has_evaluation:
         wrong.append(
-            Contradiction(
+            Conflict(
                 (wants[0], "eval_dataset", "eval_split_size"),
                 "nothing to evaluate on",
                 "set eval_dataset or eval_split_size",
@@ -57,50 +51,48 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
         )
     if recipe.adapter_name_or_path and recipe.method == "full":
         wrong.append(
-            Contradiction(
+            Conflict(
                 ("adapter_name_or_path", "method"),
                 "given with method full",
                 "use --method lora, or merge it first",
             )
         )
     if recipe.use_dora and recipe.method == "qlora":
-        wrong.append(
-            Contradiction(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")
-        )
+        wrong.append(Conflict(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora"))
     return wrong
 
 
-def _of_entries(flag: str, entries: list[DatasetEntry]) -> list[Contradiction]:
+def _of_entries(flag: str, entries: list[DatasetEntry]) -> list[Conflict]:
     wrong = []
     names = [entry.filled(None, "", {}).name for entry in entries]
     for name in sorted({name for name in names if names.count(name) > 1}):
         fix = "give each a name: {path: ..., name: ...}"
-        wrong.append(Contradiction((flag,), f"two data sets of the name {name!r}", fix))
+        wrong.append(Conflict((flag,), f"two data sets of the name {name!r}", fix))
     weights = [entry.weight for entry in entries]
     if flag == "eval_dataset" and any(weight is not None for weight in weights):
-        wrong.append(Contradiction((flag,), "weights, but each evaluation sample counts once", "leave weight out"))
+        wrong.append(Conflict((flag,), "weights, but each evaluation sample counts once", "leave weight out"))
     elif any(weight is None for weight in weights) and any(weight is not None for weight in weights):
         without = ", ".join(name for name, weight in zip(names, weights, strict=True) if weight is None)
-        wrong.append(Contradiction((flag,), f"some weights are missing: {without}", "give each a weight, or none"))
+        wrong.append(Conflict((flag,), f"some weights are missing: {without}", "give each a weight, or none"))
     elif all(weight == 0 for weight in weights):
-        wrong.append(Contradiction((flag,), "all weights are 0", "give at least one a weight above 0"))
+        wrong.append(Conflict((flag,), "all weights are 0", "give at least one a weight above 0"))
     return wrong
 
 
-def _of_streaming(recipe: Recipe) -> list[Contradiction]:
+def _of_streaming(recipe: Recipe) -> list[Conflict]:
     wrong = []
     if recipe.max_steps is None:
         fix = "a stream has no known end: give max_steps"
-        wrong.append(Contradiction(("streaming", "max_steps"), "without max_steps", fix))
+        wrong.append(Conflict(("streaming", "max_steps"), "without max_steps", fix))
     if recipe.eval_split_size:
         fix = "give an eval_dataset: nothing can be held out of a stream"
-        wrong.append(Contradiction(("streaming", "eval_split_size"), "with eval_split_size", fix))
+        wrong.append(Conflict(("streaming", "eval_split_size"), "with eval_split_size", fix))
     if isinstance(recipe.dataset, list) and len(recipe.dataset) > 1 and recipe.dataset[0].weight is None:
         fix = "give each data set a weight: a stream's size is not known"
-        wrong.append(Contradiction(("streaming", "dataset"), "several data sets without weights", fix))
+        wrong.append(Conflict(("streaming", "dataset"), "several data sets without weights", fix))
     if isinstance(recipe.dataset, list) and recipe.mixing == "tokens":
         fix = "use mixing samples: a stream's lengths are not known beforehand"
-        wrong.append(Contradiction(("streaming", "mixing"), "with mixing tokens", fix))
+        wrong.append(Conflict(("streaming", "mixing"), "with mixing tokens", fix))
     return wrong
 
 

@@ -1,6 +1,6 @@
 """What users of other kits type, and what they mean here."""
 
-FOREIGN = {
+OTHER_KITS = {
     "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
     "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
     "bf16": "precision comes from the Accelerate config: mixed_precision: bf16",

@@ -1,23 +1,26 @@
 """The recipe schema: one declaration gives YAML keys, flags, help and validation. The only home of defaults.
 
-Plain Python and pydantic. ``Recipe`` is what may be set for a run, ``Launch`` what the command line says
-besides it, ``Topology`` and ``LoadPlan`` what follows from them. ``kit.config.command_line`` fills in the first two.
+``Recipe`` is what may be set for a run, ``Launch`` what the command line says besides it. Plain Python and pydantic.
 """
 
 import os
 import re
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
-import yaml
-from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
 
-from kit.errors import Problem
+from kit.config.fields import (
+    SHARE_OR_COUNT,
+    STRICT,
+    column_mapping,
+    comma_separated,
+    dataset_entries,
+    module_names,
+    option,
+    share_or_count,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -28,88 +31,23 @@ DATA_SUFFIXES = tuple(
     for kind in "jsonl ndjson json csv tsv parquet arrow zip tar tgz tbz2 txz tzst".split()
     for packed in ("", ".gz", ".bz2", ".xz", ".zst")
 )
+# What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
+# shape, topology, and how far it goes.
+IDENTITY = """
+model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
+use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
+excess_length_strategy packing global_batch_size optim learning_rate
+lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
+""".split()
 
-Strategy = Literal["single", "ddp", "fsdp2", "fsdp1"]
-Precision = Literal["no", "bf16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """What will run: decided by ``kit.strategy.launch`` from an Accelerate config or the launcher's environment."""
-
-    strategy: Strategy
-    config_name: str  # stem of the Accelerate config file, or the strategy where the launcher decided
-    num_processes: int  # over all machines
-    mixed_precision: Precision
-    device_type: str  # "cuda" or "cpu"
-    rehearsal: bool = False  # a GPU configuration on a machine without one
-    layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
-    reshard_after_forward: bool = True
-    offload: bool = False  # parameters, gradients and optimiser states in CPU memory
-    load_on_rank0: bool = False  # one process reads the weights and sends them to the others
-    backend: str | None = None  # of torch.distributed
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    """How this process must load weights; ``kit.model.load`` obeys it and knows no strategy."""
-
-    compute_dtype: Literal["float32", "bfloat16"]  # frozen weights, and the storage type of 4-bit ones
-    device: str  # where the weights go when loaded
-
-
-def _comma_separated(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _column_mapping(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    pairs = [tuple(part.strip() for part in pair.split("=")) for pair in value.split(",")]
-    columns = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
-    return columns if len(columns) == len(pairs) else value  # text is no mapping, and is refused as such
-
-
-def _entries(value: Any) -> Any:
-    """One name stays text. Several, separated by commas or as a YAML list, become entries."""
-    if isinstance(value, str):
-        if not value.startswith("["):
-            return value if "," not in value else [{"path": path} for path in _comma_separated(value)]
-        try:
-            value = yaml.load(value, yaml.BaseLoader)
-        except yaml.YAMLError as error:
-            raise ValueError from error
-    if not isinstance(value, list):
-        return value
-    return [{"path": item} if isinstance(item, str) else item for item in value]
-
-
-def _module_names(value: Any) -> Any:
-    return value if value == "all-linear" else _comma_separated(value)
-
-
-def _share_or_count(value: float) -> float:
-    if value >= 1 and value % 1:
-        raise ValueError
-    return value
-
-
-def _option(group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", **limits: Any) -> Any:
-    extra: Any = {"group": group, "unit": unit, "expected": expected}
-    return Field(default, description=meaning, json_schema_extra=extra, **limits)
-
-
-_launch = partial(_option, "Launch")
-_model = partial(_option, "Model")
-_method = partial(_option, "Method")
-_data = partial(_option, "Data")
-_optim = partial(_option, "Optimisation")
-_eval = partial(_option, "Evaluation")
-_output = partial(_option, "Output and checkpoints")
-_process = partial(_option, "Process")
-
-
-_SHARE_OR_COUNT = "whole number, or share below 1,"
+_launch = partial(option, "Launch")
+_model = partial(option, "Model")
+_method = partial(option, "Method")
+_data = partial(option, "Data")
+_optim = partial(option, "Optimisation")
+_eval = partial(option, "Evaluation")
+_output = partial(option, "Output and checkpoints")
+_process = partial(option, "Process")
 
 
 class DatasetEntry(BaseModel):
@@ -121,7 +59,7 @@ class DatasetEntry(BaseModel):
     name: str = _data("", "in metrics and tables; default: the file's stem, or the hub id")
     config: str | None = _data(None, "config of a hub id")
     split: str | None = _data(None, "split of a hub id or a folder with splits")
-    columns: Annotated[dict[str, str] | None, BeforeValidator(_column_mapping)] = _data(
+    columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
         None, "names of columns", expected="theirs=ours, separated by commas, each of theirs once"
     )
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
@@ -150,17 +88,14 @@ class DatasetEntry(BaseModel):
         return word or self.path
 
 
-_Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(_entries)]
+_Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
 _ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
-
-# Text is stripped, and never empty: `--dataset "$UNSET"` is a mistake.
-_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
 
 class Recipe(BaseModel):
     """Everything about a run but its topology. Frozen; unknown keys are refused."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model_name_or_path: str = _model(..., "local folder or hub id of a causal language model (safetensors)")
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
@@ -177,7 +112,7 @@ class Recipe(BaseModel):
     lora_alpha: float = _method(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
     lora_dropout: float = _method(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
     lora_target_modules: Annotated[
-        Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(_module_names)
+        Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
@@ -186,7 +121,7 @@ class Recipe(BaseModel):
     dataset: _Entries = _data(..., "file, glob, folder or hub id; several with weights as a list", expected=_ENTRIES)
     dataset_config: str | None = _data(None, "config of a hub id: main for openai/gsm8k")
     dataset_split: str = _data("train", "split of a hub id or a folder with splits")
-    dataset_columns: Annotated[dict[str, str], BeforeValidator(_column_mapping)] = _data(
+    dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _data(
         {},
         "names of columns: question=prompt,answer=completion",
         expected="theirs=ours, separated by commas, each of theirs once",
@@ -216,8 +151,8 @@ class Recipe(BaseModel):
     )
     learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = _optim("cosine", "shape after the warm-up")
-    warmup_steps: Annotated[float, AfterValidator(_share_or_count)] = _optim(
-        0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=_SHARE_OR_COUNT
+    warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _optim(
+        0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
     )
     weight_decay: float = _optim(0.0, "decoupled; norms and biases are spared", ge=0)
     adam_beta1: float = _optim(0.9, "decay of the first moment", ge=0, lt=1)
@@ -228,8 +163,8 @@ class Recipe(BaseModel):
     eval_dataset: _Entries | None = _eval(None, "like dataset; default: a seeded split of it", expected=_ENTRIES)
     eval_dataset_config: str | None = _eval(None, "config of eval_dataset; default: dataset_config")
     eval_dataset_split: str = _eval("test", "split of eval_dataset where it has several")
-    eval_split_size: Annotated[float, AfterValidator(_share_or_count)] = _eval(
-        0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=_SHARE_OR_COUNT
+    eval_split_size: Annotated[float, AfterValidator(share_or_count)] = _eval(
+        0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=SHARE_OR_COUNT
     )
     max_eval_samples: int | None = _eval(None, "evaluate on the first so many only", "samples", ge=1)
     eval_steps: int = _eval(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
@@ -247,7 +182,7 @@ class Recipe(BaseModel):
     )
     resume_from_checkpoint: str = _output("auto", "auto, none, or the path of a checkpoint")
     logging_steps: int = _output(1, "write metrics every so many steps", "steps", ge=1)
-    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_comma_separated)] = _output(
+    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(comma_separated)] = _output(
         [], "trackers, separated by commas: tensorboard, wandb, trackio"
     )
 
@@ -295,7 +230,7 @@ def _listed(
 class Launch(BaseModel):
     """What the command line says besides the recipe."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     config: str | None = _launch(
         None,
@@ -306,52 +241,3 @@ class Launch(BaseModel):
         None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
     )
     dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")
-
-
-@dataclass(frozen=True)
-class Request:
-    """The command line, read. Without ``problems`` there is a ``recipe``; with some there may be one, so that
-    whoever knows the topology can add what else is wrong with it."""
-
-    launch: Launch
-    recipe: Recipe | None
-    recipe_name: str
-    problems: list[Problem] = field(default_factory=list)
-
-
-def expected(info: FieldInfo) -> str:
-    """What a field takes, as help and messages say it: ``whole number from 1``."""
-    extra: Any = info.json_schema_extra
-    words = extra["expected"] or _type_name(info.annotation)
-    for limit in info.metadata:
-        match limit:
-            case Ge(ge=least):
-                words += f" from {least}"
-            case Gt(gt=bound):
-                words += f" above {bound}"
-            case Lt(lt=bound):
-                words += f" below {bound}"
-    return words
-
-
-def choices(annotation: Any) -> list[str]:
-    """The words an annotation allows, if it lists them."""
-    if get_origin(annotation) is Literal:
-        return list(get_args(annotation))
-    return [word for member in get_args(annotation) for word in choices(member)]
-
-
-def is_optional(info: FieldInfo) -> bool:
-    return NoneType in get_args(info.annotation)
-
-
-def _type_name(annotation: Any) -> str:
-    if get_origin(annotation) is Literal:
-        return " | ".join(get_args(annotation))
-    if get_origin(annotation) is Annotated:
-        return _type_name(get_args(annotation)[0])
-    if get_origin(annotation) is list:
-        return f"list of {_type_name(get_args(annotation)[0])}"
-    if members := [member for member in get_args(annotation) if member is not NoneType]:
-        return " | ".join(_type_name(member) for member in members)
-    return {int: "whole number", float: "number", str: "text", bool: "true | false"}[annotation]

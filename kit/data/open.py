@@ -17,6 +17,7 @@ from kit.data.chat.formats import OPTIONAL, choose_fields
 from kit.data.chat.template import resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import SPLIT, Order, permutation
+from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning
 from kit.data.read.sources import open_source
 from kit.data.samples.rows import Encoder, Opened
@@ -46,9 +47,9 @@ class Data:
         """Optimiser steps of a whole run: ``max_steps``, or as many full ones as the epochs need."""
         return recipe.max_steps or self.order.total_steps(recipe.num_train_epochs)
 
-    def open_feed(self, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]) -> Feed:
+    def open_feed(self, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> Feed:
         """``state``: of the feed when the run was last saved; a step here is known by its number, and needs none."""
-        return Feed(self.train, self.order, recipe, accelerator, pad_token_id, self.total_steps(recipe))
+        return Feed(self.train, self.order, recipe, ranks, pad_token_id, self.total_steps(recipe))
 
     @property
     def names(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""Models that open without the kit: ``final/``, exported checkpoints, merged adapters."""

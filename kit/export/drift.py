@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.data.open import open_data, open_sources
 from kit.errors import UserError, raise_if
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
-from kit.model.locate import read_run
+from kit.model.plan import LoadPlan
+from kit.run.record import read_run
 
 # All logits of one model are kept: at most 8 x 128 x vocabulary x 4 bytes.
 NUM_SEQUENCES = 8
@@ -62,7 +63,7 @@ def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | Non
     recipe = recipe.model_copy(update={"method": "qlora" if run.method == "qlora" else "lora"})
     config = open_config(recipe)
     raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
-    compute: Any = "bfloat16" if strategy["mixed_precision"] == "bf16" else "float32"
+    compute: Any = "bfloat16" if strategy.mixed_precision == "bf16" else "float32"
     model = build_model(recipe, config, LoadPlan(compute_dtype=compute, device="cpu"))
     if read:
         read(model)

@@ -16,33 +16,30 @@ import torch
 from safetensors import SafetensorError
 
 from kit import durable
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
-from kit.model.locate import read_run
-from kit.strategy.accelerator import gather_trainable
+from kit.model.plan import LoadPlan
+from kit.run.record import read_run
+from kit.strategy.topology import ActualStrategy
+from kit.strategy.weights import gather_trainable
+from kit.train.loop_state import LoopState
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from kit.strategy.accelerator import Prepared
 
 # Reads a checkpoint's weights into the model it is given, and returns them by their names in it.
 Read = Callable[[Any], dict[str, torch.Tensor]]
 
 
-def save_final(
-    accelerator: "Accelerator",
-    model: torch.nn.Module,
-    tokenizer: Any,
-    folder: Path,
-    card: str,
-    dtype: torch.dtype | None,
-) -> None:
+def save_final(prepared: "Prepared", tokenizer: Any, folder: Path, card: str, dtype: torch.dtype | None) -> None:
     """Write ``folder`` from any strategy: beside it first, then one rename. Called by all ranks.
 
     The rest is as in ``write_model``, of the whole weights.
     """
+    accelerator, model = prepared.accelerator, prepared.model
     state = gather_trainable(accelerator, model)
     if accelerator.is_main_process:
         staging = folder.with_name(f".{folder.name}.partial")
@@ -108,12 +105,12 @@ def _unwrapped_twin(model: Any) -> Any:
 
 
 def export_checkpoint(
-    recipe: Recipe, run_file: Path, state: dict[str, Any], read: Read, output_dir: Path, dtype: str | None
+    recipe: Recipe, run_file: Path, state: LoopState, read: Read, output_dir: Path, dtype: str | None
 ) -> None:
     """Write what ``final/`` would have been after a checkpoint's step, in one process.
 
     Args:
-        recipe: opens the model of the run, as ``kit.model.locate.recipe_of_run`` makes it.
+        recipe: opens the model of the run, as ``recipe_of_run`` makes it.
         run_file: ``run.json`` of the run, for the card.
         state: of the loop, as the checkpoint has it.
         read: the checkpoint's weights by their names in the model it is given (``read_weights``).
@@ -125,8 +122,8 @@ def export_checkpoint(
     """
     run, strategy = read_run(run_file)
     run = run.model_copy(update={"model_name_or_path": recipe.model_name_or_path})  # it may have moved
-    metrics = state["last_evaluation"] if state["evaluated_step"] == state["step"] else {}
-    card = model_card(run, strategy, metrics, state["step"])
+    metrics = state.last_evaluation if state.evaluated_step == state.step else {}
+    card = model_card(run, strategy, metrics, state.step)
     tokenizer, config, model = _open(recipe)
     tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template)
     with _new_folder(output_dir) as folder:
@@ -208,7 +205,7 @@ def _refuse_untrained(state: dict[str, torch.Tensor]) -> None:
         raise TrainingError("every lora_B is zero: the adapter has learned nothing")
 
 
-def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float], steps: int) -> str:
+def model_card(recipe: Recipe, strategy: ActualStrategy, metrics: dict[str, float], steps: int) -> str:
     """A short card: what was trained on what, how, and what the evaluation said."""
     base, is_full = recipe.model_name_or_path, recipe.method == "full"
     base = Path(base).name if os.path.exists(os.path.expanduser(base)) else base
@@ -224,9 +221,7 @@ def model_card(recipe: Recipe, actual: dict[str, Any], metrics: dict[str, float]
     items = "packs" if recipe.packing else "samples"
     lines += [f"- data: {named}, {steps} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
-    lines += [
-        f"- {actual['type']} on {actual['num_processes']} process(es), mixed_precision {actual['mixed_precision']}"
-    ]
+    lines += [f"- {strategy.type} on {strategy.num_processes} process(es), mixed_precision {strategy.mixed_precision}"]
     lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
     load = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
     package = "transformers" if is_full else "peft"

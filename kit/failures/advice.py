@@ -7,17 +7,18 @@ told whether the run goes on with it or becomes another.
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
 from kit.failures.memory import Shortage, measure, size
-from kit.run.folder import IDENTITY
-from kit.strategy.accelerator import takes_optimizer, ways_to_share
+from kit.failures.phases import EVALUATING, GENERATING, LOADING
+from kit.strategy.topology import takes_optimizer, ways_to_share
 
 if TYPE_CHECKING:
     import torch
 
-    from kit.config.recipe import Recipe, Topology
+    from kit.config.recipe import Recipe
+    from kit.strategy.topology import Topology
 
-_WITHOUT_ACTIVATIONS = ("loading", "the optimiser's step", "saving", "writing the final model")
 _SMALL = 0.05  # what holds less of the peak is not worth changing
 
 
@@ -50,13 +51,13 @@ def explain(
 def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[Setting]:
     """What to change, the cheapest first."""
     phase, asked, device, held = shortage.phase, shortage.asked, shortage.device, shortage.held
-    loading, evaluating = phase == "loading", phase in ("evaluation", "generation")
+    loading, evaluating = phase is LOADING, phase in (EVALUATING, GENERATING)
     moments = held.optimizer + held.optimizer_to_come
 
     def counts(num_bytes: int) -> bool:
         return loading or num_bytes >= _SMALL * max(device.peak, held.total)
 
-    activations = shortage.trains_here and phase not in _WITHOUT_ACTIVATIONS and counts(device.peak - held.total)
+    activations = shortage.trains_here and phase.activations and counts(device.peak - held.total)
     ways = []
     if device.limit:
         ways.append(Setting(f"ulimit {device.limit[1]} unlimited", "nothing, where you may lift the limit"))
@@ -73,7 +74,7 @@ def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list
     if activations and recipe.per_device_train_batch_size > 1:
         batch_size = _smaller_batch(recipe, topology.num_processes)
         ways.append(_set("per_device_train_batch_size", batch_size, "some speed; the same maths"))
-    if phase == "generation":
+    if phase is GENERATING:
         ways.append(_set("max_new_tokens", -(-recipe.max_new_tokens // 2), "answers that are cut earlier"))
         ways.append(_set("predict_with_generate", "false", "the exact match"))
     if activations and not evaluating and not recipe.gradient_checkpointing:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from kit.console import is_main, rank
 from kit.errors import Problem, TrainingError, UserError
 from kit.secrets import redacted
-from kit.strategy.launch import is_main, rank, remember_end
+from kit.strategy.launcher import remember_end
 
 STOPPED = 75  # by a signal, and saved; EX_TEMPFAIL: run the same command again
 _FINAL = (UserError.exit_status, STOPPED)  # another start of the same ranks would end so too

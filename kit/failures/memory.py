@@ -16,29 +16,15 @@ import psutil
 import torch
 
 from kit.errors import causes, out_of_memory
-from kit.strategy.accelerator import keeps_gradients, own_shards
+from kit.failures.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
+from kit.strategy.weights import keeps_gradients, own_shards
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe, Topology
+    from kit.config.recipe import Recipe
+    from kit.strategy.topology import Topology
 
-# What a run is doing inside which function, by module and name; the innermost one counts.
-PHASES = {
-    "kit.model.load.build_model": "loading",
-    "kit.strategy.accelerator.prepare": "loading",
-    "kit.checkpoint.load.load_checkpoint": "loading",
-    "torch.autograd.backward": "the backward pass",
-    "accelerate.optimizer.step": "the optimiser's step",
-    "kit.evaluate.evaluate": "evaluation",
-    "transformers.generation.utils.generate": "generation",
-    "kit.data.feed.feed.take": "reading data",
-    "kit.data.feed.stream.take": "reading data",
-    "kit.checkpoint.save.save": "saving",
-    "kit.checkpoint.save.wait": "saving",
-    "kit.export.final.save_final": "writing the final model",
-}
 _IN_BACKGROUND = "kit.checkpoint.save._complete"
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")  # a model has hundreds of `Linear`; what holds it says which it is
-_AT_REST = ("loading", "evaluation", "generation", "saving", "writing the final model")  # no step is under way
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
@@ -83,7 +69,7 @@ class Device:
 class Shortage:
     """A failure for want of memory."""
 
-    phase: str  # one of ``PHASES``, "the forward pass", or "training" for anything else
+    phase: Phase
     module: str  # class of the model's innermost part at work, if any
     asked: int  # bytes; 0 where unknown
     device: Device
@@ -95,17 +81,17 @@ class Shortage:
     def lines(self) -> list[str]:
         """What was asked for, and a table of what the memory is full of."""
         held, device = self.held, self.device
-        what = f"in {self.phase}" + (f" ({self.module})" if self.module else "")
+        what = f"in {self.phase.noun}" + (f" ({self.module})" if self.module else "")
         what = f"{size(self.asked)} asked for {what}" if self.asked else what
         who = f"rank {self.rank}: " if self.rank is not None else ""
         limit = f"; this process may reserve {size(device.limit[0])} (ulimit {device.limit[1]})" if device.limit else ""
         lost = f", and {size(device.unused)} lost between tensors" if device.unused else ""
-        rest = ["what is being loaded"] if self.phase == "loading" else []
-        if self.trains_here and self.phase != "loading":
+        rest = ["what is being loaded"] if self.phase is LOADING else []
+        if self.trains_here and self.phase is not LOADING:
             rest += ["activations, logits, buffers"] + (["gathered layers"] if held.sharded else [])
         rest += ["Python, libraries"] if device.is_cpu else []
         rest += ["a save in progress"] if device.is_cpu and self.is_saving else []
-        to_come = (0, 0) if self.phase in _AT_REST else (held.gradients_to_come, held.optimizer_to_come)
+        to_come = (held.gradients_to_come, held.optimizer_to_come) if self.phase.mid_step else (0, 0)
         gradients, optimizer = (f"{size(n)} still to come in this step" if n else "" for n in to_come)
         rows = [
             (device.name, device.total, f"{size(device.free)} free{limit}"),
@@ -145,7 +131,7 @@ def measure(
         held=components(model, optimizer, device.is_cpu, "8bit" in recipe.optim),
         rank=_rank(error),
         trains_here=device.is_cpu == (topology.device_type == "cpu"),
-        is_saving=phase == "saving" or any(_IN_BACKGROUND in _calls(each) for each in sys._current_frames().values()),
+        is_saving=phase is SAVING or any(_IN_BACKGROUND in _calls(each) for each in sys._current_frames().values()),
     )
 
 
@@ -162,22 +148,23 @@ def _said(error: BaseException, pattern: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
-def _phase_and_module(error: BaseException) -> tuple[str, str]:
-    """What the run was doing, and in which class of the model's modules: ``("the backward pass", "LlamaMLP")``."""
-    phase, module = "", ""
+def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
+    """What the run was doing, and in which class of the model's modules: ``(BACKWARD, "LlamaMLP")``."""
+    phase: Phase | None = None
+    module = ""
     for each in causes(error):
         traceback = each.__traceback__
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
             name, owner = _name(frame), frame.f_locals.get("self")
-            if name in PHASES:
-                phase, module = PHASES[name], ""
+            if name in BY_FUNCTION:  # the innermost one counts
+                phase, module = BY_FUNCTION[name], ""
             if name == "kit.model.loss_head.chunk_loss":
                 module = "logits"
             elif frame.f_code.co_name == "forward" and isinstance(owner, torch.nn.Module):
                 is_named = not type(owner).__module__.startswith(_ANONYMOUS)
                 module = type(owner).__name__.removeprefix("FSDP") if is_named else module
-    return phase or ("the forward pass" if module else "training"), module
+    return phase or (FORWARD if module else TRAINING), module
 
 
 def _name(frame: FrameType) -> str:

@@ -1,8 +1,8 @@
-"""Where every rank is: so that a rank that died or hangs is named, with the phase and the step the others wait in.
+"""The status of every rank: so that a rank that died or hangs is named, with the phase and step the others wait in.
 
-Each rank tells its place to the store through which the ranks found each other; a thread tells that it is alive. When
-no rank has moved for the time-out, or a collective failed, the places of all say who is missing. To move is to begin a
-phase or a collective, to come forward in an evaluation, or to read or write: a slow disk is no hang.
+Each rank writes its status to the store through which the ranks found each other; a thread does so every second. When
+no rank has moved for the time-out, or a collective failed, the statuses of all say who is missing. To move is to begin
+a phase or a collective, to take an item in an evaluation, or to read or write: a slow disk is no hang.
 """
 
 import json
@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from kit.errors import TrainingError
+from kit.failures.phases import STARTING, Phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,13 +32,13 @@ MOVED_BYTES = 1 << 16  # to or from files within a beat
 
 
 @dataclass(frozen=True)
-class Place:
+class RankStatus:
     """How far a rank has come, as it says itself with every beat."""
 
     rank: int
     beats: int = 0
     step: int = 0
-    phase: str = "starting"
+    phase: str = STARTING.doing
     save: str = ""  # what it does for a checkpoint in the background
     collectives: int = 0  # how many it has begun, counted by torch
     still_seconds: float = 0.0  # since it moved
@@ -50,20 +51,20 @@ class Place:
 
 
 class Watch:
-    """The places of all ranks; one rank alone needs none and keeps only its own."""
+    """The statuses of all ranks; one rank alone needs none and keeps only its own."""
 
     def __init__(self, accelerator: "Accelerator", store: Any, timeout_seconds: float) -> None:
         """``store``: a connection of its own to the ranks' key-value store; None where there is one rank."""
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._store, self._timeout = store, timeout_seconds
-        self._step, self._phase, self._save, self._moved = 0, "starting", "", time.monotonic()
+        self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
         self._asks = False
         if store is not None:
             threading.Thread(target=self._beat, daemon=True).start()
 
-    def at(self, phase: str, step: int = 0) -> None:
+    def at(self, phase: Phase, step: int = 0) -> None:
         """This rank begins ``phase`` of 1-based ``step``."""
-        self._step, self._phase, self._moved = step, phase, time.monotonic()
+        self._step, self._phase, self._moved = step, phase.doing, time.monotonic()
 
     def at_save(self, what: str) -> None:
         """What this rank begins to do for a checkpoint, besides its phase."""
@@ -104,7 +105,7 @@ class Watch:
             if now - before > BEAT_SECONDS + SILENT_SECONDS:  # stopped, as a scheduler does it, and continued
                 self._moved += now - before
             before, beats = now, beats + 1
-            place = Place(
+            status = RankStatus(
                 self._rank,
                 beats,
                 self._step,
@@ -116,7 +117,7 @@ class Watch:
                 os.getpid(),
             )
             with suppress(RuntimeError):  # the store went with its process: whoever asks it next will say so
-                self._store.set(str(self._rank), json.dumps(asdict(place)))
+                self._store.set(str(self._rank), json.dumps(asdict(status)))
             if now - self._moved > self._timeout and not self._asks:
                 self._asks = True
                 # In a thread of its own, for this rank is not silent.
@@ -127,40 +128,40 @@ class Watch:
         """End the process if no other rank moves either: what never ends cannot be left by an exception."""
         waited = f"{self._timeout} s without a move (--ddp_timeout), {self._phase}"
         waited += f" in step {self._step}" if self._step else ""
-        gone, places = self._survey()
-        others = [place for place in places if place not in gone and place.rank != self._rank]
+        gone, statuses = self._survey()
+        others = [status for status in statuses if status not in gone and status.rank != self._rank]
         # Half a time-out, for they did not all begin to wait at the same time.
-        if self._moved != moved or any(place.still_seconds < self._timeout / 2 for place in others):
+        if self._moved != moved or any(status.still_seconds < self._timeout / 2 for status in others):
             self._asks = False
             return
-        furthest = max(place.collectives for place in places)
-        absent = gone or [place for place in places if place.collectives < furthest]
-        absent = absent or [place for place in places if place.save]
+        furthest = max(status.collectives for status in statuses)
+        absent = gone or [status for status in statuses if status.collectives < furthest]
+        absent = absent or [status for status in statuses if status.save]
         if 0 < len(absent) < self._world:
             said = f"{_names(absent)} did not arrive, last seen: {_told(absent)}"
         else:
-            said = f"every rank waits: a GPU, the network or a disk hangs ({_told(places)})"
+            said = f"every rank waits: a GPU, the network or a disk hangs ({_told(statuses)})"
         with suppress(OSError):  # nobody reads it
             print(f"\nerror: rank {self._rank}: {waited}; {said}", file=sys.stderr, flush=True)
-        for place in gone:  # a stopped process does not hear the launcher's SIGTERM
-            if place.host == socket.gethostname() and place.pid:
+        for status in gone:  # a stopped process does not hear the launcher's SIGTERM
+            if status.host == socket.gethostname() and status.pid:
                 with suppress(OSError):
-                    os.kill(place.pid, signal.SIGKILL)
+                    os.kill(status.pid, signal.SIGKILL)
         os._exit(1)
 
-    def _survey(self) -> tuple[list[Place], list[Place]]:
+    def _survey(self) -> tuple[list[RankStatus], list[RankStatus]]:
         """The ranks that give no sign of life, and all. Clocks of several machines are not compared."""
-        before = self._places()
+        before = self._statuses()
         time.sleep(SILENT_SECONDS)
-        places = self._places()
-        if not places:  # the store is kept by the launcher, or else by rank 0
-            places = before or [Place(rank) for rank in range(self._world)]
-            return places[:1], places
-        silent = [place for place in places if before and place.beats == before[place.rank].beats]
-        return silent, places
+        statuses = self._statuses()
+        if not statuses:  # the store is kept by the launcher, or else by rank 0
+            statuses = before or [RankStatus(rank) for rank in range(self._world)]
+            return statuses[:1], statuses
+        silent = [status for status in statuses if before and status.beats == before[status.rank].beats]
+        return silent, statuses
 
-    def _places(self) -> list[Place]:
-        """Empty without the store; a rank that never told its place is at the start, for ever."""
+    def _statuses(self) -> list[RankStatus]:
+        """Empty without the store; a rank that never told its status is at the start, for ever."""
         try:
             known = [self._store.check([str(rank)]) for rank in range(self._world)]
             told = [
@@ -168,15 +169,15 @@ class Watch:
             ]
         except RuntimeError:
             return []
-        return [Place(**place) for place in told]
+        return [RankStatus(**status) for status in told]
 
 
-def _names(places: list[Place]) -> str:
-    return f"rank{'s' if len(places) > 1 else ''} {', '.join(str(place.rank) for place in places)}"
+def _names(statuses: list[RankStatus]) -> str:
+    return f"rank{'s' if len(statuses) > 1 else ''} {', '.join(str(status.rank) for status in statuses)}"
 
 
-def _told(places: list[Place]) -> str:
-    return "; ".join(map(str, places))
+def _told(statuses: list[RankStatus]) -> str:
+    return "; ".join(map(str, statuses))
 
 
 def _bytes_of_files() -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kit.strategy.launch import launcher_is_gone
+from kit.strategy.launcher import launcher_is_gone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,0 +1,1 @@
+"""Find, check, load, quantise and adapt a causal language model; knows no strategy."""

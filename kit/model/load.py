@@ -25,13 +25,14 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import VARLEN, unfit
 from kit.model.attention import register as register_attention
 from kit.model.locate import first_line, locate_model, tokenizer_of_adapter
 from kit.model.loss_head import install_loss_head
+from kit.model.plan import LoadPlan
 
 _LOOKED_AT_BYTES = 1 << 20  # at each end of a weight file
 

@@ -1,18 +1,15 @@
-"""What a name leads to: a folder, a run, or a hub id that is there to be had.
+"""From the name of a model or an adapter to a folder, or to a hub id that can be fetched.
 
 Promises: an unreachable hub is asked once, for a few seconds; a file that would have to be unpickled is never opened.
 """
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
-from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -123,51 +120,12 @@ def base_of_adapter(folder: Path, fix: str) -> str:
         raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
     if not base or not isinstance(base, str):
         raise UserError(Problem(where, "names no base", fix=fix))
-    _check_base(where, base, None, fix)
+    check_base(where, base, None, fix)
     return base
 
 
-def read_run(run_file: Path) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe of the run that wrote ``run.json``, and the strategy it really had. Raises ``UserError``."""
-    try:
-        values = json.loads(run_file.read_text(encoding="utf-8"))
-        recipe, strategy = Recipe.model_validate(values["recipe"]), values["strategy"]
-        return recipe, {"mixed_precision": strategy["mixed_precision"], **strategy}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        found = f"no record of a run ({type(error).__name__})"
-        raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's ``metrics.jsonl``, if there is one; a kill may have cut the last one off."""
-    rows = []
-    try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            rows += [row] if isinstance(row, dict) and isinstance(row.get("step"), int) else []
-    return rows
-
-
-def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Recipe:
-    """``recipe`` with the model, method and adapters of the run that wrote ``run.json``, and with its chat template
-    unless ``recipe`` sets one. ``base`` is opened where the run's own has moved. Raises ``UserError``."""
-    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path"]
-    keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
-    trained, _ = read_run(run_file)
-    values = {"chat_template": trained.chat_template, **recipe.model_dump(exclude_unset=True)}
-    opener = Recipe.model_validate(values | {key: getattr(trained, key) for key in keys})
-    if base:
-        return opener.model_copy(update={"model_name_or_path": base, "model_revision": None})
-    fix = "a relative path counts from where the run was started"
-    _check_base(str(run_file), opener.model_name_or_path, opener.model_revision, fix)
-    return opener
-
-
-def _check_base(where: str, base: str, revision: str | None, fix: str) -> None:
+def check_base(where: str, base: str, revision: str | None, fix: str) -> None:
+    """Refuse, with the problem at ``where``, if the ``base`` named there is not there to be opened."""
     try:
         locate_model(base, revision)
     except UserError as error:

@@ -1,0 +1,1 @@
+"""Pages: a run at a glance, samples as they are learned from."""

@@ -10,10 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from kit.console import is_main, say
 from kit.errors import Problem, UserError
-from kit.model.locate import read_metrics, read_run
 from kit.report.page import escaped, page, section, svg, table
-from kit.strategy.accelerator import describe
+from kit.run.record import read_metrics, read_run
 
 
 def write_report(folder: Path) -> Path:
@@ -23,7 +23,7 @@ def write_report(folder: Path) -> Path:
         UserError: there is no run, or the folder cannot be written to.
     """
     given, strategy = read_run(folder / "run.json")
-    line = describe(strategy, given)
+    line = strategy.describe(given)
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     rows = read_metrics(folder)
     training = [row for row in rows if "loss" in row]
@@ -66,12 +66,14 @@ def write_report(folder: Path) -> Path:
         raise UserError(Problem(str(folder), f"report.html cannot be written ({error.strerror})")) from None
 
 
-def tell(folder: Path) -> str:
-    """``write_report`` at the end of a run, which is not worth less without it: where it is, or why there is none."""
+def write_report_at_end(folder: Path) -> None:
+    """Write the report where a run ends, and say where it is; a run without its report is no failure."""
+    if not is_main():
+        return
     try:
-        return f"report: {write_report(folder)}"
+        say(f"report: {write_report(folder)}")
     except Exception as error:
-        return f"warning: no report ({type(error).__name__}: {error})"
+        say(f"warning: no report ({type(error).__name__}: {error})")
 
 
 def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:

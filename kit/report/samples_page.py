@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from tokenizers.decoders import DecodeStream
 
 from kit.config.recipe import Recipe
-from kit.data.feed.feed import Ranks
+from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 from kit.report.data_checks import LEAK, Finding, check, counted
 from kit.report.page import VISIBLE, escaped, page, section, svg, table

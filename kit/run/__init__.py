@@ -1,0 +1,1 @@
+"""The output folder of a run: whose it is, its record, its metrics."""

@@ -1,4 +1,4 @@
-"""The output folder: whose it is, whether this command may go on in it, and ``run.json``.
+"""The output folder of a run: whose it is, whether this command may continue in it, and where it continues.
 
 Promises: nothing of another run is overwritten unless asked; the same command again continues the run; one process
 at a time runs in a folder.
@@ -8,42 +8,28 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from importlib import metadata
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kit import __version__, durable, lock
-from kit.checkpoint.load import list_checkpoints
+from kit import lock
+from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, read_state
 from kit.config.recipe import Recipe
+from kit.console import is_main, say
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
+from kit.run.identity import OTHER_DATA, changes, differences
+from kit.run.record import METRICS_FILE, RUN_FILE, versions, write_record
+from kit.strategy.topology import ActualStrategy
+from kit.train.loop_state import LoopState
 
-# What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
-# shape, topology, and how far it goes.
-IDENTITY = """
-model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
-excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
-""".split()
-
-_PACKAGES = (
-    "torch",
-    "accelerate",
-    "transformers",
-    "peft",
-    "bitsandbytes",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-)
-_PARTIAL = ".run.json.partial"
+_PARTIAL = f".{RUN_FILE}.partial"
 # All that a run leaves in its folder besides run.json; `kit` is TensorBoard's.
 _OWN = (
     "checkpoints",
     "final",
     ".final.partial",
-    "metrics.jsonl",
+    METRICS_FILE,
     "metrics.partial",
     "report.html",
     ".report.partial",
@@ -52,23 +38,135 @@ _OWN = (
 )
 
 
-def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
-    """The settings, data and base model two starts must share to be one run."""
-    values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
-    fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
-    return {**{key: values[key] for key in IDENTITY}, **fingerprints}
+class RunFolder:
+    """The ``output_dir`` of one command. Every rank makes one and calls the same methods; the main process writes."""
+
+    def __init__(self, recipe: Recipe, recipe_name: str, identity: Mapping[str, Any]) -> None:
+        """Look at the folder, and write nothing.
+
+        Args:
+            identity: see ``kit.run.identity``.
+
+        Raises:
+            UserError: the folder, or the checkpoint to continue from, is of another run or cannot be used.
+        """
+        self._recipe, self._recipe_name, self._identity = recipe, recipe_name, identity
+        self.path = Path(recipe.output_dir or "")
+        self.checkpoints, self.final = self.path / "checkpoints", self.path / "final"
+        self.finished_steps = _check_owner(recipe, self.path, identity)  # 0: it did not finish, or starts afresh
+        self._seen = _snapshot(self.path)
+        self._wanted = _wanted_checkpoint(recipe, self.path)
+        self.checkpoint = find_checkpoint(self.checkpoints, self._wanted, say)  # to continue from; None: none
+        self._manifest: dict[str, Any] = {}
+        if self.checkpoint:
+            self._manifest = read_manifest(self.checkpoint)
+            _check_checkpoint(self.checkpoint, self._manifest["identity"], identity)
+        self._record: dict[str, Any] = {}
+
+    def loop_state(self) -> LoopState:
+        """Where the run continues. Raises ``UserError`` for a state that no run leaves."""
+        if self.checkpoint is None:
+            return LoopState()
+        return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
+
+    def is_finished(self, first_step: int, total_steps: int) -> bool:
+        """Whether the run has done ``total_steps`` steps and left its final model; says so.
+
+        Raises:
+            UserError: the run is not finished, and going on after ``first_step`` makes no sense.
+        """
+        if self.finished_steps == total_steps and self._wanted == "auto" and self.final.is_dir():
+            ways = "to go on, raise max_steps; to start afresh, another --output_dir"
+            say(f"this run is finished: {self.final}", ways)
+            return True
+        ways = "raise it, or choose another --output_dir, or --overwrite_output_dir to start again"
+        if first_step > total_steps:
+            found = f"{total_steps} steps wanted, and {first_step} are done"
+            expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
+            raise UserError(Problem("max_steps", found, expected, ways))
+        if self.finished_steps and not first_step:
+            found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
+            raise UserError(Problem("output_dir", found, fix=ways))
+        return False
+
+    def open(self) -> None:
+        """Make the folder and lock it until this process ends; with ``overwrite_output_dir``, empty it first.
+
+        It may be a mount or a link.
+
+        Raises:
+            UserError: it cannot be made, another run is at work in it, or was since this one looked.
+        """
+        if not is_main():
+            return
+        recipe, folder, seen = self._recipe, self.path, self._seen
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            notes = lock.take(folder)
+            exits.finish_first(lock.sign_off)
+            if _snapshot(folder) != seen:
+                found = f"another run was at work in {folder} while this one started"
+                raise UserError(Problem("output_dir", found, fix="type the same command again"))
+            if recipe.overwrite_output_dir and seen[0]:
+                # First the record: a kill after it leaves a folder that is known as this run's.
+                record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
+                write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
+                for name in _OWN:
+                    path = folder / name
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
+            if begins_again and not recipe.overwrite_output_dir:
+                notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
+            lock.sign(folder, emptied=recipe.overwrite_output_dir)
+        except OSError as error:
+            found = f"{folder}: {error.strerror or error}"
+            raise UserError(Problem("output_dir", found, "a folder to write to")) from None
+        say(*notes)
+
+    def begin(self, strategy: ActualStrategy, data: dict[str, Any], step: int, total_steps: int) -> None:
+        """Write ``run.json``, and delete the checkpoints after ``step``, whose steps are run again.
+
+        Args:
+            strategy: as it really is.
+            data: what is trained on, for the record.
+            step: the steps done so far, of ``total_steps``.
+        """
+        about = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
+        recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
+        self._record = {**recipe, **about, "data": data}
+        if self.checkpoint:
+            say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
+        if is_main():
+            drop_after(self.checkpoints, step)
+            self._write()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What each manifest says of the run too: ``identity``, ``strategy``, ``versions``."""
+        return {key: self._record[key] for key in ("identity", "strategy", "versions")}
+
+    def end(self, step: int, stopped: bool) -> None:
+        """Note in ``run.json`` that the run finished with ``step``, or that a signal ``stopped`` it after that step.
+
+        The note is there because launchers hide the exit status of the script.
+        """
+        self._write(interrupted=step) if stopped else self._write(finished_steps=step)
+
+    def _write(self, finished_steps: int = 0, interrupted: int | None = None) -> None:
+        """``run.json``: the resolved recipe, the strategy as it really is, versions, data, and how far the run came."""
+        if is_main():
+            write_record(self.path, {**self._record, "finished_steps": finished_steps, "interrupted": interrupted})
 
 
-def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
-    """Refuse a folder that another run, or somebody's work, is in. Writes nothing.
+def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
+    """Refuse a folder that holds another run, or somebody's work.
 
     Returns:
         The steps after which the run in the folder finished; 0 if it did not, or is to be overwritten.
 
     Raises:
-        UserError: with the settings that differ, or who is at work there.
+        UserError: with the settings that differ, or with the process that runs there.
     """
-    folder = Path(recipe.output_dir or "")
     parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
     if not parent.is_dir():
         raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
@@ -80,7 +178,7 @@ def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
     # Only what this kit made is ever deleted.
     ways = "choose another --output_dir, or empty it yourself"
     try:
-        old = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        old = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
     except FileNotFoundError:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
@@ -101,45 +199,16 @@ def check_output_dir(recipe: Recipe, identity: Mapping[str, Any]) -> int:
     return finished_steps
 
 
-def check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to go on from a checkpoint of another run; ``old`` and ``new`` as ``identity`` gives them.
-
-    Raises:
-        UserError: with the settings that differ.
-    """
+def _check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to continue from a checkpoint of another run; ``old`` and ``new`` are identities."""
     if changed := differences(old, new):
         found = f"{path} is of another run ({'; '.join(changed)})"
         fix = "to start a new run from its weights, export them: python recipes/export.py"
         raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What is not as it was when a checkpoint was written, and gives other roundings from there on, in words.
-
-    Both as a manifest has them: ``strategy`` and ``versions``.
-    """
-    keys = ("type", "num_processes", "mixed_precision", "device", "num_threads")
-    pairs = [(key, old.get("strategy", {}).get(key), new["strategy"][key]) for key in keys]
-    pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in _PACKAGES]
-    changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
-    return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []
-
-
-OTHER_DATA = "the samples that dataset gives are others"
-OTHER_MODEL = "the weights at model_name_or_path are others"
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What makes two identities two runs, in words."""
-    words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
-    changed = [key for key in new if old.get(key) != new[key]]
-    if "model_name_or_path" in changed and "model_fingerprint" in changed:
-        changed.remove("model_fingerprint")
-    return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
-
-
 def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
-    """What the run reads and ``overwrite_output_dir`` would delete first."""
+    """A problem for each input of the run that ``overwrite_output_dir`` would delete."""
     keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
     paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
     paths += [("dataset", entry.path) for entry in recipe.datasets]
@@ -151,117 +220,26 @@ def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
     ]
 
 
-def check_start(recipe: Recipe, finished_steps: int, first_step: int, total_steps: int) -> None:
-    """Whether going on after ``first_step`` makes sense. Raises ``UserError``."""
-    ways = "raise it, or choose another --output_dir, or --overwrite_output_dir to start again"
-    if first_step > total_steps:
-        found = f"{total_steps} steps wanted, and {first_step} are done"
-        raise UserError(
-            Problem("max_steps", found, f"at least {first_step}, or --resume_from_checkpoint with an earlier one", ways)
-        )
-    if finished_steps and not first_step:
-        found = f"{recipe.output_dir} holds a finished run of {finished_steps} steps and no checkpoint to go on from"
-        raise UserError(Problem("output_dir", found, fix=ways))
-
-
-def snapshot(folder: Path) -> list[str]:
-    """What runs have left in a folder so far; another one when another run has been at work in it."""
+def _snapshot(folder: Path) -> list[str]:
+    """The text of ``run.json`` and the names of the checkpoints: another list once another run was at work here."""
     try:
-        record = (folder / "run.json").read_text(encoding="utf-8")
+        record = (folder / RUN_FILE).read_text(encoding="utf-8")
     except (OSError, ValueError):
         record = ""
     return [record, *(path.name for path in list_checkpoints(folder / "checkpoints"))]
 
 
-def wanted_checkpoint(recipe: Recipe) -> str:
-    """Where to go on from: ``auto``, ``none`` or a path, as the recipe says, but what was obeyed is not done twice.
+def _wanted_checkpoint(recipe: Recipe, folder: Path) -> str:
+    """``auto``, ``none`` or a path: as the recipe says, but a path is obeyed only once.
 
-    The same command again, with a path, must go on from the newest checkpoint that came after it.
+    The same command again, with a path, must continue from the newest checkpoint that came after it.
     """
-    folder, wanted = Path(recipe.output_dir or ""), recipe.resume_from_checkpoint
+    wanted = recipe.resume_from_checkpoint
     if recipe.overwrite_output_dir:  # a folder that is about to be emptied has nothing to go on from
         return "none" if wanted == "auto" else wanted
     try:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
     except (OSError, ValueError, KeyError, TypeError):
         return wanted
     return "auto" if is_obeyed and list_checkpoints(folder / "checkpoints") else wanted
-
-
-def open_output_dir(recipe: Recipe, identity: Mapping[str, Any], seen: list[str]) -> list[str]:
-    """Make the folder and lock it until this process ends; with ``overwrite_output_dir`` without what an earlier run
-    left. It may be a mount or a link. Main process only.
-
-    Args:
-        seen: the ``snapshot`` that all decisions were made on.
-
-    Returns:
-        What the user should know of who had the folder before.
-
-    Raises:
-        UserError: it cannot be made, or another run is at work in it.
-    """
-    folder = Path(recipe.output_dir or "")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        notes = lock.take(folder)
-        exits.finish_first(lock.sign_off)
-        if snapshot(folder) != seen:
-            found = f"another run was at work in {folder} while this one started"
-            raise UserError(Problem("output_dir", found, fix="type the same command again"))
-        if recipe.overwrite_output_dir and seen[0]:
-            # First the record: a kill after it leaves a folder that is known as this run's.
-            record = {"recipe": recipe.model_dump(mode="json"), "identity": identity}
-            _write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
-            for name in _OWN:
-                path = folder / name
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-        if seen == seen[:1] and seen[0] and recipe.resume_from_checkpoint == "auto" and not recipe.overwrite_output_dir:
-            notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
-        lock.sign(folder, emptied=recipe.overwrite_output_dir)
-    except OSError as error:
-        raise UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to")) from None
-    return notes
-
-
-def write_run_file(
-    folder: Path,
-    recipe: Recipe,
-    recipe_name: str,
-    about: Mapping[str, Any],
-    data: dict[str, Any],
-    finished_steps: int = 0,
-    interrupted: int | None = None,
-) -> None:
-    """``run.json``: the resolved recipe, the strategy as it really is, versions, data.
-
-    ``about``: what each checkpoint says too: ``identity``, ``strategy``, ``versions``.
-    ``finished_steps``: the steps after which ``final/`` was written; 0 while the run goes on.
-    ``interrupted``: the steps after which a signal stopped the run, else None; launchers hide the script's status.
-    """
-    values = {
-        "recipe_name": recipe_name,
-        "recipe": recipe.model_dump(mode="json"),
-        **about,
-        "data": data,
-        "finished_steps": finished_steps,
-        "interrupted": interrupted,
-    }
-    _write_record(folder, values)
-
-
-def _write_record(folder: Path, values: Mapping[str, Any]) -> None:
-    durable.write_text(folder / "run.json", json.dumps(values, indent=1) + "\n")
-
-
-def versions() -> dict[str, str | None]:
-    """Of the kit and of the libraries whose numbers may differ."""
-    return {"kit": __version__, **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

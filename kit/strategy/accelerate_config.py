@@ -2,20 +2,19 @@
 
 A config says topology and precision, nothing else. A mistyped key is an error, and so is a setting the kit cannot
 honour; keys about Accelerate's own saving and prefetching are accepted and of no effect, since the kit saves by itself.
-Plain Python; the launcher's environment is translated into the same words by ``kit.strategy.launch``.
+Plain Python; what a launcher set up in the environment is read in the same words.
 """
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kit.config.command_line import read_yaml
-from kit.config.recipe import Precision, Strategy
+from kit.config.recipe_file import read_yaml
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-
-TITLES: dict[Strategy, str] = {"single": "Single", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}
+from kit.strategy.topology import Precision, Strategy
 
 _CONFIG_KEYS = """
 compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity fsdp_config gpu_ids machine_rank
@@ -158,3 +157,29 @@ def make_settings(
         offload=offload,
         load_on_rank0=load_on_rank0,
     )
+
+
+def settings_from_environment() -> Settings:
+    """What the launcher set up, in the words of a config file."""
+    env = os.environ
+    kind = "MULTI_GPU" if "RANK" in env else "NO"
+    if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        kind = "DEEPSPEED"
+    fsdp = {}
+    if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        kind = "FSDP"
+        names = {"TRANSFORMER_CLS_TO_WRAP": "fsdp_transformer_layer_cls_to_wrap"}
+        fsdp = {
+            names.get(key[5:], key.lower()): value
+            for key, value in env.items()
+            if key.startswith("FSDP_") and value.lower() not in ("", "none")
+        }
+    values = {
+        "distributed_type": kind,
+        "mixed_precision": env.get("ACCELERATE_MIXED_PRECISION", "no"),
+        "fsdp_config": fsdp,
+    }
+    if env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
+        values["dynamo_config"] = env["ACCELERATE_DYNAMO_BACKEND"]
+    values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
+    return make_settings(values, fsdp, lambda key: f"the launcher's {key}", [])

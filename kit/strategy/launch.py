@@ -4,35 +4,25 @@ Promises: all four launch forms give the same topology; where processes are miss
 where the form contradicts the config it stops with the command that works. Imports torch only to count devices.
 """
 
-import ctypes
 import math
 import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NoReturn
 
-import psutil
-
-from kit import lock
-from kit.config.command_line import find_file
+from kit.config.command_line import Request
 from kit.config.conflicts import suggest_batch
-from kit.config.recipe import ACCELERATE_CONFIGS, Recipe, Request, Strategy, Topology
+from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
+from kit.config.recipe_file import find_file
 from kit.errors import Problem, UserError, raise_if
-from kit.secrets import redacted
-from kit.strategy.accelerate_config import TITLES, Settings, make_settings, read_config
-from kit.strategy.accelerator import takes_optimizer
+from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
+from kit.strategy.launcher import continue_restarted, end_with_launcher, stay_ended
+from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
 
 # What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-PR_SET_PDEATHSIG = 1  # of Linux
-# In the environment: the process of `accelerate launch` above this command, or above its torchrun and the ranks.
-_ACCELERATE = "KIT_ACCELERATE_PID"
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 _RANK_VARIABLES = (
     "RANK",
@@ -51,8 +41,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     Raises:
         UserError: everything that recipe, flags, config and launcher tell, at once.
     """
-    _end_with_launcher()
-    _stay_ended()
+    end_with_launcher()
+    stay_ended()
     # Read when torch is imported. OpenMP threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     problems = list(request.problems)
@@ -63,7 +53,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
             path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config")
             settings, config_name = read_config(path), path.stem
         else:
-            settings = _settings_from_environment()
+            settings = settings_from_environment()
     except UserError as error:
         problems += error.problems
     wanted = request.launch.num_processes or (settings.num_processes if settings else None)
@@ -101,7 +91,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     )
     output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"
     recipe = recipe.model_copy(update={"output_dir": os.path.expanduser(output_dir)})
-    recipe = _go_on(recipe)
+    recipe = continue_restarted(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
@@ -112,133 +102,6 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         for name in _RANK_VARIABLES:  # one process under torchrun is still one process
             os.environ.pop(name, None)
     return recipe, topology
-
-
-def _end_with_launcher() -> None:
-    """Take the launcher's death for a SIGTERM: `accelerate launch` does not pass its own on, and leaves us behind."""
-    if not sys.platform.startswith("linux") or not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(
-        os.environ
-    ):
-        return
-    with suppress(OSError):
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        if b"accelerate" in parent or b"torch" in parent:  # not a shell with these in its environment
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # outlives exec
-            if "RANK" not in os.environ:
-                os.environ[_ACCELERATE] = str(os.getppid())
-
-
-def launcher_is_gone() -> bool:
-    """Whether `accelerate launch` started this command, itself no rank's launcher, and has ended: so that a SIGTERM may
-    be of its death. A Ctrl-C ends it within seconds, whatever it started is doing."""
-    pid = int(os.environ.get(_ACCELERATE, "0"))
-    if not pid or "RANK" not in os.environ:
-        return bool(pid) and os.getppid() != pid
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def rank() -> int:
-    """Of this process; usable before the process group exists."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def is_main() -> bool:
-    """Whether this process is the one that talks."""
-    return rank() == 0
-
-
-def say(*lines: str) -> None:
-    """Print lines from the main process only, before there is a ``Log``."""
-    if lines and is_main():
-        with unheard():
-            print(*map(redacted, lines), sep="\n", flush=True)
-
-
-@contextmanager
-def unheard() -> Iterator[None]:
-    """A terminal that was closed, or a `tee` that ended with the same Ctrl-C, is no reason for a run to end."""
-    try:
-        yield
-    except OSError:
-        with suppress(OSError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-
-
-def _go_on(recipe: Recipe) -> Recipe:
-    """What ranks that torchrun starts anew must not do again: begin. The first ones signed the folder after their
-    launcher was started; how often ranks were restarted is counted on each machine for itself."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return recipe
-    signed = lock.read(Path(recipe.output_dir or ""))
-    try:
-        if not signed or signed["at"] < psutil.Process(os.getppid()).create_time():
-            return recipe
-    except psutil.Error:
-        return recipe
-    update = {"resume_from_checkpoint": "auto"} if recipe.resume_from_checkpoint == "none" else {}
-    return recipe.model_copy(update=update | ({"overwrite_output_dir": False} if signed.get("emptied") else {}))
-
-
-def remember_end(status: int) -> None:
-    """Under torchrun's ``--max_restarts``: note for later starts of this launcher's ranks that they end so too.
-
-    It starts the ranks anew whatever they ended with; nothing is gained where all would end with the same.
-    """
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        with suppress(OSError):
-            _end_file().parent.mkdir(parents=True, exist_ok=True)
-            for old in _end_file().parent.iterdir():
-                if time.time() - old.stat().st_mtime > 86400:
-                    old.unlink()
-            _end_file().write_text(str(status))
-
-
-def _stay_ended() -> None:
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        with suppress(OSError, ValueError):
-            os._exit(int(_end_file().read_text()))
-
-
-def _end_file() -> Path:
-    """Named after the launcher's process and when that was started, for numbers of processes come again."""
-    from kit.cache import cache_folder
-
-    parent = os.getppid()
-    with suppress(OSError, IndexError):
-        started = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
-        return cache_folder() / "ended" / f"{parent}-{started}"
-    return cache_folder() / "ended" / str(parent)
-
-
-def _settings_from_environment() -> Settings:
-    """What the launcher set up, in the words of a config file."""
-    env = os.environ
-    kind = "MULTI_GPU" if "RANK" in env else "NO"
-    if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        kind = "DEEPSPEED"
-    fsdp = {}
-    if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        kind = "FSDP"
-        names = {"TRANSFORMER_CLS_TO_WRAP": "fsdp_transformer_layer_cls_to_wrap"}
-        fsdp = {
-            names.get(key[5:], key.lower()): value
-            for key, value in env.items()
-            if key.startswith("FSDP_") and value.lower() not in ("", "none")
-        }
-    values = {
-        "distributed_type": kind,
-        "mixed_precision": env.get("ACCELERATE_MIXED_PRECISION", "no"),
-        "fsdp_config": fsdp,
-    }
-    if env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
-        values["dynamo_config"] = env["ACCELERATE_DYNAMO_BACKEND"]
-    values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
-    return make_settings(values, fsdp, lambda key: f"the launcher's {key}", [])
 
 
 def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:

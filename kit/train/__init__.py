@@ -1,0 +1,1 @@
+"""One optimiser step, what it minimises, and what a checkpoint keeps of the loop."""

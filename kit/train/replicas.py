@@ -6,23 +6,36 @@ import torch
 from accelerate.utils import gather_object
 
 from kit.errors import TrainingError
-from kit.strategy.accelerator import replicated
+from kit.strategy.weights import replicated
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from kit.strategy.accelerator import Prepared
 
 
-def notes(accelerator: "Accelerator", model: torch.nn.Module, every: int) -> list[str]:
-    """What ``check_replicas`` after each ``every`` steps will do, in words; nothing for 0."""
-    if not every:
-        return []
-    num = len(replicated(accelerator, model))
-    if num and accelerator.num_processes > 1:
-        return [f"replicas: {num} tensors of {accelerator.num_processes} processes are compared every {every} steps"]
-    return ["warning: --check_replicas has nothing to compare: no process has a copy of what another one has"]
+class ReplicaCheck:
+    """Compares the copies every so many steps. All ranks call it once in each step, when the gradients are final."""
+
+    def __init__(self, prepared: "Prepared", every: int) -> None:
+        """``every``: steps between two comparisons, 0 for none."""
+        self._prepared, self._every = prepared, every
+
+    def notes(self) -> list[str]:
+        """What will be compared, in words; nothing where nothing was asked for."""
+        if not self._every:
+            return []
+        prepared = self._prepared
+        num, processes = len(replicated(prepared.accelerator, prepared.model)), prepared.strategy.num_processes
+        if num and processes > 1:
+            return [f"replicas: {num} tensors of {processes} processes are compared every {self._every} steps"]
+        return ["warning: --check_replicas has nothing to compare: no process has a copy of what another one has"]
+
+    def __call__(self, step: int) -> None:
+        """Compare, if 1-based ``step`` is one of those."""
+        if self._every and step % self._every == 0:
+            compare_replicas(self._prepared, step)
 
 
-def check_replicas(accelerator: "Accelerator", model: torch.nn.Module, step: int) -> None:
+def compare_replicas(prepared: "Prepared", step: int) -> None:
     """Compare weights, frozen ones too, and gradients as the optimiser is about to use them. Called by all ranks.
 
     Reads every weight once; each process sends two sums for each tensor. What is sharded has no copy to compare with.
@@ -31,7 +44,7 @@ def check_replicas(accelerator: "Accelerator", model: torch.nn.Module, step: int
         TrainingError: with the tensors and the ranks that differ, on all ranks.
     """
     tensors = {}
-    for name, parameter in replicated(accelerator, model).items():
+    for name, parameter in replicated(prepared.accelerator, prepared.model).items():
         tensors[name] = parameter.detach()
         if parameter.grad is not None:
             tensors[f"gradient of {name}"] = parameter.grad

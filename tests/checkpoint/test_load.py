@@ -14,20 +14,21 @@ from conftest import forge, make_model
 
 from kit.checkpoint import load as checkpoint
 from kit.checkpoint import save as saver
-from kit.checkpoint.load import (
+from kit.checkpoint.load import load_checkpoint
+from kit.checkpoint.manifest import (
     describe_file,
     drop_after,
     find_checkpoint,
     list_checkpoints,
-    load_checkpoint,
     read_manifest,
     read_state,
     verify,
 )
 from kit.checkpoint.save import Saver
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
 from kit.run.log import new_state
 from kit.train.optim import build_optimizer
 

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from kit.config.command_line import FLAGS, find_file, load_recipe, read_command_line, read_yaml
+from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, ROOT, Recipe
+from kit.config.recipe_file import find_file, read_yaml
+from kit.config.validation import FLAGS, load_recipe
 from kit.errors import UserError
 
 BASE = {"model_name_or_path": "some/model", "dataset": "some/data"}

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from kit.config.conflicts import contradictions, suggest_batch
-from kit.config.other_kits import FOREIGN
-from kit.config.recipe import Launch, Recipe, expected
+from kit.config.conflicts import find_conflicts, suggest_batch
+from kit.config.fields import expected
+from kit.config.other_kits import OTHER_KITS
+from kit.config.recipe import Launch, Recipe
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 
@@ -30,8 +31,8 @@ def test_the_flags_of_the_contract_exist():
 
 def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exist():
     settings = set(Recipe.model_fields) | set(Launch.model_fields)
-    assert not settings & set(FOREIGN)
-    for word, answer in FOREIGN.items():
+    assert not settings & set(OTHER_KITS)
+    for word, answer in OTHER_KITS.items():
         for used in re.findall(r"\buse (?:--)?(\w+)", answer):
             assert used in settings, (word, used)
 
@@ -52,7 +53,7 @@ def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exi
     ],
 )
 def test_settings_that_contradict_each_other_are_named(settings, named):
-    assert {c.fields[0] for c in contradictions(Recipe(**REQUIRED, **settings))} == named
+    assert {c.fields[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named
 
 
 def test_the_learning_rate_follows_the_method_unless_it_is_given():

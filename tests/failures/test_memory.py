@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from kit import evaluate
 from kit.checkpoint import save as saver
 from kit.checkpoint.save import Saver
-from kit.config.conflicts import contradictions
-from kit.config.recipe import ACCELERATE_CONFIGS, LoadPlan, Recipe, Topology
+from kit.config.conflicts import find_conflicts
+from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.data.feed.feed import Ahead
 from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
@@ -31,9 +31,11 @@ from kit.failures import advice, memory
 from kit.failures.advice import explain, settings
 from kit.failures.memory import PHASES, Device, Held, Shortage, components
 from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
 from kit.run import folder as run
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
+from kit.strategy.topology import Topology
 from kit.train.optim import build_optimizer
 
 GIB = 2**30
@@ -786,7 +788,7 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
         assert len(lines) <= 21 and max(map(len, lines)) <= 125, text
         for flag in re.findall(r"^ +(--\w+ \S+)", text, re.M):
             if changed := changed_by(flag, recipe):
-                assert not contradictions(changed), flag
+                assert not find_conflicts(changed), flag
                 assert not launch._method_problems(changed, topology.strategy), flag
                 assert not launch._batch_problems(changed, topology.num_processes), flag
                 assert changed != recipe, flag

@@ -9,10 +9,11 @@ import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.plan import LoadPlan
 
 BF16 = LoadPlan(compute_dtype="bfloat16", device="cpu")
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")

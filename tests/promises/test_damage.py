@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from conftest import forge
 
-from kit.checkpoint.load import list_checkpoints, read_state, verify
+from kit.checkpoint.manifest import list_checkpoints, read_state, verify
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from kit.checkpoint import load as checkpoint
-from kit.config.recipe import LoadPlan
 from kit.errors import TrainingError, UserError
 from kit.model import locate as places
 from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
 
 pytestmark = pytest.mark.slow
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kit.checkpoint.load import list_checkpoints, verify
+from kit.checkpoint.manifest import list_checkpoints, verify
 
 pytestmark = pytest.mark.slow
 

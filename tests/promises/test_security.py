@@ -20,10 +20,11 @@ from safetensors import safe_open
 
 from kit.checkpoint import load as checkpoint
 from kit.config.command_line import read_command_line
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.plan import LoadPlan
 from kit.report.samples_page import as_page, as_text, look
 from kit.secrets import redacted
 from kit.strategy import launch

@@ -12,8 +12,10 @@ from conftest import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.cli.main import read_header
-from kit.config.command_line import load_recipe, read_command_line, read_yaml
+from kit.config.command_line import read_command_line
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, ROOT
+from kit.config.recipe_file import read_yaml
+from kit.config.validation import load_recipe
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 LLAMAS = [name for name in NAMES if name.startswith("llama-")]

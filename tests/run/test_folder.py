@@ -11,21 +11,19 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from kit.config.recipe import Recipe
+from kit.config.recipe import IDENTITY, Recipe
 from kit.errors import UserError
 from kit.run.folder import (
-    IDENTITY,
-    changes,
     check_checkpoint,
     check_output_dir,
     check_start,
-    identity,
     open_output_dir,
     snapshot,
-    versions,
     wanted_checkpoint,
     write_run_file,
 )
+from kit.run.record import versions
+from kit.run.identity import changes, identity
 from kit.strategy import accelerator as strategy
 
 # What may change between two starts of one run: it does not change what a step computes, but for rounding.

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from kit.config.recipe import LoadPlan, Recipe
+from kit.config.recipe import Recipe
 from kit.data.feed.batches import collate
 from kit.data.feed.feed import GlobalBatch
 from kit.data.open import open_data, open_sources
@@ -16,6 +16,7 @@ from kit.errors import UserError
 from kit.model import attention
 from kit.model.load import build_model, open_config, open_tokenizer
 from kit.model.loss_head import install_loss_head
+from kit.model.plan import LoadPlan
 from kit.train.step import check_isolation, seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]

@@ -1,0 +1,1 @@
+"""Rows to texts and token ids, with the tokens that are learned from marked."""

@@ -1,0 +1,1 @@
+"""Samples to global batches: a pure function of seed and step, dealt to data ranks."""

@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import Batch, deal, micro_batches, padding_share
+from kit.data.feed.batches import Collator, MicroBatch, padding_share
 from kit.data.feed.order import Order
 from kit.data.feed.packing import fill_share
+from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 
 STEPS_LOOKED_AT = 50  # for the share of padding
@@ -22,18 +23,10 @@ MANY_PASSES = 20  # over one data set in an epoch: it will be learned by heart
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """What a feed's notes need of an Accelerator, where there is none yet."""
-
-    num_processes: int = 1
-    process_index: int = 0
-
-
-@dataclass(frozen=True)
 class GlobalBatch:
     """One optimiser step. Counts are over all ranks, one for each source."""
 
-    micro_batches: list[Batch]  # of this rank
+    micro_batches: list[MicroBatch]  # of this rank
     target_weights: np.ndarray  # float64 [num_sources], sums of the targets' weights: the loss is divided by their sum
     num_targets: np.ndarray  # int64 [num_sources]
     num_tokens: np.ndarray  # int64 [num_sources]
@@ -75,16 +68,10 @@ class Feed:
     """Global batches of samples at hand."""
 
     def __init__(
-        self,
-        samples: Samples,
-        order: Order,
-        recipe: Recipe,
-        accelerator: Any,
-        pad_token_id: int,
-        num_steps: int,
+        self, samples: Samples, order: Order, recipe: Recipe, ranks: Ranks, pad_token_id: int, num_steps: int
     ) -> None:
-        self._samples, self._order, self._recipe, self._pad = samples, order, recipe, pad_token_id
-        self._rank, self._world = accelerator.process_index, accelerator.num_processes
+        self._samples, self._order, self._recipe, self._ranks = samples, order, recipe, ranks
+        self._collator = Collator(recipe.per_device_train_batch_size, pad_token_id, recipe.packing)
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
@@ -104,8 +91,8 @@ class Feed:
             lines.append(f"packing: {len(epoch)} packs of {self._recipe.max_length} tokens, {share:.2%} full")
         else:
             batches = (self._order.batch(step) for step in range(STEPS_LOOKED_AT))
-            size = self._recipe.per_device_train_batch_size
-            dealt = [step for batch in batches for step in deal(samples.lengths, batch, self._world, size, False)]
+            count = self._ranks.count
+            dealt = [step for batch in batches for step in self._collator.deal(samples.lengths, batch, count)]
             lines.append(f"padding: {padding_share(samples.lengths, dealt):.1%} of the computed tokens")
         for i, (name, quota) in enumerate(zip(samples.names, self._order.quotas, strict=False)):
             lengths = samples.lengths[samples.sources == i]
@@ -132,9 +119,8 @@ class Feed:
         def by_source(values: np.ndarray) -> np.ndarray:
             return np.bincount(sources, values[ids], num_sources)
 
-        size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
         return GlobalBatch(
-            micro_batches(self._samples, items, self._rank, self._world, size, self._pad, packing),
+            self._collator.micro_batches(self._samples, items, self._ranks),
             target_weights=by_source(self._samples.target_weights),
             num_targets=by_source(self._samples.num_targets).astype(np.int64),
             num_tokens=by_source(self._samples.lengths).astype(np.int64),

@@ -24,10 +24,11 @@ import numpy as np
 
 from kit.cache import digest
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import Batch, Item, collate, deal
+from kit.data.feed.batches import Collator, Item, MicroBatch
 from kit.data.feed.feed import Ahead, GlobalBatch
 from kit.data.feed.order import LANE, MIX, PACKS, PARTS, permutation, uniform
 from kit.data.feed.packing import pack
+from kit.data.feed.ranks import Ranks
 from kit.data.read.sources import shown
 from kit.data.samples.rows import Encoder, Opened
 from kit.data.samples.samples import Samples
@@ -79,8 +80,8 @@ class Stream:
         assert recipe.max_steps is not None
         return recipe.max_steps
 
-    def open_feed(self, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]) -> "StreamFeed":
-        return StreamFeed(self, recipe, accelerator, pad_token_id, state)
+    def open_feed(self, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> "StreamFeed":
+        return StreamFeed(self, recipe, ranks, pad_token_id, state)
 
     def describe(self) -> dict[str, Any]:
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
@@ -103,14 +104,13 @@ def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
 class StreamFeed:
     """Global batches of a stream."""
 
-    def __init__(
-        self, stream: Stream, recipe: Recipe, accelerator: Any, pad_token_id: int, state: dict[str, Any]
-    ) -> None:
-        self._recipe, self._accelerator, self._pad = recipe, accelerator, pad_token_id
+    def __init__(self, stream: Stream, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> None:
+        self._recipe, self._ranks = recipe, ranks
+        self._collator = Collator(recipe.per_device_train_batch_size, pad_token_id, recipe.packing)
         num_lanes = recipe.global_batch_size
         weights = np.array([1.0 if each.entry.weight is None else each.entry.weight for each in stream.opened])
         self._shares = np.cumsum(weights / weights.sum())
-        self._own = range(accelerator.process_index, num_lanes, accelerator.num_processes)
+        self._own = range(ranks.index, num_lanes, ranks.count)
         self._cursors = np.zeros((len(weights), num_lanes, 3), np.int64)
         self._before = np.zeros(len(COUNTS), np.int64)  # of the starts that this one continues
         if state:
@@ -145,7 +145,7 @@ class StreamFeed:
             for ids, sample_weights in element.samples:
                 counts[:, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
         epochs = self._cursors[:, list(self._own), 0].sum()
-        summed = self._sum_over_ranks(np.concatenate([counts.reshape(-1), read, [epochs]]))
+        summed = self._ranks.sum(np.concatenate([counts.reshape(-1), read, [epochs]]))
         counts, totals = summed[: counts.size].reshape(counts.shape), summed[counts.size : -1].astype(int)
         self._counts = dict(zip(COUNTS, (self._before + totals).tolist(), strict=True))
         return GlobalBatch(
@@ -162,7 +162,7 @@ class StreamFeed:
         """Where every lane stands after the last step taken; called by all ranks."""
         own = np.zeros_like(self._cursors)
         own[:, list(self._own)] = self._cursors[:, list(self._own)]
-        return {"cursors": self._sum_over_ranks(own).astype(np.int64).tolist(), "counts": [*self._counts.values()]}
+        return {"cursors": self._ranks.sum(own).astype(np.int64).tolist(), "counts": [*self._counts.values()]}
 
     def notes(self) -> list[str]:
         return [f"streaming: rows shuffled within {self._recipe.shuffle_buffer_size}"]
@@ -173,22 +173,15 @@ class StreamFeed:
         first = next((reader.first_skipped for reader in self._all_readers if reader.first_skipped), "")
         return lines + ([f"a skipped row: {first}"] if first else [])
 
-    def _read(self, step: int) -> tuple[list[tuple[int, int, _Element]], list[Batch], list[int]]:
+    def _read(self, step: int) -> tuple[list[tuple[int, int, _Element]], list[MicroBatch], list[int]]:
         """Source, lane and item for each of this rank's lanes; these as tensors; what became of the rows read."""
         draws = uniform(self._recipe.global_batch_size, self._recipe.seed, MIX, step)
         sources = np.searchsorted(self._shares, draws, side="right").clip(max=len(self._shares) - 1)
         elements = [(int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own]
         rows = _Rows(elements)
-        size, packing = self._recipe.per_device_train_batch_size, self._recipe.packing
-        shares = deal(rows.lengths, rows.items, 1, size, packing)
-        micro_batches = [collate(rows, share, self._pad, packing) for (share,) in shares]
+        shares = self._collator.deal(rows.lengths, rows.items, num_ranks=1)
+        micro_batches = [self._collator.collate(rows, share) for (share,) in shares]
         return elements, micro_batches, [sum(reader.counts[name] for reader in self._all_readers) for name in COUNTS]
-
-    def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
-        import torch
-
-        tensor = torch.from_numpy(values.astype(np.float64)).to(self._accelerator.device)
-        return self._accelerator.reduce(tensor, reduction="sum").cpu().numpy()
 
 
 def _num_streams(sizes: Sequence[int | None], num_lanes: int) -> int:

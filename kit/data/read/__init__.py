@@ -1,0 +1,1 @@
+"""Bytes to rows: files, archives, tables and hub ids. Every row keeps its origin, ``file:line``."""

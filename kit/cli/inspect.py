@@ -1,0 +1,42 @@
+"""``kit inspect``: what a run with these flags would learn from."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from kit.config.command_line import read_recipe
+from kit.console import show
+from kit.errors import Problem, UserError, raise_if
+
+HELP = "show samples as they are tokenised, with what is learned from marked"
+
+
+def run(argv: list[str]) -> int:
+    """Print samples and checks, and write the page. Raises ``UserError`` with everything that is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="kit inspect",
+        description=HELP + ".",
+        epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ...",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", type=int, default=5, metavar="N", help="samples to show (default: 5)")
+    parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
+    options, rest = parser.parse_known_args(argv)
+    raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
+    recipe = read_recipe(rest)
+    from kit import preflight
+    from kit.report import samples_page
+
+    checked = preflight.check(recipe)
+    if recipe.streaming:
+        fix = "look at some of its files: leave --streaming out"
+        raise UserError(Problem("streaming", "a stream cannot be looked at as a whole", fix=fix))
+    gathered = samples_page.look(recipe, checked.tokenizer, checked.data, options.n)
+    show(samples_page.as_text(gathered, colour=sys.stdout.isatty()))
+    if options.html:
+        try:
+            Path(options.html).write_text(samples_page.as_page(gathered), encoding="utf-8")
+        except OSError as error:
+            raise UserError(Problem("--html", f"{options.html}: {error.strerror}", "a file to write to")) from None
+        show(f"\npage: {options.html}")
+    return 0

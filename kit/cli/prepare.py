@@ -1,0 +1,35 @@
+"""``kit prepare``: tokenise ahead of a run, on a machine without a GPU."""
+
+from pathlib import Path
+
+from kit.config.command_line import read_recipe
+from kit.console import show
+from kit.errors import Problem, UserError
+
+HELP = "tokenise the data of a run ahead of it, on a machine without a GPU"
+
+
+def run(argv: list[str]) -> int:
+    """Fill the cache that the run then opens. Raises ``UserError`` with everything that is wrong."""
+    if {"-h", "--help"} & set(argv):
+        show("usage: kit prepare [--recipe R] [--flag value ...]\n\n" + HELP + ".")
+        show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
+        return 0
+    recipe = read_recipe(argv)
+    from kit import preflight
+    from kit.cache import ENTRY, cache_folder
+    from kit.data.feed.ranks import Ranks
+
+    def entries() -> set[tuple[Path, int]]:
+        return {(path, path.stat().st_mtime_ns) for path in cache_folder().glob(f"samples/[!.]*/{ENTRY}")}
+
+    before = entries()
+    data = preflight.check(recipe).data
+    if recipe.streaming:
+        raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
+    feed = data.open_feed(recipe, Ranks(), 0, {})
+    num = len(entries() - before)
+    done = f"{num} data set{'s' * (num > 1)} tokenised" if num else "nothing to do: all is there"
+    lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]
+    show("\n".join([*data.notes, *feed.notes(), *lines]))
+    return 0

@@ -1,0 +1,90 @@
+"""``kit recipes``: the shipped recipes, as the headers of their files describe them."""
+
+import argparse
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.config.recipe import RECIPES
+from kit.config.validation import load_recipe
+from kit.console import show
+from kit.errors import Problem, UserError, raise_if
+
+HELP = "list the recipes, with the hardware each needs"
+SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What the comment at the top of a recipe says."""
+
+    title: str
+    launch: list[str]  # the words after the script
+    model: str
+    parameters: str  # "8.03B"
+    hardware: str
+    num_gpus: int  # 0: none needed
+    gpu_gigabytes: int
+
+    @property
+    def num_parameters(self) -> float:
+        return float(self.parameters.rstrip("KMB")) * SCALES[self.parameters.lstrip("0123456789.")]
+
+    @property
+    def config(self) -> str:
+        """The Accelerate config its command names; ``-`` where the launcher decides."""
+        return self.launch[self.launch.index("--config") + 1] if "--config" in self.launch else "-"
+
+
+def read_header(path: Path) -> Header:
+    """The four lines every shipped recipe begins with. Raises ``UserError`` where one is missing."""
+    lines = path.read_text(encoding="utf-8").splitlines()[:4] + [""] * 4
+    forms = {
+        "title": r"# (.+)\.",
+        "launch": r"# Launch: +accelerate launch recipes/finetune\.py(.*)",
+        "model": r"# Model: +(\S+) \((\d[\d.]*[KMB]?) parameters\)",
+        "hardware": r"# Hardware: +(.+)",
+    }
+    found = {key: re.fullmatch(form, line) for (key, form), line in zip(forms.items(), lines, strict=False)}
+    places = {key: f"{path}:{number}" for number, key in enumerate(forms, 1)}
+    raise_if(Problem(places[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
+    title, launch, model, hardware = (match.groups() for match in found.values() if match)
+    gpus = re.match(r"(\d+) GPUs? with (\d+) GB", hardware[0])
+    return Header(
+        title=title[0],
+        launch=shlex.split(launch[0]),
+        model=model[0],
+        parameters=model[1],
+        hardware=hardware[0],
+        num_gpus=int(gpus[1]) if gpus else 0,
+        gpu_gigabytes=int(gpus[2]) if gpus else 0,
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Print a table of all recipes. Raises ``UserError`` for those that cannot be read, after the table."""
+    argparse.ArgumentParser(prog="kit recipes", description=HELP).parse_args(argv)
+    rows = []
+    problems: list[Problem] = []
+    for path in RECIPES.glob("*.yaml"):
+        try:
+            recipe, header = load_recipe(str(path)), read_header(path)
+        except UserError as error:
+            problems += error.problems
+            continue
+        gpus = f"{header.num_gpus} x {header.gpu_gigabytes} GB" if header.num_gpus else "none"
+        cells = [path.stem, header.model, header.parameters, recipe.method, header.config, gpus]
+        rows.append((header.num_parameters, cells))
+    rows.sort()
+    show(_table(["recipe", "model", "parameters", "method", "config", "GPUs"], [cells for _, cells in rows]))
+    show("\nGPUs are planned from formulas, not measured.")
+    show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
+    raise_if(problems)
+    return 0
+
+
+def _table(titles: list[str], rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [titles, *rows]]
+    return "\n".join(line.rstrip() for line in lines)

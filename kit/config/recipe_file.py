@@ -1,0 +1,114 @@
+"""YAML files as users write them: values, and the ``file:line`` of each key for messages.
+
+Promises: nothing in a file is executed, and whatever it holds, a mistake is a ``Problem`` with its line.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kit.errors import Problem, UserError, did_you_mean, raise_if
+
+PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
+
+
+def find_file(name: str, folder: Path, kind: str) -> Path:
+    """A path as given, or a bare name with or without ``.yaml`` found in ``folder``."""
+    candidates = [Path(name), folder / name, folder / f"{name}.yaml"]
+    found = next((path for path in candidates if os.path.isfile(path)), None)
+    if found is None:
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        what = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
+        hint = did_you_mean(Path(name).stem, names)
+        raise UserError(Problem(f"--{kind}", what, f"a YAML file, or one of {', '.join(names)}", hint))
+    return found
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """A YAML mapping read safely, and the 1-based line of each top-level key. Refuses duplicate keys."""
+    values, lines, problems = _parse_yaml(path, yaml.SafeLoader)
+    raise_if(problems)
+    return values, lines
+
+
+def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """Values of a recipe file, the ``file:line`` of each key, and the keys given twice.
+
+    Values are text, as flags are, so that both are read alike and YAML has no say: 1e-4 is a number, yes is
+    not a 1, and a revision 0123 keeps its zero. Paths are taken from the recipe's own folder first.
+    """
+    values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
+    values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
+    for key in PATHS:
+        values |= {key: _beside(path.parent, values[key])} if key in values else {}
+    return values, {key: f"{_shown_path(path)}:{line} {key}" for key, line in lines.items()}, problems
+
+
+def _beside(folder: Path, value: Any) -> Any:
+    """A path, or each of a list, as seen from here where ``folder`` has it."""
+    if isinstance(value, list):
+        return [_beside(folder, item) for item in value]
+    if isinstance(value, dict):
+        return value | {"path": _beside(folder, value["path"])} if "path" in value else value
+    if not isinstance(value, str) or not value:
+        return value
+    # An absolute pattern is no pattern of this folder.
+    matches = os.path.exists(folder / value) or (not os.path.isabs(value) and any(folder.glob(value)))
+    return str(folder / value) if matches else value
+
+
+def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str, int], list[Problem]]:
+    """Values and lines of the top-level keys, and a problem for each key that comes twice, at any depth."""
+    shown = _shown_path(path)
+    try:
+        loader = loader_class(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if node is None:
+            return {}, {}, []
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
+        values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
+        lines = {key.value: key.start_mark.line + 1 for key, _ in reversed(node.value)}
+        return values, lines, _duplicates(node, shown)
+    except UnicodeDecodeError as error:
+        raise UserError(Problem(shown, f"not UTF-8 at byte {error.start}", "a YAML text file")) from None
+    except OSError as error:
+        raise UserError(Problem(shown, error.strerror or "cannot be read")) from None
+    except RecursionError:
+        raise UserError(Problem(shown, "nested too deeply", "key: value lines")) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{shown}:{mark.line + 1}" if mark else shown
+        found = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(Problem(where, f"not valid YAML ({found})", "key: value lines")) from None
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        # PyYAML passes on what int() and date() make of 2024-13-45 or !!int x, and dict() of a list as a key.
+        raise UserError(Problem(shown, f"not valid YAML ({error})", "key: value lines")) from None
+
+
+def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
+    problems = []
+    nodes, visited = [node], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in visited:  # an alias: without this, ten lines can hold a billion of them
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    where, first = f"{shown}:{line} {key.value}", f"the first is in line {lines[key.value]}"
+                    problems.append(Problem(where, "given a second time", fix=f"keep one: {first}"))
+                lines.setdefault(key.value, line)
+    return problems
+
+
+def _shown_path(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,149 @@
+"""Values of files and flags to a validated recipe: every problem at once, each with its flag or ``file:line``."""
+
+import re
+import reprlib
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kit.config.conflicts import find_conflicts
+from kit.config.fields import choices, expected, is_optional
+from kit.config.other_kits import OTHER_KITS
+from kit.config.recipe import RECIPES, DatasetEntry, Launch, Recipe
+from kit.config.recipe_file import find_file, read_recipe_file
+from kit.errors import Problem, did_you_mean, raise_if
+from kit.secrets import redacted
+
+FLAGS = Launch.model_fields | Recipe.model_fields
+
+
+# One value in a message: short, whatever a file may hold.
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring = 2, 80
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_recipe(name: str) -> Recipe:
+    """A shipped or own recipe by name or path. Raises ``UserError`` with every problem it has."""
+    values, where, problems = read_recipe_file(find_file(name, RECIPES, "recipe"))
+    recipe, more = check_recipe(values, where)
+    raise_if(problems + more)
+    assert recipe is not None
+    return recipe
+
+
+def check_recipe(
+    values: dict[str, Any], where: dict[str, str], in_doubt: Iterable[str] = ()
+) -> tuple[Recipe | None, list[Problem]]:
+    """Validate one recipe: its fields, unknown keys, and settings that conflict.
+
+    Args:
+        where: what to call each key in a message, such as ``file:line key``.
+        in_doubt: keys whose value earlier problems may have hidden; nothing is said of them.
+
+    Returns:
+        The recipe, None if a field is wrong; and all problems.
+    """
+    unknown = [_unknown(key, where[key]) for key in values if key not in Recipe.model_fields]
+    # `datset: x` answered with `dataset` need not be told that `dataset` is missing too.
+    doubts = set(in_doubt).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
+    known = {key: value for key, value in values.items() if key in Recipe.model_fields}
+    recipe, problems, wrong = validate(Recipe, known, where, doubts)
+    for fields, found, fix in find_conflicts(recipe):
+        if not doubts.union(wrong).intersection(fields):
+            problems.append(Problem(where.get(fields[0], fields[0]), found, fix=fix))
+    return None if wrong else recipe, unknown + problems
+
+
+def validate(
+    model: type[Model], values: dict[str, Any], where: dict[str, str], in_doubt: Container[str] = ()
+) -> tuple[Model, list[Problem], set[str]]:
+    """Validate ``values`` as a ``model``.
+
+    Returns:
+        An instance of the values that are right, a problem for each field that is not, and the names of these fields.
+    """
+    values = {name: _meant(model, name, value) for name, value in values.items()}
+    try:
+        return model.model_validate(values), [], set()
+    except ValidationError as error:
+        # A union reports once per member, a list once per item: the first that goes deepest is enough.
+        items = sorted(error.errors(include_url=False), key=lambda item: -len(item["loc"]))
+        first = {str(item["loc"][0]): item for item in reversed(items)}
+    problems = []
+    for name in [name for name in model.model_fields if name in first]:
+        info, item = model.model_fields[name], first[name]
+        if item["type"] == "missing" and len(item["loc"]) == 1:
+            if name not in in_doubt:
+                problems.append(Problem(name, "missing", info.description or "", f"add --{name}"))
+            continue
+        if any(isinstance(step, int) for step in item["loc"]) and isinstance(values[name], str | list):
+            inner = _inside_entry(where.get(name, name), item)
+            if inner:
+                problems.append(inner)
+                continue
+        hint = did_you_mean(item["input"], choices(info.annotation)) if isinstance(item["input"], str) else ""
+        found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
+        problems.append(Problem(where.get(name, name), found, expected(info), hint))
+    right = {name: value for name, value in values.items() if name not in first}
+    stand_in = {name: "?" for name, info in model.model_fields.items() if info.is_required()}
+    return model.model_validate(stand_in | right), problems, set(first)
+
+
+def _inside_entry(shown: str, item: Any) -> Problem | None:
+    """What is wrong within one of several data sets; None if ``item`` is of another list."""
+    loc, fields = item["loc"], DatasetEntry.model_fields
+    if not any("DatasetEntry" in str(step) for step in loc):
+        return None
+    number, *keys = loc[next(i for i, step in enumerate(loc) if isinstance(step, int)) :]
+    where = f"{shown}[{number}]" + (f".{keys[0]}" if keys else "")
+    if not keys or keys[0] not in fields:
+        found = "unknown key" if keys else f"found {_short.repr(item['input'])}"
+        return Problem(where, found, ", ".join(fields), did_you_mean(str(keys[0]), fields) if keys else "")
+    found = "missing" if item["type"] == "missing" else f"found {_short.repr(item['input'])}"
+    return Problem(where, found, expected(fields[keys[0]]))
+
+
+def _meant(model: type[BaseModel], name: str, value: Any) -> Any:
+    """``none`` and null as nothing, where nothing is possible."""
+    is_null = value.strip().lower() in ("~", "null", "none") if isinstance(value, str) else value is None
+    if not is_null:
+        return value
+    info = model.model_fields[name]
+    return info.default if info.default in ([], {}) else None if is_optional(info) else value
+
+
+def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
+    """Settings that hold a credential: a run stores what it was started with, and models are passed on."""
+    fix = "the hub and the trackers take theirs from the environment; write paths and names without"
+    return [
+        Problem(where.get(key, key), f"a credential in {redacted(text)!r}", "none: a run stores its settings", fix)
+        for key, value in values.items()
+        for text in _texts(value)
+        if redacted(text) != text
+    ]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All text in what YAML gave."""
+    values, visited = [value], set()
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif id(value) not in visited:  # see _duplicates
+            visited.add(id(value))
+            values += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _unknown(name: str, where: str) -> Problem:
+    if name in OTHER_KITS:
+        return Problem(where, "not a setting of this kit", fix=OTHER_KITS[name])
+    is_flag = where.startswith("--")
+    if name in Launch.model_fields:
+        return Problem(where, "not a key of a recipe", fix=f"give it on the command line: --{name}")
+    hint = did_you_mean(name, FLAGS if is_flag else Recipe.model_fields)
+    return Problem(where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists what there is")

@@ -1,0 +1,87 @@
+"""Every check that a command can make before a weight is read, and what the checks opened, as one result.
+
+Promises: all problems at once; nothing is written but the tokenised data in the cache.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kit.config.recipe import Recipe
+from kit.console import silence_libraries
+from kit.data.feed.ranks import Ranks
+from kit.data.feed.stream import Stream
+from kit.data.open import Data, open_data, open_sources
+from kit.errors import Problems
+from kit.model.adapter import attach_adapter
+from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config, open_tokenizer
+from kit.run.folder import RunFolder
+from kit.run.identity import identity
+from kit.strategy.accelerator import check_strategy, planned
+from kit.strategy.topology import Topology
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a run starts with."""
+
+    recipe: Recipe
+    config: Any  # of the model
+    meta_model: Any  # its modules and shapes, without memory
+    tokenizer: Any  # with the chat template that is saved with the model
+    data: Data | Stream
+    folder: RunFolder | None  # None where the command writes none
+    total_steps: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding."""
+        return self.config.get_text_config().vocab_size
+
+
+def check(
+    recipe: Recipe, topology: Topology | None = None, recipe_name: str | None = None, shorten: bool = False
+) -> Preflight:
+    """Open and check the model's config, its shapes, the tokenizer, the data, and the output folder.
+
+    Args:
+        topology: what will run; None where nothing is to run, as when data is only looked at.
+        recipe_name: of the run whose output folder is checked too; None for a command that has none.
+        shorten: a ``max_length`` that was not set becomes what the model can read.
+
+    Raises:
+        UserError: everything that is wrong.
+    """
+    silence_libraries()
+    problems = Problems()
+    sources = tokenizer = config = meta_model = data = folder = None
+    with problems.caught():
+        sources = open_sources(recipe)
+    with problems.caught():
+        tokenizer = open_tokenizer(recipe)
+    with problems.caught():
+        config = open_config(recipe)
+        if shorten and "max_length" not in recipe.model_fields_set:
+            longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
+            recipe = recipe.model_copy(update={"max_length": longest})
+        meta_model = build_meta_model(recipe, config)
+        problems += check_model(recipe, config, meta_model)
+        problems += check_strategy(topology, meta_model) if topology else []
+    if sources and tokenizer and config:
+        with problems.caught():
+            data = open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
+            if recipe_name is not None:
+                which = identity(recipe, data.fingerprint, fingerprint(recipe, config))
+                folder = RunFolder(recipe, recipe_name, which)
+    problems.raise_if_any()
+    assert tokenizer is not None and data is not None
+    tokenizer.chat_template = data.chat_template
+    return Preflight(recipe, config, meta_model, tokenizer, data, folder, data.total_steps(recipe))
+
+
+def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
+    """What a run would do, for ``--dry_run``: the strategy, the data and the number of steps, in words."""
+    recipe, data = checked.recipe, checked.data
+    strategy = planned(topology, attach_adapter(checked.meta_model, recipe))
+    feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
+    steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
+    return [strategy.describe(recipe), *data.notes, *feed.notes(), steps]

@@ -1,0 +1,43 @@
+"""When two starts are one run: the settings, data and base model that both must share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kit.config.recipe import IDENTITY, Recipe
+from kit.run.record import VERSIONED_PACKAGES
+
+
+def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
+    """The settings, data and base model two starts must share to be one run."""
+    values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
+    fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
+    return {**{key: values[key] for key in IDENTITY}, **fingerprints}
+
+
+OTHER_DATA = "the samples that dataset gives are others"
+
+
+OTHER_MODEL = "the weights at model_name_or_path are others"
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings in which two identities differ, in words; empty if they are one run."""
+    words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
+    changed = [key for key in new if old.get(key) != new[key]]
+    if "model_name_or_path" in changed and "model_fingerprint" in changed:
+        changed.remove("model_fingerprint")
+    return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed since a checkpoint was written and makes steps round differently, in one line; else nothing.
+
+    Args:
+        old: of the checkpoint's manifest: ``strategy`` and ``versions``.
+        new: the same of this start.
+    """
+    keys = ("type", "num_processes", "mixed_precision", "device", "num_threads")
+    pairs = [(key, old.get("strategy", {}).get(key), new["strategy"][key]) for key in keys]
+    pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in VERSIONED_PACKAGES]
+    changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
+    return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []

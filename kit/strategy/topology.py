@@ -1,0 +1,110 @@
+"""Which strategy: as a command asks for it, as it really runs, and what it can take. Plain Python."""
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from kit.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Strategy = Literal["single", "ddp", "fsdp2", "fsdp1"]
+Precision = Literal["no", "bf16"]
+TITLES: dict[Strategy, str] = {"single": "Single", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """What will run: decided by ``kit.strategy.launch`` from an Accelerate config or the launcher's environment."""
+
+    strategy: Strategy
+    config_name: str  # stem of the Accelerate config file, or the strategy where the launcher decided
+    num_processes: int  # over all machines
+    mixed_precision: Precision
+    device_type: str  # "cuda" or "cpu"
+    rehearsal: bool = False  # a GPU configuration on a machine without one
+    layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
+    reshard_after_forward: bool = True
+    offload: bool = False  # parameters, gradients and optimiser states in CPU memory
+    load_on_rank0: bool = False  # one process reads the weights and sends them to the others
+    backend: str | None = None  # of torch.distributed
+
+
+@dataclass(frozen=True)
+class ShardedLayers:
+    """The layers that are units of FSDP by themselves."""
+
+    classes: list[str]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActualStrategy:
+    """The strategy as it really runs, for ``run.json`` and manifests; its fields are their keys."""
+
+    type: Strategy
+    config: str  # stem of the Accelerate config file
+    num_processes: int
+    mixed_precision: str
+    device: str  # name of the GPU, or "cpu"
+    rehearsal: bool
+    sharded_layers: ShardedLayers | None  # None where nothing is sharded
+    offload: bool
+    num_threads: int  # of torch, per process: the number changes the order of sums
+    trainable_parameters: int
+
+    @classmethod
+    def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
+        """From ``run.json``. Raises ``KeyError`` or ``TypeError`` where ``values`` are of another form."""
+        known = {each.name: values[each.name] for each in fields(cls)}
+        layers = known["sharded_layers"]
+        return cls(**{**known, "sharded_layers": layers and ShardedLayers(**layers)})
+
+    def describe(self, recipe: Recipe) -> str:
+        """One line: what really runs."""
+        micro_batch = recipe.per_device_train_batch_size
+        accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
+        where = " rehearsed on CPU" if self.rehearsal else " on CPU" if self.device == "cpu" else ""
+        parts = [
+            f"{TITLES[self.type]}{where}",
+            f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",
+            "bf16" if self.mixed_precision == "bf16" else "fp32",
+        ]
+        if self.sharded_layers:
+            parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded")
+        parts.append(f"{self.trainable_parameters:,} trainable parameters ({recipe.method})")
+        parts.append(f"global batch {recipe.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
+        return ", ".join(parts)
+
+
+def strategy_of(accelerator: "Accelerator") -> Strategy:
+    """The strategy that ``accelerator`` really has."""
+    from accelerate.utils import DistributedType
+
+    if accelerator.distributed_type == DistributedType.NO:
+        return "single"
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return "fsdp2" if accelerator.is_fsdp2 else "fsdp1"
+    return "ddp"
+
+
+def takes_optimizer(strategy: Strategy, optim: str) -> bool:
+    """Whether the ``optim`` of a recipe works: those of bitsandbytes cannot read sharded parameters."""
+    return "8bit" not in optim or not strategy.startswith("fsdp")
+
+
+def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tuple[str, str | int, str]]:
+    """How each process would hold less of weights and optimiser: flag, value and cost, the cheapest first.
+
+    ``on_cpu``: of the CPU's memory, which all processes of a machine have together.
+    """
+    if on_cpu:
+        one = ("num_processes", 1, "some speed; the processes of a machine share its memory")
+        return [one] if topology.device_type == "cpu" and topology.num_processes > 1 else []
+    cost = "more GPUs, to share weights and optimiser"
+    offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
+    if not topology.strategy.startswith("fsdp"):
+        return [("config", "fsdp", cost), offload] if takes_optimizer("fsdp2", recipe.optim) else []
+    num_micro_batches = recipe.global_batch_size // recipe.per_device_train_batch_size
+    more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
+    return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.offload else [offload])]

@@ -1,0 +1,54 @@
+"""Whether the samples of a pack see nothing of each other: compared on the prepared model, before the first step."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kit.data.feed.batches import MicroBatch
+from kit.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from kit.strategy.accelerator import Prepared
+
+
+def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
+    """Refuse a model in which the samples of a pack see each other; called by all ranks.
+
+    Two packs of two samples differ in the first sample only. If the losses of the second sample differ, something went
+    from one sample to the other: attention without bounds, a convolution, a recurrent state.
+
+    Raises:
+        UserError: ``packing`` cannot be used with this model.
+    """
+    length = 16
+    tokens = np.random.default_rng(0).integers(vocab_size, size=(3, length))
+    accelerator, model = prepared.accelerator, prepared.model
+
+    def losses(first: np.ndarray) -> torch.Tensor:
+        target_positions = torch.arange(length, 2 * length - 1)
+        pack = MicroBatch(
+            input_ids=torch.from_numpy(np.concatenate([first, tokens[2]]))[None],
+            target_positions=target_positions,
+            targets=torch.from_numpy(tokens[2, 1:]),
+            weights=torch.ones(len(target_positions)),
+            sources=torch.zeros_like(target_positions),
+            position_ids=torch.arange(length).repeat(2)[None],
+            cu_seq_lens=torch.tensor([0, length, 2 * length], dtype=torch.int32),
+            max_seq_len=length,
+        )
+        return model(**pack.to(accelerator.device).model_inputs())
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            difference = (losses(tokens[0]) - losses(tokens[1])).abs().max().item()
+    except (ValueError, TypeError, AttributeError) as error:
+        found = f"this model takes no packs ({str(error).splitlines()[0]})"
+        raise UserError(Problem("packing", found, fix="do without packing")) from None
+    model.train(was_training)
+    # The same shapes give the same bits, but for experts, whose batches differ with what is routed to them.
+    if not difference < (1e-4 if accelerator.mixed_precision == "no" else 2e-2):
+        found = f"samples of a pack see each other in this model (losses differ by {difference:.2g})"
+        raise UserError(Problem("packing", found, "the same losses whatever comes before", "do without packing"))
