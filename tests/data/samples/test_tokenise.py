@@ -35,7 +35,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def contents(train):
-    return [(train.place(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(train)]
+    return [(train.origin(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(train)]
 
 
 # What becomes of long samples, and of those that teach nothing
@@ -62,7 +62,7 @@ def test_what_is_too_long_is_cut_at_the_end_and_kept_while_something_supervised_
 def test_what_is_too_long_is_left_out_where_that_is_asked_for(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *LONG_ROWS)
     opened = open_all(tokenizer, max_length=16, excess_length_strategy="drop")
-    assert [opened.train.place(i) for i in range(len(opened.train))] == ["train.jsonl:1"]
+    assert [opened.train.origin(i) for i in range(len(opened.train))] == ["train.jsonl:1"]
     assert "train.jsonl: 2 of 3 samples left out: longer than 16 tokens" in opened.notes
 
 
@@ -100,7 +100,7 @@ def test_a_sample_of_one_token_teaches_nothing(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": tokenizer.eos_token}, {"text": "Hello"})
     opened = open_all(tokenizer)
     assert opened.train.stores[0].report["num_dropped_unsupervised"] == 1
-    assert (len(opened.train), opened.train.place(0)) == (1, "train.jsonl:2")
+    assert (len(opened.train), opened.train.origin(0)) == (1, "train.jsonl:2")
 
 
 def test_nothing_left_is_an_error(tmp_path, tokenizer):
@@ -174,7 +174,7 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
         train = open_all(tokenizer, chat_template="chatml", dataset_num_proc=num_processes).train
         (folder,) = cache.glob("*/")
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
-        assert len(train) == 5999 and train.place(10) == "train.jsonl:12"
+        assert len(train) == 5999 and train.origin(10) == "train.jsonl:12"
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
@@ -213,7 +213,7 @@ def test_the_second_time_comes_from_the_cache_wherever_the_file_lies(tmp_path, t
     forbid_tokenising(monkeypatch)
     second = open_all(tokenizer, dataset="moved.jsonl")
     assert second.fingerprint == first.fingerprint
-    assert second.train.place(2) == "moved.jsonl:3"
+    assert second.train.origin(2) == "moved.jsonl:3"
     assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first.train, second.train, strict=True))
 
 
