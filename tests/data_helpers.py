@@ -14,6 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from kit.config.recipe import Recipe
+from kit.data.chat.formats import choose_fields, to_sample
+from kit.data.chat.template import REQUIRED_TOKENS, resolve_template
 from kit.data.open import open_data, open_sources
 from kit.data.read.archives import TAR_COMPRESSIONS
 from kit.data.read.sources import open_source, read_rows
@@ -212,3 +214,77 @@ def write_any(name, rows):
         else:
             content = json_lines(rows)
         path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))
+
+
+def marked(encoded, tokenizer):
+    """The tokens as text, with ``[[ ]]`` around supervised runs. Several samples are parted by ``--- and``."""
+    if isinstance(encoded, list):
+        return "\n--- and\n".join(marked(one, tokenizer) for one in encoded)
+    assert len(encoded.input_ids) == len(encoded.weights)
+    text, inside = "", False
+    for id_, weight in zip(encoded.input_ids, encoded.weights, strict=True):
+        text += "[[" * (weight > 0 and not inside) + "]]" * (inside and not weight)
+        text += tokenizer.convert_ids_to_tokens(id_)
+        inside = weight > 0
+    return text.replace("Ġ", " ").replace("Ċ", "\n").replace("▁", " ").replace("<0x0A>", "\n") + "]]" * inside
+
+
+def with_keys(sample, **keys):
+    """``assistant_1={...}`` puts keys into the second assistant message."""
+    messages = [dict(message) for message in sample["messages"]]
+    answers = [message for message in messages if message["role"] == "assistant"]
+    for name, values in keys.items():
+        answers[int(name.removeprefix("assistant_"))].update(values)
+    return {**sample, "messages": messages}
+
+
+def template_of(shape, tokenizer):
+    return resolve_template(tokenizer, shape if shape in REQUIRED_TOKENS else str(GOLDEN / f"{shape}.jinja"))
+
+
+# Conversations that every chat template is tried with.
+CHATS = {
+    "single": chat("Hi", "Hello"),
+    "multi": chat("Hi", "Hello", "Bye", "Bye now"),
+    "system": chat("Hi", "Hello", "Bye", "Bye now", system="Be kind"),
+    "thoughts": with_keys(
+        chat("Hi", "Hello", "Bye", "Bye now"),
+        assistant_0={"reasoning_content": "A guest"},
+        assistant_1={"reasoning_content": "So soon"},
+    ),
+    "tools": {
+        "messages": [
+            {"role": "user", "content": "Cold?"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": '{"degrees": 4}', "tool_call_id": "call00001", "name": "weather"},
+            {"role": "assistant", "content": "Yes"},
+        ],
+        "tools": [WEATHER],
+    },
+}
+
+
+# Contents of messages that tokenizers and templates may trip over.
+TEXTS = ["Hi", "42", " Hello\n", "\n\nBye now", "é ∑", "a  b", "{}", 'say "x"', "Hello there, how are you?", "1.", "-"]
+
+
+# Parts of chat templates.
+HEADER = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+SIMPLE = "{{ m['content'] }}<|im_end|>\n{% endfor %}" + PROMPT
+
+
+USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+SYSTEM = {"role": "system", "content": "Be kind"}
+
+
+def sample_of(row, **mapping):
+    """The sample that ``row`` becomes, or its problems. ``mapping``: our field to their column."""
+    return to_sample(row, choose_fields(list(row), {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
+
+
+def told(row):
+    """The problems of a row, one string."""
+    problems = sample_of(row)
+    assert isinstance(problems, list), f"taken for {problems}"
+    return "\n".join(map(str, problems))
