@@ -1,13 +1,25 @@
-"""Small tokenizers, and small data sets on disk, opened as a run opens them."""
+"""Small tokenizers, chats, and data sets on disk in every kind of file, opened as a run opens them."""
 
+import bz2
+import gzip
+import io
 import json
+import lzma
+import tarfile
+import zipfile
 from pathlib import Path
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from kit.config.recipe import Recipe
+from kit.data.chat.formats import choose_fields, to_sample
+from kit.data.chat.template import REQUIRED_TOKENS, resolve_template
 from kit.data.open import open_data, open_sources
+from kit.data.read.archives import TAR_COMPRESSIONS
+from kit.data.read.sources import open_source, read_rows
+from kit.errors import Problem, UserError
 
 VOCAB_SIZE = 1000
 # Chat templates, and by hand what of their texts is learned.
@@ -96,3 +108,183 @@ class Ranks:
 
     def reduce(self, tensor, reduction):
         return tensor
+
+
+def source_of(name, split="train", **options):
+    """The data set called ``name``, opened."""
+    return open_source(str(name), split, "dataset", **options)
+
+
+def rows_of(source, columns=None):
+    """(number, content) of every row; the content is a dict, a Problem, or None for a blank line."""
+    return [(number, row) for _, number, row in read_rows(source.parts, columns)]
+
+
+def contents(source, columns=None):
+    """Every row, without its number."""
+    return [row for _, row in rows_of(source, columns)]
+
+
+def problems(source):
+    """What the user is told of the rows that cannot be used."""
+    return [str(row) for row in contents(source) if isinstance(row, Problem)]
+
+
+def refused(name, split="train", **options):
+    """What the user is told where ``name`` cannot be opened."""
+    with pytest.raises(UserError) as caught:
+        source_of(name, split, **options)
+    return str(caught.value)
+
+
+def text_rows(num, first=0):
+    return [{"text": f"ü {i}", "n": i} for i in range(first, first + num)]
+
+
+def json_lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def cells(rows, delimiter=","):
+    return "".join(f"{delimiter.join(map(str, row))}\n" for row in rows).encode()
+
+
+def zst(content):
+    import pyarrow
+
+    buffer = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(buffer, "zstd") as stream:
+        stream.write(content)
+    return buffer.getvalue().to_pybytes()
+
+
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst}
+
+
+def pack_zip(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def tar_bytes(members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def write_table(path, rows):
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=700)
+    else:
+        make = pyarrow.ipc.new_file if "file" in path.stem else pyarrow.ipc.new_stream
+        with pyarrow.OSFile(str(path), "wb") as sink, make(sink, table.schema) as writer:
+            writer.write_table(table)
+
+
+def write_any(name, rows):
+    """Write ``rows`` as the kind of file that ``name`` says. An archive gets two members with rows, one without."""
+    path = Path(name)
+    if path.suffix in (".parquet", ".arrow"):
+        write_table(path, rows)
+    elif path.suffix == ".zip":
+        # The order of a zip is that of its names.
+        halves = {"data/1.jsonl": json_lines(rows[900:]), "data/0.jsonl": json_lines(rows[:900])}
+        pack_zip(path, {**halves, "README.md": b"Rows"})
+    elif ".tar" in name or path.suffix in TAR_COMPRESSIONS:
+        first, second = json_lines(rows[:900]), json_lines(rows[900:])
+        content = tar_bytes({"data/0.jsonl": first, "README": b"Rows", "data/1.jsonl": second})
+        suffix = TAR_COMPRESSIONS.get(path.suffix, path.suffix)
+        path.write_bytes(COMPRESS.get(suffix, bytes)(content))
+    else:
+        kind = path.suffixes[0]
+        if kind == ".json":
+            content = json.dumps(rows, indent=2).encode()
+        elif kind in (".csv", ".tsv"):
+            delimiter = "," if kind == ".csv" else "\t"
+            content = cells([("text", "n"), *((row["text"], row["n"]) for row in rows)], delimiter)
+        else:
+            content = json_lines(rows)
+        path.write_bytes(COMPRESS.get(path.suffix, bytes)(content))
+
+
+def marked(encoded, tokenizer):
+    """The tokens as text, with ``[[ ]]`` around supervised runs. Several samples are parted by ``--- and``."""
+    if isinstance(encoded, list):
+        return "\n--- and\n".join(marked(one, tokenizer) for one in encoded)
+    assert len(encoded.input_ids) == len(encoded.weights)
+    text, inside = "", False
+    for id_, weight in zip(encoded.input_ids, encoded.weights, strict=True):
+        text += "[[" * (weight > 0 and not inside) + "]]" * (inside and not weight)
+        text += tokenizer.convert_ids_to_tokens(id_)
+        inside = weight > 0
+    return text.replace("Ġ", " ").replace("Ċ", "\n").replace("▁", " ").replace("<0x0A>", "\n") + "]]" * inside
+
+
+def with_keys(sample, **keys):
+    """``assistant_1={...}`` puts keys into the second assistant message."""
+    messages = [dict(message) for message in sample["messages"]]
+    answers = [message for message in messages if message["role"] == "assistant"]
+    for name, values in keys.items():
+        answers[int(name.removeprefix("assistant_"))].update(values)
+    return {**sample, "messages": messages}
+
+
+def template_of(shape, tokenizer):
+    return resolve_template(tokenizer, shape if shape in REQUIRED_TOKENS else str(GOLDEN / f"{shape}.jinja"))
+
+
+# Conversations that every chat template is tried with.
+CHATS = {
+    "single": chat("Hi", "Hello"),
+    "multi": chat("Hi", "Hello", "Bye", "Bye now"),
+    "system": chat("Hi", "Hello", "Bye", "Bye now", system="Be kind"),
+    "thoughts": with_keys(
+        chat("Hi", "Hello", "Bye", "Bye now"),
+        assistant_0={"reasoning_content": "A guest"},
+        assistant_1={"reasoning_content": "So soon"},
+    ),
+    "tools": {
+        "messages": [
+            {"role": "user", "content": "Cold?"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": '{"degrees": 4}', "tool_call_id": "call00001", "name": "weather"},
+            {"role": "assistant", "content": "Yes"},
+        ],
+        "tools": [WEATHER],
+    },
+}
+
+
+# Contents of messages that tokenizers and templates may trip over.
+TEXTS = ["Hi", "42", " Hello\n", "\n\nBye now", "é ∑", "a  b", "{}", 'say "x"', "Hello there, how are you?", "1.", "-"]
+
+
+# Parts of chat templates.
+HEADER = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+SIMPLE = "{{ m['content'] }}<|im_end|>\n{% endfor %}" + PROMPT
+
+
+USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+SYSTEM = {"role": "system", "content": "Be kind"}
+
+
+def sample_of(row, **mapping):
+    """The sample that ``row`` becomes, or its problems. ``mapping``: our field to their column."""
+    return to_sample(row, choose_fields(list(row), {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
+
+
+def told(row):
+    """The problems of a row, one string."""
+    problems = sample_of(row)
+    assert isinstance(problems, list), f"taken for {problems}"
+    return "\n".join(map(str, problems))

@@ -1,17 +1,17 @@
-"""A row of a data set, whoever wrote it, to a sample of ours. Pure: nothing is read, no library is needed.
+"""Converts a row of a data set, in any known format, to a sample in the kit's form. Pure: reads no file.
 
 A sample is one of:
 
-- ``{"messages": [...]}``, ``{"prompt": [...], "completion": [...]}``: conversations, either with ``tools`` (a list of
-  objects) or without. A message has ``role`` (system, user, assistant or tool) and ``content`` (text). That of an
-  assistant may have ``tool_calls`` (``{"type": "function", "function": {"name": ..., "arguments": {...}}}``, with
-  ``id`` or without), ``reasoning_content`` and ``weight`` (float, absent = 1, 0 = not learned from); any may have
-  ``name`` and ``tool_call_id``. A system message comes first or not at all.
+- ``{"messages": [...]}``, ``{"prompt": [...], "completion": [...]}``: conversations, optionally with ``tools`` (a list
+  of objects). Every message has ``role`` (system, user, assistant or tool) and ``content`` (text), and may have
+  ``name`` and ``tool_call_id``. Only the first message may be a system message. An assistant message may also have
+  ``tool_calls`` (``{"type": "function", "function": {"name": ..., "arguments": {...}}}``, optionally with ``id``),
+  ``reasoning_content`` and ``weight`` (float; 1 if absent; 0 means that nothing is learned from it).
 - ``{"prompt": text, "completion": text}`` and ``{"text": text}``.
-- ``{"input_ids": [...]}``, with ``labels`` (-100 where not learned from, else the id itself) or without.
+- ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 
-Promises: what does not fit is told with its field, such as ``messages[2].role``; nothing that would change what is
-learned is guessed or dropped.
+Promises: a row that does not fit is reported with the field, such as ``messages[2].role``; nothing that would change
+what is learned is guessed or dropped.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any
 from kit.data.chat.messages import SPEAKERS, Message, check_text, read_messages, read_tools
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
 
-# Columns of each format and those that may come with them; the first complete one is taken.
+# The columns that each format needs, and its optional columns. The first format whose columns are all there is taken.
 FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("messages",): ("tools",),
     ("conversations",): ("system", "tools"),
@@ -31,11 +31,11 @@ FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("text",): (),
 }
 FIELDS = tuple(dict.fromkeys(field for needed, optional in FORMATS.items() for field in needed + optional))
-OPTIONAL = ("tools", "system", "input")  # may be absent or null in a single row
+OPTIONAL = ("tools", "system", "input")  # any row may lack these, or have null
 EXPECTED = "messages, or prompt and completion, or text, or conversations, or instruction and output, or input_ids"
 
-MAX_ID = 2**31  # no vocabulary is so large
-IGNORED = -100  # in labels
+MAX_ID = 2**31  # ids are stored as int32
+IGNORED = -100  # the label of a token that is not learned
 
 Sample = dict[str, Any]
 
@@ -43,12 +43,19 @@ Sample = dict[str, Any]
 def choose_fields(
     columns: Sequence[str], mapping: Mapping[str, str], name: str, may_lack: bool = False
 ) -> dict[str, str]:
-    """Which of ``columns`` gives each of our fields: ``{"prompt": "question", "completion": "answer"}``.
+    """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
 
-    ``mapping`` is the recipe's ``dataset_columns`` (theirs to ours). Of several complete formats, the one that it
-    names most of is taken, else the first of ``FORMATS``. ``name``: of the data set, for messages. ``may_lack``: the
-    columns were named for another data set; where this one has a complete format without those it lacks, it takes
-    that. Raises ``UserError``.
+    The result maps each of our fields to their column. If the columns allow several formats, the one with most fields
+    of ``mapping`` is taken, and of equals the first of ``FORMATS``.
+
+    Args:
+        columns: the columns of the data set.
+        mapping: the recipe's ``dataset_columns``, their column to our field.
+        name: the data set's, for messages.
+        may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
+            columns that this one lacks are ignored if it has a complete format without them.
+
+    Raises ``UserError`` if no format fits, or if ``mapping`` names an unknown field or a column that is not there.
     """
     if may_lack:
         present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
@@ -81,10 +88,13 @@ def choose_fields(
 
 
 def _complete(columns: Sequence[str], mapping: Mapping[str, str]) -> list[dict[str, str]]:
-    """Our field to their column for each format that is there, best first; each begins with a key of MAKERS."""
+    """All formats whose needed columns are there, best first, each as our field to their column.
+
+    The first field of each is a key of ``MAKERS``.
+    """
     theirs_of = {name: name for name in columns if name in FIELDS and name not in mapping}
     theirs_of |= {ours: theirs for theirs, ours in mapping.items()}
-    # Later rows may have what the first one lacks.
+    # Later rows may have an optional column that the first row lacks.
     theirs_of |= {name: name for name in OPTIONAL if name not in theirs_of and name not in mapping}
     complete = [
         {field: theirs_of[field] for field in needed + optional if field in theirs_of}
@@ -95,9 +105,10 @@ def _complete(columns: Sequence[str], mapping: Mapping[str, str]) -> list[dict[s
 
 
 def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any] | list[Problem]:
-    """A sample in our form, or its problems; ``where`` of each is within the row, empty for the row itself.
+    """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is what ``choose_fields`` gave, in its order.
+    ``fields`` is the result of ``choose_fields``. ``Problem.where`` is a field of the row, such as
+    ``messages[2].role``, or empty if the problem is the row itself.
     """
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
     if None in values.values():
@@ -117,9 +128,9 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
-    begins = _system(values, problems)
-    messages = read_messages("conversations", values["conversations"], problems, SPEAKERS, may_begin=not begins)
-    return {"messages": begins + messages} | _tools(values, problems)
+    system = _system(values, problems)
+    messages = read_messages("conversations", values["conversations"], problems, SPEAKERS, may_begin=not system)
+    return {"messages": system + messages} | _tools(values, problems)
 
 
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -146,8 +157,8 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
         problems += check_text("input", more, may_be_empty=True)
     if problems:
         return {}
-    asked = f"{instruction}\n\n{more}" if more and more.strip() else instruction
-    return {"messages": [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": output}]}
+    question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
+    return {"messages": [*messages, {"role": "user", "content": question}, {"role": "assistant", "content": output}]}
 
 
 def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -185,6 +196,7 @@ MAKERS = {
 
 
 def _id_or_kind(value: Any) -> str:
+    """A number as it is; the kind of any other value. For messages about ids."""
     return f"{value}"[:80] if type(value) in (int, float) else kind(value)
 
 
@@ -200,7 +212,7 @@ def _check_ids(where: str, ids: Any) -> list[Problem]:
 
 
 def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:
-    """The column ``system`` as the messages it makes: one or, where it is blank, none."""
+    """The column ``system`` as a list of one system message; an empty list if the column is blank or absent."""
     system = values.get("system")
     if system is None or system == "":
         return []
@@ -209,6 +221,7 @@ def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:
 
 
 def _tools(values: Mapping[str, Any], problems: Problems) -> Sample:
+    """The column ``tools`` as the key of a sample; an empty dict if there are no tools."""
     tools: list[Any] = []
     if values.get("tools"):
         with problems.caught():
@@ -217,14 +230,15 @@ def _tools(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 
 def plain_text(sample: Mapping[str, Any]) -> str:
-    """All text of a sample in our form, to tell samples that say the same; empty for token ids."""
+    """All text of a sample in our form, to find samples with the same text. Empty for a sample of token ids."""
     if "text" in sample:
         return sample["text"]
     parts = [sample[field] for field in ("messages", "prompt", "completion") if field in sample]
-    return "\n".join(part if isinstance(part, str) else "\n".join(map(_said, part)) for part in parts)
+    return "\n".join(part if isinstance(part, str) else "\n".join(map(_text_of, part)) for part in parts)
 
 
-def _said(message: Message) -> str:
+def _text_of(message: Message) -> str:
+    """Reasoning, content and tool calls of a message."""
     texts = [message.get("reasoning_content"), message["content"]]
     if "tool_calls" in message:
         texts.append(json.dumps(message["tool_calls"], ensure_ascii=False))

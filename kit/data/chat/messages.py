@@ -1,8 +1,7 @@
-"""Messages of a conversation, whoever wrote them, to messages of ours. Pure.
+"""Converts the messages of a conversation, in OpenAI's or ShareGPT's form, to messages in the kit's form. Pure.
 
-``kit.data.chat.formats`` says what ours are.
-
-Problems are added to a list; ``where`` is the field, such as ``messages[2].role``.
+``kit.data.chat.formats`` describes the kit's form. Problems are added to a list; ``Problem.where`` is the field, such
+as ``messages[2].role``. Functions that raise ``UserError`` say so.
 """
 
 import json
@@ -12,7 +11,7 @@ from typing import Any
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
-# Of ShareGPT and what came after it.
+# The names of roles in ShareGPT and the formats derived from it.
 SPEAKERS = ROLES | {
     "human": "user",
     "gpt": "assistant",
@@ -29,6 +28,7 @@ Message = dict[str, Any]
 
 
 def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
+    """The problem of a value that is not text, is blank, or cannot be encoded as UTF-8; an empty list if it is fine."""
     if not isinstance(value, str):
         return [Problem(where, kind(value), "text")]
     if not may_be_empty and not value.strip():
@@ -48,10 +48,15 @@ def read_messages(
     may_begin: bool = True,
     needs_answer: bool = True,
 ) -> list[Message]:
-    """``given`` as our messages; of no use if it adds to ``problems``.
+    """Convert a list of messages to our form. What is wrong is added to ``problems``; then the result is incomplete.
 
-    ``may_begin``: with a system message; ``needs_answer``: an assistant turn. With ``roles`` SPEAKERS, messages may
-    have ``from`` and ``value`` instead of ``role`` and ``content``.
+    Args:
+        where: the field that holds the messages, for messages to the user.
+        given: the value of that field, of any type.
+        roles: the names that roles may have, each with our role. With ``SPEAKERS``, messages may also have ``from``
+            and ``value`` instead of ``role`` and ``content``.
+        may_begin: the first message may be a system message.
+        needs_answer: at least one message must be an assistant's.
     """
     if not isinstance(given, list):
         problems.append(Problem(where, kind(given), "a list of messages"))
@@ -74,38 +79,44 @@ def read_messages(
 
 
 def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
-    """The message, if it is one of the usual sort: nearly all are, so this is made to be fast."""
+    """The message in our form, if it has a known role, text, and nothing else; None for any other.
+
+    Nearly all messages are like that, and this is faster than ``_message``.
+    """
     if type(message) is not dict or len(message) != 2:
         return None
     if "role" in message:
-        said, content = message["role"], message.get("content")
+        speaker, content = message["role"], message.get("content")
     elif roles is SPEAKERS:
-        said, content = message.get("from"), message.get("value")
+        speaker, content = message.get("from"), message.get("value")
     else:
         return None
-    if type(said) is not str or said == "function_call" or type(content) is not str:
+    if type(speaker) is not str or speaker == "function_call" or type(content) is not str:
         return None
-    role = roles.get(said)
+    role = roles.get(speaker)
     if not role or check_text("", content):
         return None
     return {"role": role, "content": content}
 
 
 def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) -> Message:
+    """Any message in our form; what is wrong with it is added to ``problems``. ``at``: its field, ``messages[2]``."""
     if not isinstance(given, dict):
         problems.append(Problem(at, kind(given), "an object with role and content"))
         return {}
     written, given = given, {key: value for key, value in given.items() if value is not None}
-    is_old = roles is SPEAKERS and "role" not in given
-    role_key, content_key = ("from", "value") if is_old else ("role", "content")
-    said, content, calls = given.get(role_key), given.get(content_key), given.get("tool_calls")
-    role = roles.get(said) if isinstance(said, str) else None
+    is_sharegpt = roles is SPEAKERS and "role" not in given
+    role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
+    speaker, content, calls = given.get(role_key), given.get(content_key), given.get("tool_calls")
+    role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        found = f"found {said!r}" if isinstance(said, str) else kind(said) if role_key in written else "missing"
-        problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(said), roles)))
+        found = (
+            f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker) if role_key in written else "missing"
+        )
+        problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
     message: Message = {"role": role, "content": content}
     content_at, calls_at = f"{at}.{content_key}", f"{at}.tool_calls"
-    if said == "function_call" and content:
+    if speaker == "function_call" and content:  # ShareGPT puts the call where other messages have their text
         content, calls, calls_at = None, content, content_at
     if calls:
         with problems.caught():
@@ -136,7 +147,7 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
 
 
 def _joined(where: str, content: Any) -> Any:
-    """Content given as a list of pieces of text, as one text."""
+    """Join content that is given as a list of text parts; return any other content as it is. Raises ``UserError``."""
     if not isinstance(content, list):
         return content
     for i, piece in enumerate(content):
@@ -148,7 +159,7 @@ def _joined(where: str, content: Any) -> Any:
 
 
 def _weight(at: str, message: Message, role: str | None) -> float | None:
-    """How much an assistant turn counts; None where nothing is said."""
+    """The weight of an assistant turn, from ``train`` and ``weight``; None if it has neither. Raises ``UserError``."""
     train, weight = message.get("train"), message.get("weight")
     if train is not None and not isinstance(train, bool):
         raise UserError(Problem(f"{at}.train", kind(train), "true or false"))
@@ -156,7 +167,7 @@ def _weight(at: str, message: Message, role: str | None) -> float | None:
         where, expected = f"{at}.weight", "0, or a number from 1e-30 to 1e30"
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise UserError(Problem(where, kind(weight), expected))
-        if weight != 0 and not 1e-30 <= weight <= 1e30:  # what a float32 can still be reckoned with
+        if weight != 0 and not 1e-30 <= weight <= 1e30:  # outside, sums of float32 under- or overflow
             raise UserError(Problem(where, f"{weight:g}" if isinstance(weight, float) else f"{weight}"[:20], expected))
     if role == "assistant":
         return 0.0 if train is False else None if weight is None else float(weight)
@@ -167,7 +178,7 @@ def _weight(at: str, message: Message, role: str | None) -> float | None:
 
 
 def _tool_calls(where: str, calls: Any) -> list[Message]:
-    """Calls as our templates want them. Raises ``UserError``."""
+    """Tool calls as chat templates expect them: a list of objects, with arguments parsed. Raises ``UserError``."""
     calls = _parsed(where, calls)
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list):
@@ -180,7 +191,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
         given = function.get("arguments", {})
-        # As an object: templates write it as JSON themselves, and would quote a text once more.
+        # Parsed, because templates write the arguments as JSON themselves: JSON text would be quoted a second time.
         arguments = _parsed(f"{at}.arguments", given or {})
         if not isinstance(arguments, dict):
             raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
@@ -190,7 +201,10 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
 
 
 def read_tools(where: str, tools: Any) -> list[Any]:
-    """What an assistant may call, as a list of objects; empty where there is nothing. Raises ``UserError``."""
+    """The tools that an assistant may call, as a list of objects; JSON text is parsed. Empty if there are none.
+
+    Raises ``UserError`` if ``tools`` is neither a list of objects, nor JSON text of one.
+    """
     tools = _parsed(where, tools or [])
     if not isinstance(tools, list):
         raise UserError(Problem(where, kind(tools), "a list of tools"))
@@ -202,7 +216,10 @@ def read_tools(where: str, tools: Any) -> list[Any]:
 
 
 def _parsed(where: str, value: Any) -> Any:
-    """A value, or what it holds if it is JSON text: objects with different keys cannot lie in one Arrow column."""
+    """Parse a value if it is text, and return any other value as it is. Raises ``UserError`` if the text is not JSON.
+
+    Data sets store tool calls as JSON text because objects with different keys do not fit in one Arrow column.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -214,7 +231,7 @@ def _parsed(where: str, value: Any) -> Any:
 
 
 def _writable(where: str, value: Any) -> Any:
-    """``value``, which a template can write as JSON. Raises ``UserError``."""
+    """Return ``value`` if a template can write it as JSON. Raises ``UserError`` if not."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, TypeError, ValueError) as error:

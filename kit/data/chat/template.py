@@ -1,11 +1,11 @@
-"""Chat templates: found by name or file, compiled once, rendered, and held to showing what a conversation says.
+"""Chat templates: found by name or file, compiled once, rendered, and checked to leave nothing out.
 
 Promises:
 
-- A rendering is what ``tokenizer.apply_chat_template`` gives, but that a template which asks for the date is always
-  told the same one: ids do not depend on the day, the machine or the rank.
-- ``{% generation %}`` blocks are found where they end up in the text, those inside macros included.
-- A template that would leave out something that a message says is refused, with the reason.
+- A rendering equals that of ``tokenizer.apply_chat_template``, with one exception: a template that asks for the date
+  is always given the same date, so that ids do not depend on the day, the machine or the rank.
+- ``{% generation %}`` blocks are located in the rendered text, also those inside macros.
+- If a template would leave out something that a message says, it is refused, with the reason.
 """
 
 import datetime
@@ -20,14 +20,14 @@ from typing import Any
 import jinja2
 from jinja2 import ext, meta, nodes
 
-# Templates come from anywhere: this environment is a sandbox, and the one they are rendered in at inference. Nothing
-# public gives it: `render_jinja_template` lets no function through to a template, so none that tells the date.
+# Templates come from untrusted sources. This compiles them in the sandbox in which transformers renders them at
+# inference. The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date.
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from kit.errors import Problem, UserError, did_you_mean
 
 TEMPLATES = Path(__file__).parent / "templates"
-# What a tokenizer must hold as single tokens for each of our templates.
+# The kit's own templates, each with what a tokenizer must have as single tokens.
 REQUIRED_TOKENS = {
     "alpaca": ["eos_token"],
     "chatml": ["<|im_start|>", "<|im_end|>"],
@@ -41,26 +41,26 @@ REQUIRED_TOKENS = {
     "vicuna": ["eos_token"],
     "zephyr": ["eos_token"],
 }
-TODAY = datetime.datetime(2024, 7, 26)  # what Llama 3.1's own template says where nobody tells it the date
+TODAY = datetime.datetime(2024, 7, 26)  # the date in Llama 3.1's own template if none is given
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
 Span = tuple[int, int]  # characters of a rendered text: [start, end)
 
-# What other templates write as special tokens. Tags such as <think> are plain text in many a tokenizer.
+# What looks like a special token. Tags such as <think> do not count: in many tokenizers they are plain text.
 _SPECIAL = re.compile(
     r"<\|[^\s<>|]+\|>|<\uff5c[^\s<>]+\uff5c>|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>|\[/?[A-Z_]{4,}\]"
 )
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters, which no text should hold
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters, which should not occur in any text
 _THINK = re.compile("</?think>")
 
 
 def resolve_template(tokenizer: Any, name_or_file: str | None) -> str | None:
-    """The Jinja text of a named template or a file; None gives the tokenizer's own, if it has one.
+    """The Jinja text of a template, given by its name or its file. None stands for the tokenizer's own template.
 
-    Raises ``UserError`` for an unknown name, a template that does not compile, and a named template whose special
-    tokens the tokenizer would split.
+    Returns None if the tokenizer has none. Raises ``UserError`` if there is no such name or file, if the template does
+    not compile, or if the tokenizer would split a special token that a named template needs.
     """
     if name_or_file is None:
         try:
@@ -73,7 +73,7 @@ def resolve_template(tokenizer: Any, name_or_file: str | None) -> str | None:
             found = f"{name_or_file!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
             raise UserError(Problem("chat_template", found, "a tokenizer that has them, or " + fitting(tokenizer)))
         return _named(name_or_file)
-    if not os.path.isfile(name_or_file):  # of a name too long for a file, Path.is_file() raises OSError
+    if not os.path.isfile(name_or_file):  # Path.is_file() raises OSError if the name is too long for a file
         expected = f"a file, or one of {', '.join(REQUIRED_TOKENS)}"
         if "{%" in name_or_file or "{{" in name_or_file:
             raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
@@ -94,6 +94,7 @@ def _named(name: str) -> str:
 
 
 def _missing_tokens(tokenizer: Any, name: str) -> list[str]:
+    """The tokens that the named template needs and the tokenizer would split, or does not have."""
     missing = []
     for token in REQUIRED_TOKENS[name]:
         text = getattr(tokenizer, token) if token in ("bos_token", "eos_token") else token
@@ -107,18 +108,22 @@ def _is_one_token(tokenizer: Any, text: str) -> bool:
 
 
 def fitting(tokenizer: Any, word: str = "") -> str:
-    """What to say of the named templates that ``tokenizer`` has the special tokens for, and that know ``word``."""
+    """Advice for a message: the named templates that fit the tokenizer, as flags, or to write a template file.
+
+    A template fits if the tokenizer has its special tokens, and if ``word`` occurs in it.
+    """
     names = [name for name in REQUIRED_TOKENS if word in _named(name) and not _missing_tokens(tokenizer, name)]
     return f"--chat_template {' | '.join(names)}, which fit this one" if names else "a template file of your own"
 
 
 class _Marks(ext.Extension):
-    """Writes a mark before and after what a ``{% generation %}`` block gives.
+    """Makes a ``{% generation %}`` block write a mark before and after its text.
 
-    transformers counts the characters rendered so far instead, which inside a macro are not those before the block.
+    The extension of transformers counts the characters rendered so far instead. That is wrong inside a macro, whose
+    text is inserted later.
     """
 
-    priority = 1000  # after transformers' own extension for this tag, and so instead of it
+    priority = 1000  # comes after transformers' extension for this tag, and so replaces it
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
@@ -134,10 +139,13 @@ class _Marks(ext.Extension):
 
 
 class Template:
-    """A chat template and the tokenizer it writes for. Refuses (``refusal``) by raising ``UserError``.
+    """A chat template, compiled for a tokenizer. Methods that refuse a conversation raise ``UserError``.
 
     Attributes:
-        date_was_asked: a rendering has asked for the date since this was last set to False.
+        source: the Jinja text.
+        date_was_asked: whether a rendering has asked for the date since this was last set to False.
+
+    Raises ``UserError`` if ``source`` does not compile.
     """
 
     def __init__(self, source: str, tokenizer: Any) -> None:
@@ -152,20 +160,20 @@ class Template:
             raise self.refusal(f"not a Jinja template (line {error.lineno}: {error.message})") from None
 
     def refusal(self, found: str, word: str = "") -> UserError:
-        """To raise. Told are those of our templates that would fit, and know ``word``."""
+        """The exception to raise for the reason ``found``. Names our templates that fit and contain ``word``."""
         if word not in self._fitting:
             self._fitting[word] = fitting(self._tokenizer, word)
         return UserError(Problem("chat_template", found, "a template that fits: " + self._fitting[word]))
 
     @cached_property
     def marks_answers(self) -> bool:
-        """Whether the author has marked what is learned from, with ``{% generation %}`` blocks."""
+        """Whether the template has ``{% generation %}`` blocks, which mark the text to learn from."""
         return bool(re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", self.source))
 
     @cached_property
     def split_literals(self) -> list[str]:
-        """What looks like a special token in the template, and is none to the tokenizer."""
-        if self.source in map(_named, REQUIRED_TOKENS):  # what these need is known, and the rest is meant as text
+        """What looks like a special token in the template, but is split by the tokenizer."""
+        if self.source in map(_named, REQUIRED_TOKENS):  # their special tokens are checked, the rest is plain text
             return []
         tree = self._compiled.environment.parse(self.source)
         texts = [node.data for node in tree.find_all(nodes.TemplateData)]
@@ -174,10 +182,17 @@ class Template:
         return sorted(literal for literal in literals if not _is_one_token(self._tokenizer, literal))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
+        """The conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.
+
+        Raises ``UserError`` if the template fails.
+        """
         return self._render(self._compiled, messages, tools, add_generation_prompt)
 
     def render_marked(self, messages: Messages, tools: Tools) -> tuple[str, list[Span]]:
-        """The rendering, and the characters of it that each ``{% generation %}`` block gave."""
+        """The conversation as text, and the span of that text that each ``{% generation %}`` block gave.
+
+        Raises ``UserError`` if the template fails, or if its blocks cannot be located.
+        """
         pieces = re.split(f"([{_OPEN}{_CLOSE}])", self._render(self._marking, messages, tools, False))
         text = "".join(pieces[::2])
         marks = pieces[1::2]
@@ -209,7 +224,7 @@ class Template:
         return TODAY.strftime(format)
 
     def check_extras(self, messages: Messages, tools: Tools) -> None:
-        """Refuse what the template never looks at: it would be left out without a word."""
+        """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key."""
         if tools and "tools" not in self._variables_read:
             raise self.refusal("the template knows no tools, and this sample lists some", "tools")
         for i, message in enumerate(messages):
@@ -223,23 +238,23 @@ class Template:
         return meta.find_undeclared_variables(self._compiled.environment.parse(self.source))
 
     def check_shown(self, text: str, messages: Messages, tools: Tools) -> None:
-        """Refuse a ``text``, rendered from the same, that lacks a tool or what was said, message after message.
+        """Raise ``UserError`` if ``text``, the rendering, lacks a tool or the content of a message, in their order.
 
-        Of the answers only what follows their thoughts is asked for: many templates forget earlier thoughts.
+        Of an answer only the part after its reasoning must be there: many templates drop earlier reasoning.
         """
         if tools:
-            without = self.render(messages, None)  # a call of the tool may name it too
+            without = self.render(messages, None)  # the name may also occur in a call of the tool
             for name in (tool.get("function", tool).get("name", "") for tool in tools):
                 if text.count(name) <= without.count(name):
                     raise self.refusal(f"the template leaves out the tool {name!r}")
         at = 0
         for i, message in enumerate(messages):
-            said = message["content"]
+            content = message["content"]
             if message["role"] == "assistant":
-                said = _THINK.split(said)[-1]
-            forms = [said.strip()]
-            start = 0 if message["role"] == "system" else at  # some formats put it further down
-            if message["role"] == "tool":  # some formats put it into JSON
+                content = _THINK.split(content)[-1]
+            forms = [content.strip()]
+            start = 0 if message["role"] == "system" else at  # some templates put it after other messages
+            if message["role"] == "tool":  # some templates write it as a JSON string
                 forms += [json.dumps(forms[0], ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True)]
             found = [(start_of_form, form) for form in forms if (start_of_form := text.find(form, start)) >= 0]
             if not found:
@@ -249,11 +264,14 @@ class Template:
                 at = start_of_form + len(form)
 
     def check_answer(self, text: str, message: dict[str, Any], i: int) -> None:
-        """Refuse a ``text`` that lacks something that ``message``, the answer number ``i``, says, thinks or calls."""
+        """Raise ``UserError`` if ``text``, the rendering of an answer, lacks some of its content, reasoning or calls.
+
+        ``i`` is the number of ``message`` in the conversation.
+        """
         at = 0
-        for said in [message.get("reasoning_content") or "", *_THINK.split(message["content"])]:
-            at = text.find(said.strip(), at) + len(said.strip())
-            if at < len(said.strip()):
+        for part in [message.get("reasoning_content") or "", *_THINK.split(message["content"])]:
+            at = text.find(part.strip(), at) + len(part.strip())
+            if at < len(part.strip()):
                 raise self.refusal(f"messages[{i}]: the template leaves part of the answer out, or changes it")
         at = 0
         for call in message.get("tool_calls") or []:

@@ -1,12 +1,13 @@
-"""Samples to token ids and the weight of each in the loss. Pure: a tokenizer is passed in, nothing is read but files.
+"""Samples as token ids, and the weight of each token in the loss. Pure: the caller passes in the tokenizer.
 
 Promises:
 
-- What is learned from is found by position in the rendered text (``turns.py``), never by comparing token ids.
-- The tokens before a supervised span are those of the prompt tokenised alone, as at inference: where a merge would
+- Supervised tokens are found by their position in the rendered text (``turns.py``), never by comparing token ids.
+- The tokens before a supervised span are those of the prompt tokenised alone, as at inference: if a token would
   straddle the border, the text is cut there. (After such a cut an earlier answer keeps its own tokens.)
-- One BOS, never two: a chat template decides alone; prompt + completion and text get one if the tokenizer has it.
-- What cannot be encoded so is refused, with the reason.
+- There is one BOS, never two: with a chat template, the template alone decides; prompt + completion and text get one
+  if the tokenizer has one.
+- A sample that cannot be encoded like this is refused, with the reason.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,22 +30,23 @@ UNROLLED = (
 )
 
 Ids = list[int]
-Tokens = tuple[Ids, Any]  # and the tokenizer's Encoding, which knows the characters of each token of a located text
-# A sample on its way: it asks for the tokens of texts, which are looked up for many samples at a time.
+Tokens = tuple[Ids, Any]  # ids, and the tokenizer's Encoding; of a Located text it knows the characters of each token
+# The encoding of one sample, as a generator: it yields texts and is sent their tokens. So the texts of many samples are
+# tokenised together, which is faster.
 Asking = Generator[list[str], list[Tokens], Any]
 
 
 class Located(list[str]):
-    """Texts of which one wants to know the characters of each token."""
+    """Texts for which the characters of each token are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """``weights[i]`` is what ``input_ids[i]`` counts in the loss as a target, 0 if it is not learned from."""
+    """The token ids of a sample, and their weights."""
 
-    input_ids: list[int]
-    weights: list[float]
-    remarks: tuple[str, ...] = ()  # worth telling the user; of several samples that one became, the first has them
+    input_ids: list[int]  # [T]
+    weights: list[float]  # [T], of each token in the loss as a target; 0: nothing is learned from it
+    remarks: tuple[str, ...] = ()  # for the user; if a conversation became several samples, the first has them
 
 
 def encode(
@@ -54,7 +56,7 @@ def encode(
     prompts_as_chat: bool = False,
     train_on: TrainOn = "assistant",
 ) -> list[Encoded]:
-    """One sample; see ``encode_all``. Raises ``UserError``."""
+    """Encode one sample, see ``encode_all``. Raises ``UserError`` if it must be refused."""
     result = encode_all([sample], tokenizer, template, prompts_as_chat, train_on)[0]
     if isinstance(result, Problem):
         raise UserError(result)
@@ -68,20 +70,24 @@ def encode_all(
     prompts_as_chat: bool = False,
     train_on: TrainOn = "assistant",
 ) -> list[list[Encoded] | Problem]:
-    """Encode checked samples; many at a time is faster. A sample that must be refused gives its ``Problem``.
+    """Encode samples in the kit's form (``formats.to_sample``); many at a time is faster than one by one.
+
+    The result has, for each sample, what it became, or the ``Problem`` for which it must be refused.
 
     - ``messages``: every assistant turn is supervised with its ``weight`` (1 if it has none); with ``train_on="last"``
       only the last one. Usually one ``Encoded``; several where the template rewrites earlier turns.
     - ``prompt`` and ``completion``: as lists of messages only the completion's assistant turns are supervised. As
-      texts: BOS + prompt + completion + EOS, completion and EOS supervised. The texts are kept as they are, but if
-      neither side of the border is whitespace a newline opens the *completion*: the model learns to write it, so at
-      inference the prompt is exactly the user's own text. With ``prompts_as_chat`` the two texts are a user and an
-      assistant message instead.
+      texts: BOS + prompt + completion + EOS, completion and EOS supervised. The texts are not changed, with one
+      exception: if there is no whitespace on either side of the border, the *completion* gets a leading newline. The
+      model learns to write it, so at inference the prompt is exactly the user's text. With ``prompts_as_chat`` the two
+      texts become a user and an assistant message instead.
     - ``text``: BOS + text + EOS, all supervised.
-    - ``input_ids``: taken as they are; without ``labels`` all supervised, with them those whose label is not -100.
+    - ``input_ids``: taken as they are; supervised are all or, if there are ``labels``, those whose label is not -100.
 
-    With ``train_on="all"`` every token of messages, prompts and completions counts 1, but for assistant turns with a
-    ``weight`` of their own.
+    With ``train_on="all"`` every token of messages, prompts and completions has weight 1, except in assistant turns
+    that have a ``weight``.
+
+    Raises ``UserError`` if the tokenizer is a slow one, which cannot tell the characters of a token.
     """
     if not tokenizer.is_fast:
         raise UserError(Problem("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json"))
@@ -89,16 +95,18 @@ def encode_all(
 
 
 class _Encoder:
+    """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
+
     def __init__(self, tokenizer: Any, source: str | None, prompts_as_chat: bool, train_on: TrainOn) -> None:
         self.tokenizer, self.source = tokenizer, source
         self.prompts_as_chat, self.train_on = prompts_as_chat, train_on
         self.backend = tokenizer.backend_tokenizer
-        self.backend.no_truncation()  # left behind by earlier calls
+        self.backend.no_truncation()  # earlier calls may have left it switched on
         self.backend.no_padding()
         self.bos, self.eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        # Such tokens are cut out of a text before anything else: what lies between two of them is tokenised on its own.
+        # A tokenizer splits a text at these tokens before anything else, and tokenises the pieces independently.
         added = tokenizer.added_tokens_decoder
-        self.parting = {i for i, token in added.items() if not (token.normalized or token.single_word)}
+        self.splitting = {i for i, token in added.items() if not (token.normalized or token.single_word)}
 
     @cached_property
     def template(self) -> Template:
@@ -116,6 +124,7 @@ class _Encoder:
 
     @cached_property
     def adds_bos(self) -> bool:
+        """Whether the tokenizer itself puts a BOS before a text."""
         return self.bos is not None and self.tokenizer("a").input_ids[:1] == [self.bos]
 
     def encode_all(self, samples: Sequence[Mapping[str, Any]]) -> list[list[Encoded] | Problem]:
@@ -136,11 +145,11 @@ class _Encoder:
         return results
 
     def tokens(self, asked: Iterable[list[str]]) -> dict[str, Tokens]:
-        """With no special tokens but those in the texts."""
+        """Tokenise all texts at once. No special tokens are added to those in the texts."""
         located = dict.fromkeys(text for texts in asked if isinstance(texts, Located) for text in texts)
         others = dict.fromkeys(text for texts in asked for text in texts if text not in located)
-        # Not through the tokenizer's own call: it makes lists of all that an encoding holds, a tenth of the whole time.
-        # And what must not be located in its text takes a third less.
+        # The backend, because calling the tokenizer copies all fields of an encoding into lists: a tenth of the whole
+        # time. And encode_batch_fast, which does not locate tokens in the text, takes a third less time.
         encodings = self.backend.encode_batch(list(located), add_special_tokens=False)
         encodings += self.backend.encode_batch_fast(list(others), add_special_tokens=False)
         return {text: (e.ids, e) for text, e in zip([*located, *others], encodings, strict=True)}
@@ -169,10 +178,10 @@ class _Encoder:
         completion = "\n" * glued + completion
         ids: Ids = []
         if prompt:
-            # Each on its own: in one piece, the prompt would be tokenised twice to know where it ends.
+            # Prompt and completion apart: to find the border in the whole, the prompt would be tokenised twice.
             anchor = "a" if completion[:1].isspace() else "\n"
             (ids, _), (base, _), (joint, _) = yield [prompt, anchor, anchor + completion]
-            if joint[: len(base)] == base and self.parting.isdisjoint(ids[-1:]):
+            if joint[: len(base)] == base and self.splitting.isdisjoint(ids[-1:]):
                 tail = joint[len(base) :]
             else:
                 tail = yield from self.continuation(prompt, completion)
@@ -210,7 +219,7 @@ class _Encoder:
         return [Encoded(ids, weights, told) for (ids, weights), told in zip(samples, first_remarks, strict=True)]
 
     def encode_drafts(self, drafts: list[Draft]) -> Asking:
-        """Ids and weights of each: of the whole text where its tokens respect every border, else of the pieces."""
+        """Ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""
         wholes = yield Located(draft.text for draft in drafts)
         cuts = [self.cuts(draft, *whole) for draft, whole in zip(drafts, wholes, strict=True)]
         tails = iter((yield [tail for cuts_of_draft in cuts for _, tail, _ in cuts_of_draft]))
@@ -227,18 +236,21 @@ class _Encoder:
         return samples
 
     def cuts(self, draft: Draft, ids: Ids, encoding: Any) -> list[tuple[int, str, int]]:
-        """For each span: the number of a token that parts what is before from the text up to the span; that text; and
-        the number of the token after the span, 0 if a token straddles its end."""
-        parting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.parting]
+        """What is needed to find each span in ``ids``, the tokens of the draft's whole text.
+
+        For each span: the index of the last splitting token before it (0 if there is none); the text from that token
+        up to the span; and the index of the first token after the span, 0 if a token straddles the span's end.
+        """
+        splitting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.splitting]
         cuts = []
         for start, end, _ in draft.spans:
-            before = bisect_right(parting, start, key=itemgetter(2))
-            begin, at = parting[before - 1][:2] if before else (0, 0)
-            upto = bisect_left(parting, end, key=itemgetter(1))
+            before = bisect_right(splitting, start, key=itemgetter(2))
+            begin, at = splitting[before - 1][:2] if before else (0, 0)
+            upto = bisect_left(splitting, end, key=itemgetter(1))
             if end == len(draft.text):
                 stop = len(ids)
-            elif upto and parting[upto - 1][2] >= end:  # it may have swallowed whitespace after it
-                stop = parting[upto - 1][0] + 1
+            elif upto and splitting[upto - 1][2] >= end:  # such a token may include whitespace after it
+                stop = splitting[upto - 1][0] + 1
             else:
                 offsets = encoding.offsets
                 stop = next((k for k, offset in enumerate(offsets) if offset[1] > end), len(ids))
@@ -248,6 +260,7 @@ class _Encoder:
         return cuts
 
     def encode_pieces(self, draft: Draft) -> Asking:
+        """Ids and weights of a draft whose text is cut at every border of a span, each piece tokenised on its own."""
         ids: Ids = []
         weights: list[float] = []
         borders = sorted({0, len(draft.text), *(border for span in draft.spans for border in span[:2])})
@@ -259,10 +272,10 @@ class _Encoder:
         return ids, weights
 
     def continuation(self, before: str, text: str) -> Asking:
-        """Ids of ``text`` as the continuation of ``before``.
+        """Ids of ``text`` as the continuation of ``before``. Raises ``UserError`` if they cannot be found.
 
-        Alone, a SentencePiece-like tokenizer would give it a leading space. So it is tokenised after something that
-        it does not merge with, and that is then taken off.
+        Tokenised alone, ``text`` would get a leading space from a tokenizer like SentencePiece. So it is tokenised
+        after an anchor that it does not merge with, and the anchor's tokens are removed.
         """
         for anchor in (before, "\n", "a", "1", "."):
             (base, _), (joint, _) = yield [anchor, anchor + text]

@@ -1,12 +1,12 @@
-"""Conversations to texts, and the characters of them that are learned from. Token ids come later (``tokens.py``).
+"""Conversations as text, and which characters of the text are supervised. Token ids come later (``tokens.py``).
 
 Promises:
 
-- An assistant turn is taught from the end of the generation prompt to its end-of-turn token, and no further.
-- The text before a taught turn is the prompt at inference, character by character, or the template is refused; but
-  where its author has marked with ``{% generation %}`` what is learned from, that is followed.
-- A template that writes an answer differently once more messages follow makes several texts of a conversation: each
-  answer is taught once, as the model would see the conversation and say the answer at that point.
+- An assistant turn is supervised from the end of the generation prompt to the end of its end-of-turn token.
+- The text before a supervised turn equals the prompt at inference, character by character; if not, the template is
+  refused. But if its author has marked the text to learn from with ``{% generation %}``, the marks are followed.
+- Some templates render an answer differently once more messages follow. Then the conversation becomes several texts,
+  and each answer is supervised once, in the text that the model would see and write at that point.
 """
 
 from bisect import bisect_right
@@ -24,36 +24,42 @@ TrainOn = Literal["assistant", "last", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """``spans`` are characters [start, end) of ``text`` and their weight, ``rest`` the weight of all others."""
+    """A rendered conversation, and the weight of each character in the loss."""
 
     text: str
-    spans: list[tuple[int, int, float]]
-    rest: float = 0.0
-    remarks: tuple[str, ...] = ()  # worth telling the user
+    spans: list[tuple[int, int, float]]  # characters [start, end) of the text, and their weight
+    rest: float = 0.0  # weight of all other characters
+    remarks: tuple[str, ...] = ()  # for the user
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A conversation that ends with an answer: its text, and where in it the answer is."""
+    """The rendering of a conversation up to an answer, which is its last message."""
 
     text: str
-    start: int
+    start: int  # the answer is text[start:end], with its end-of-turn token
     end: int
 
 
 class Drafter:
-    """Makes drafts of conversations. Refuses by raising ``UserError``."""
+    """Makes drafts of conversations with one template.
+
+    ``train_on``: "assistant" supervises all answers, "last" only the last one, "all" everything.
+    """
 
     def __init__(self, template: Template, tokenizer: Any, train_on: TrainOn) -> None:
         self._template, self._train_on = template, train_on
-        # What may end an answer: tokens such as <|im_end|>. Those that only part it, such as </think>, are not special.
+        # Tokens that may end an answer, such as <|im_end|>. Tokens inside an answer, such as </think>, are not special.
         added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
         self._stops = {token.content for token in added}
         self._special_stops = {token.content for token in added if token.special}
         self._stop_lengths = sorted({len(stop) for stop in self._stops}, reverse=True)
 
     def drafts(self, messages: Messages, first: int, tools: Tools) -> list[Draft]:
-        """The texts that hold the answers from message number ``first`` on, each once, and where in them."""
+        """The texts in which the answers from message number ``first`` on are supervised, each answer once.
+
+        Raises ``UserError`` if the template does not fit the conversation.
+        """
         weights = {i: _weight(message) for i, message in enumerate(messages) if message["role"] == "assistant"}
         messages = [_as_templates_take_it(message) for message in messages]
         self._template.check_extras(messages, tools)
@@ -76,11 +82,11 @@ class Drafter:
                 turn = turns.pop(i)
                 spans.append((turn.start, self._with_stop(text, turn.end), weights[i]))
             drafts.append(Draft(text, spans, remarks=self._remarks(text, [end for _, end, _ in spans])))
-        # With nothing to learn from it is still a sample, which the caller counts.
+        # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
         return drafts[::-1] or [Draft(self._template.render(messages, tools), [])]
 
     def _turn(self, messages: Messages, i: int, tools: Tools) -> _Turn:
-        """The conversation up to its answer number ``i``."""
+        """Render the conversation up to message number ``i``, an answer. Raises ``UserError``, see the promises."""
         prompt = self._template.render(messages[:i], tools, add_generation_prompt=True)
         text = self._template.render(messages[: i + 1], tools)
         if not text.startswith(prompt):
@@ -88,10 +94,10 @@ class Drafter:
             raise self._template.refusal(reason + _first_difference(text, prompt))
         ends = self._stops_at_end(text, len(prompt))
         if len(ends) > 1:
-            # The last of them may close the whole conversation, and give way to what follows (as Phi-3's does).
+            # The last of them may end the whole conversation, and disappear if another message follows (Phi-3's does).
             try:
                 longer = self._template.render(messages[: i + 1], tools, add_generation_prompt=True)
-            except UserError:  # some templates let no answer follow another
+            except UserError:  # some templates refuse two answers in a row
                 longer = text
             ends = [end for end in ends if longer.startswith(text[:end])] or ends
         end = ends[0] if ends else len(text)
@@ -99,7 +105,7 @@ class Drafter:
         return _Turn(text, len(prompt), end)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
-        """Everything counts 1, but for the answers with a weight of their own."""
+        """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""
         text = self._template.render(messages, tools)
         self._template.check_shown(text, messages, tools)
         spans = []
@@ -112,7 +118,12 @@ class Drafter:
         return Draft(text, spans, rest=1.0)
 
     def _marked(self, messages: Messages, weights: dict[int, float], taught: list[int], tools: Tools) -> Draft:
-        """What the author of the template has marked in the answers ``taught``."""
+        """The draft for a template with ``{% generation %}`` blocks: those of the answers ``taught`` are supervised.
+
+        A block belongs to the last answer whose prompt ends before the block does. If some prompt is not a prefix of
+        the text, the blocks belong to the answers in their order, one each. Raises ``UserError`` if neither is so and
+        the answers count differently, or if no block marks anything.
+        """
         answers = list(weights)
         messages = messages[: answers[-1] + 1]  # nothing after the last answer is ever learned from
         text, blocks = self._template.render_marked(messages, tools)
@@ -121,22 +132,22 @@ class Drafter:
         starts = [len(prompt) for prompt in prompts if text.startswith(prompt)]
         are_known = True
         if len(starts) == len(answers):
-            owners = [bisect_right(starts, end - 1) - 1 for _, end in blocks]  # -1 is before any answer
+            owners = [bisect_right(starts, end - 1) - 1 for _, end in blocks]  # -1: before the first answer
         elif len(blocks) == len(answers):
             owners = list(range(len(blocks)))
         elif taught == answers and set(weights.values()) == {1.0}:
-            owners = [0] * len(blocks)  # any would do
+            owners = [0] * len(blocks)  # all answers count the same, so it does not matter whose they are
             are_known = False
         else:
             found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers: which is whose cannot be told"
             raise self._template.refusal(found)
-        # Of the end of turn, where the author left it outside.
+        # The end-of-turn token, if the author left it outside the block.
         outside = text[blocks[-1][1] : self._with_stop(text, blocks[-1][1])] if blocks else ""
         spans, ends = [], {}
         for (start, end), owner in zip(blocks, owners, strict=True):
             if owner < 0 or answers[owner] not in taught:
                 continue
-            # Some templates mark the header too, which at inference is part of the generation prompt.
+            # Some templates mark the header of the turn too, which at inference is part of the generation prompt.
             start = max([start, *(s for s in starts if start < s < end)])
             inside = self._stops_at_end(text[:end], start)
             ends[owner] = end = inside[0] if inside else end + len(outside) * text.startswith(outside, end)
@@ -155,12 +166,12 @@ class Drafter:
         return (NO_END_OF_TURN,) * (not all(self._stop_before(text, end) for end in ends))
 
     def _stop_before(self, text: str, end: int, start: int = 0) -> str:
-        """The token that may end an answer and that ``text[start:end]`` ends with, or an empty string."""
+        """The token at the end of ``text[start:end]``, if it may end an answer; else an empty string."""
         words = (text[end - length : end] for length in self._stop_lengths if end - length >= start)
         return next((word for word in words if word in self._stops), "")
 
     def _stops_at_end(self, text: str, start: int) -> list[int]:
-        """Where the tokens end that ``text[start:]`` ends with, whitespace aside; the last one first."""
+        """The end positions of all tokens at the end of ``text[start:]``, last first. Whitespace is skipped."""
         ends: list[int] = []
         end = len(text.rstrip())
         while stop := self._stop_before(text, end, start):
@@ -169,7 +180,10 @@ class Drafter:
         return ends
 
     def _with_stop(self, text: str, end: int) -> int:
-        """``end``, or the end of the token after it if only that ends the answer: it may open the next turn."""
+        """The end of an answer: ``end``, or the end of the token after it if ``text[:end]`` has no end-of-turn token.
+
+        In some templates the token that opens the next turn is what ends an answer.
+        """
         before = self._stop_before(text, end)
         at = end
         while text[at : at + 1].isspace():
@@ -185,13 +199,15 @@ def _weight(message: dict[str, Any]) -> float:
 
 
 def _as_templates_take_it(message: dict[str, Any]) -> dict[str, Any]:
-    # Arrow fills absent keys with null, which a template that tests `is defined` would take for a value.
+    """A message as ``apply_chat_template`` would be given it."""
+    # Arrow fills absent keys with null, and a template that tests `is defined` would take null for a value.
     taken = {key: value for key, value in message.items() if value is not None and key != "weight"}
     if "reasoning_content" in taken:
-        taken["thinking"] = taken["reasoning_content"]  # as apply_chat_template does for templates that call it so
+        taken["thinking"] = taken["reasoning_content"]  # some templates use this name
     return taken
 
 
 def _first_difference(text: str, part: str) -> str:
+    """For a message: what ``text`` has where it first differs from ``part``, and what ``part`` has there."""
     at = next((k for k, (a, b) in enumerate(zip(text, part, strict=False)) if a != b), min(len(text), len(part)))
     return f" ({text[at : at + 20]!r} instead of {part[at : at + 20]!r})"

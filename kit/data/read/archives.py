@@ -1,10 +1,10 @@
-"""Bytes of a file or of a member of an archive, decompressed on the way. Nothing is ever unpacked to disk.
+"""Reads the bytes of a file, or of one member of an archive, and decompresses them. Nothing is unpacked to disk.
 
 Promises:
 
-- Memory stays flat, whatever the size.
-- What is cut short or damaged is noticed, and never taken for the end.
-- An archive with a link, or with a member that would be unpacked outside its folder, is refused whole.
+- Memory use does not grow with the size of the file.
+- A file that is cut short or damaged is never taken for a complete one: ``Reader.damage`` says what happened.
+- An archive is refused as a whole if one member is a link, or has a path that leads out of the folder.
 """
 
 import bz2
@@ -43,27 +43,30 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where bytes lie: in a file, or in one member of an archive."""
+    """Where some bytes are stored: in a file, or in one member of an archive."""
 
-    path: str
-    num_bytes: int  # on disk; of a member: once taken out of its archive
-    member: str = ""
-    offset: int = 0  # of a tar member's header in the decompressed archive
+    path: str  # of the file or the archive
+    num_bytes: int  # size of the file on disk, or of the member after extraction
+    member: str = ""  # name of the member; empty for a plain file
+    offset: int = 0  # position of a tar member's header in the decompressed archive
 
     @property
     def suffix(self) -> str:
-        """That of the content: ``.jsonl`` for ``train.jsonl.gz``."""
+        """The suffix that names the format of the content: ``.jsonl`` for ``train.jsonl.gz``."""
         return split_name(self.member or self.path)[0]
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The suffixes of the content and of the compression: ``.jsonl`` and ``.gz``, each empty where there is none."""
+    """Split off the suffixes for format and compression: ``(".jsonl", ".gz")`` for ``train.jsonl.gz``.
+
+    Both are in lower case. A suffix that the name does not have is an empty string.
+    """
     stem, suffix = os.path.splitext(name.lower())
     return (os.path.splitext(stem)[1], suffix) if suffix in DECOMPRESSORS else (suffix, "")
 
 
 class Reader(io.BufferedReader):
-    """Decompressed bytes up to the end, or up to the first damage. The only methods to use are those that read."""
+    """Decompressed bytes up to the end of the content, or up to the first damage. Supports reading only, no seeking."""
 
     def __init__(self, content: "_UpToDamage", stored: Any) -> None:
         self._content, self._stored = content, stored
@@ -71,16 +74,21 @@ class Reader(io.BufferedReader):
 
     @property
     def damage(self) -> str:
-        """Why the bytes ended too early, such as ``cut short``; empty where they did not, or not yet."""
+        """Why the bytes ended too early, such as ``cut short``. Empty if no damage has been met so far."""
         return self._content.damage
 
     @property
     def num_bytes_read(self) -> int:
-        """Of ``Stored.num_bytes``, up to now: a little ahead of what was handed out, all of them at the end."""
+        """How many of the ``Stored.num_bytes`` have been read so far.
+
+        It runs a little ahead of what the caller has received, and is ``Stored.num_bytes`` at the end.
+        """
         return self._stored.tell()
 
 
 class _UpToDamage(io.RawIOBase):
+    """A decompressing stream that ends at the first error, and remembers the error, instead of raising it."""
+
     def __init__(self, stream: Any, damage: str) -> None:
         self._stream, self.damage = stream, damage
 
@@ -89,23 +97,27 @@ class _UpToDamage(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._stream.read1(len(buffer))  # read() would lose what comes before the damage
-        except Exception as error:  # each codec has its own
+            data = self._stream.read1(len(buffer))  # read() would lose the bytes before the damage
+        except Exception as error:  # each codec raises exceptions of its own
             is_short = isinstance(error, EOFError) or re.search("(?i)truncated|end of data", str(error))
-            self.damage = "cut short" if is_short else f"damaged ({first_line(error)})"
+            self.damage = "cut short" if is_short else f"damaged ({type_and_message(error)})"
             return 0
         buffer[: len(data)] = data
         return len(data)
 
 
-def first_line(error: Exception) -> str:
-    """What a library says, short enough for a message of ours."""
+def type_and_message(error: Exception) -> str:
+    """The exception's type and the first line of its message: ``OSError: Truncated``. To quote it in a ``Problem``."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @contextmanager
 def opened(stored: Stored) -> Iterator[Reader]:
-    """Read what ``stored`` names from its start. Raises what the libraries raise where nothing can be read at all."""
+    """Open ``stored`` for reading from its start.
+
+    Raises whatever the libraries raise if the file or the member cannot be opened at all. Damage that is met later,
+    while reading, is not raised: see ``Reader.damage``.
+    """
     with ExitStack() as stack:
         if not stored.member:
             raw: Any = stack.enter_context(open(stored.path, "rb"))
@@ -116,11 +128,12 @@ def opened(stored: Stored) -> Iterator[Reader]:
         stream, damage = raw, ""
         if compression := split_name(stored.member or stored.path)[1]:
             stream = stack.enter_context(DECOMPRESSORS[compression](raw))
-            damage = "" if stored.num_bytes else "cut short"  # some take no bytes for no content
+            damage = "" if stored.num_bytes else "cut short"  # some codecs take an empty file for empty content
         yield stack.enter_context(Reader(_UpToDamage(stream, damage), raw))
 
 
 def is_archive(name: str) -> bool:
+    """Whether the name has the suffix of a zip or a tar, compressed or not."""
     return _is_zip(name) or _tar_compression(name) is not None
 
 
@@ -129,15 +142,16 @@ def _is_zip(name: str) -> bool:
 
 
 def _tar_compression(name: str) -> str | None:
-    """The suffix of a tar's compression, an empty string if it has none; None for what is no tar."""
+    """The suffix of a tar's compression, empty for an uncompressed tar. None if ``name`` is not that of a tar."""
     content, compression = split_name(name)
     return compression if content == ".tar" else TAR_COMPRESSIONS.get(content)
 
 
 def members(name: str, path: str) -> list[Stored]:
-    """The files in an archive, hidden ones left out: of a zip in the order of their names, of a tar as they lie.
+    """List the files in the archive at ``path``, without hidden ones.
 
-    ``name`` is the archive's for messages. Raises ``UserError`` for one that cannot be read or should not be.
+    The files of a zip are sorted by name, those of a tar keep their order. ``name`` is what messages call the archive.
+    Raises ``UserError`` if the archive is damaged, encrypted, or has a member that is unsafe to unpack.
     """
     try:
         if _is_zip(path):
@@ -146,9 +160,9 @@ def members(name: str, path: str) -> list[Stored]:
             found = list(_tar_members(name, path))
     except UserError:
         raise
-    except Exception as error:  # the libraries raise nearly everything
-        raise UserError(Problem(name, f"a damaged archive, or cut short ({first_line(error)})")) from None
-    # As unpacked: of two members with the same name the later one is left.
+    except Exception as error:  # the libraries raise many types
+        raise UserError(Problem(name, f"a damaged archive, or cut short ({type_and_message(error)})")) from None
+    # As if unpacked: of two members with the same name, the later one replaces the earlier.
     found = list({stored.member: stored for stored in found}.values())
     return [
         stored for stored in found if not any(part.startswith((".", "__MACOSX")) for part in stored.member.split("/"))
@@ -156,6 +170,7 @@ def members(name: str, path: str) -> list[Stored]:
 
 
 def _check_member(archive: str, member: str, is_special: bool) -> None:
+    """Raise ``UserError`` if unpacking the member could write outside the folder, or make a link or a device."""
     parts = re.split(r"[/\\]", member)
     if not parts[0] or ".." in parts or re.match("[A-Za-z]:", member):
         found = "a path that leaves the folder it is unpacked in"
@@ -188,18 +203,20 @@ def _tar_members(name: str, path: str) -> Iterator[Stored]:
 
 
 class _TarInfo(tarfile.TarInfo):
+    """Raises an error for a broken header, where ``tarfile`` would take it for the end of the archive."""
+
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Any:
         try:
             return super().fromtarfile(tar)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the mark at the end of an archive
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the regular end of an archive
             raise
-        except tarfile.HeaderError as error:  # which the library would take for the end
+        except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from None
 
 
 def _open_tar(path: str) -> tuple[tarfile.TarFile, ExitStack]:
-    """As a stream: its members can be read in their order only. Close the stack after use."""
+    """Open a tar as a stream, whose members can be read only in their order. The caller closes the ``ExitStack``."""
     with ExitStack() as stack:
         stream = stack.enter_context(open(path, "rb"))
         if compression := _tar_compression(path):
@@ -208,12 +225,14 @@ def _open_tar(path: str) -> tuple[tarfile.TarFile, ExitStack]:
         return archive, stack.pop_all()
 
 
-# The archive last read from, and where: the next member goes on from there, and decompresses nothing twice.
+# The tar that was read last, still open, and the offset of the last member read: a later member is read from there on,
+# so that nothing is decompressed twice.
 _idle: dict[tuple[str, int, int], tuple[int, tarfile.TarFile, ExitStack]] = {}
 
 
 @contextmanager
 def _tar_member(stored: Stored) -> Iterator[Any]:
+    """The content of a tar's member as a file object. Keeps the archive open afterwards, see ``_idle``."""
     status = os.stat(stored.path)
     key = (stored.path, status.st_size, status.st_mtime_ns)
     if key in _idle and _idle[key][0] < stored.offset:

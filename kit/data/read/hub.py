@@ -1,6 +1,7 @@
-"""Data sets of the ``datasets`` library: folders that it saved, and the hub.
+"""Data sets of the ``datasets`` library: folders written by ``save_to_disk``, and the hub.
 
-Promises: what the library or the hub refuses is told with what there is to choose from, and without long retries.
+Promises: if the library or the hub refuses a data set, the user is told which splits or configs exist; an unreachable
+hub is reported after one short request, not after long retries.
 """
 
 import json
@@ -10,36 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.data.read.archives import first_line
+from kit.data.read.archives import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
 from kit.errors import Problem, UserError, did_you_mean
 
-HUB_SECONDS = 5.0  # to wait for the hub's first answer
+HUB_SECONDS = 5.0  # timeout of the first request to the hub
 
 
 @dataclass(frozen=True)
 class Found:
-    """Parts under a name to show, and what tells their content from any other: files, and marks that JSON can hold."""
+    """What the name of a data set stands for."""
 
-    name: str
+    name: str  # to show
     parts: Sequence[Part]
-    files: Sequence[Path]
-    marks: Sequence[Any]
+    files: Sequence[Path]  # the files whose content goes into the digest of the source
+    marks: Sequence[Any]  # what else goes into the digest; JSON values
 
 
 def is_saved(path: Path) -> bool:
-    """Whether it is a folder that ``save_to_disk`` wrote."""
+    """Whether ``path`` is a folder written by ``save_to_disk``."""
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
-    """A folder for which ``is_saved``; of several splits the one called ``split``. Raises ``UserError``."""
+    """Open a folder written by ``save_to_disk``; if it holds several splits, the one called ``split``.
+
+    ``name`` is how the user wrote the path, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if
+    there is no such split, or the folder is damaged.
+    """
     if (path / "dataset_dict.json").is_file():
         try:
             splits = [str(each) for each in json.loads((path / "dataset_dict.json").read_text())["splits"]]
         except (ValueError, KeyError, TypeError) as error:
-            found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({first_line(error)})"
+            found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({type_and_message(error)})"
             raise UserError(Problem(flag, found)) from None
         if split not in splits:
             raise UserError(_no_split(name, split, splits, flag))
@@ -48,19 +53,24 @@ def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
 
     try:
         return _loaded(name, datasets.load_from_disk(str(path)))
-    except Exception as error:  # whatever the library makes of a damaged folder
-        raise UserError(Problem(flag, f"{name!r} cannot be opened ({first_line(error)})")) from None
+    except Exception as error:  # a damaged folder can make the library raise anything
+        raise UserError(Problem(flag, f"{name!r} cannot be opened ({type_and_message(error)})")) from None
 
 
 def _loaded(name: str, dataset: Any) -> Found:
-    # Not the library's own fingerprint: that one depends on paths and times, and differs between machines.
+    """A data set that is on disk."""
+    # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
     return Found(name, [Shard(name, dataset, len(dataset))], files, marks)
 
 
 def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bool) -> Found:
-    """A data set of the hub, downloaded or, with ``streaming``, to be read in shards. Raises ``UserError``."""
+    """Open a data set of the hub: download it or, with ``streaming``, read its shards over the network later.
+
+    ``name`` is the hub id, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if the hub cannot be
+    reached, refuses the data set, or has no such config or split.
+    """
     import datasets
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
@@ -73,18 +83,20 @@ def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bo
             revision = HfApi().dataset_info(name, timeout=HUB_SECONDS).sha
         except HfHubHTTPError as error:
             fix = "check the name; a private or gated data set needs `hf auth login`"
-            raise UserError(Problem(flag, f"{tried}, and the hub refuses it ({first_line(error)})", fix=fix)) from None
-        except Exception as error:  # the connection's own, of whichever client library is in use
+            raise UserError(
+                Problem(flag, f"{tried}, and the hub refuses it ({type_and_message(error)})", fix=fix)
+            ) from None
+        except Exception as error:  # connection errors differ with the client library in use
             fix = "if it was downloaded before, set HF_HUB_OFFLINE=1"
-            found = f"{tried}, and the hub cannot be reached ({first_line(error)})"
+            found = f"{tried}, and the hub cannot be reached ({type_and_message(error)})"
             raise UserError(Problem(flag, found, fix=fix)) from None
     try:
         dataset = datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except Exception as error:  # its builders raise everything
+    except Exception as error:  # builders of data sets raise many types
         if problem := _choice(str(error), name, split, flag, config):
             raise UserError(problem) from None
         offline = " offline (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-        found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded{offline}: {first_line(error)}"
+        found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded{offline}: {type_and_message(error)}"
         raise UserError(Problem(flag, found)) from None
     shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
     if not streaming:
@@ -98,13 +110,13 @@ def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bo
 
 
 def _num_rows(dataset: Any, split: str) -> int | None:
-    """What the data set's card says."""
+    """The number of rows of a split that the data set's card gives, if it does."""
     splits = dataset.info.splits or {}
     return splits[split].num_examples if split in splits else None
 
 
 def _choice(message: str, name: str, split: str, flag: str, config: str | None) -> Problem | None:
-    """A message of the library that lists what there is, as ours."""
+    """The ``Problem`` for a message of ``datasets`` that lists the configs or splits; None for any other message."""
     *_, choices = [[], *re.findall(r"\[('[^\[\]]*')\]", message)]
     names = re.findall(r"'([^']*)'", "".join(choices))
     if "available configs" in message:

@@ -1,10 +1,11 @@
-"""How a file becomes rows: its blocks are read in one process, and parsed in any.
+"""Files as rows, in two steps: one process reads blocks of bytes, and any process parses a block into rows.
 
 Promises:
 
-- A row that cannot be used is a ``Problem`` with its line or row. Reading goes on behind it where that is possible.
-- No file is taken for a shorter one: where it is cut short or damaged, its rows end with a ``Problem``.
-- Memory stays flat.
+- A row that cannot be used becomes a ``Problem`` with its line or row number, and reading continues after it where
+  that is possible.
+- If a file is cut short or damaged, its last row is a ``Problem``: no file is taken for a shorter one.
+- Memory use does not grow with the size of the file.
 - The same content gives the same blocks every time.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
-from kit.data.read.archives import Reader, Stored, first_line, opened
+from kit.data.read.archives import Reader, Stored, opened, type_and_message
 from kit.data.read.text import MAX_LINE_BYTES, Row, array_rows, csv_rows, json_rows, long_line, skip_line
 from kit.errors import Problem
 
@@ -26,59 +27,64 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of a part, not yet parsed; small enough to send to another process."""
+    """Some consecutive rows of a part, not yet parsed; small enough to send to another process."""
 
-    first: int  # number of its first row or line
-    num_rows: int  # rows or lines in it, blank ones included
-    size: int  # its share of the part's size
+    first: int  # number of its first row or line, from 1
+    num_rows: int  # rows or lines, including blank ones
+    size: int  # its share of the part's size, in the part's unit
     payload: Any  # bytes of whole lines, an Arrow stream as bytes, or a list of Row
 
 
 class Part(Protocol):
-    """A file or a shard: frozen data that can be sent to another process.
+    """A file, or a shard of a data set. Immutable, and can be pickled to another process."""
 
-    ``name`` is as shown to users (``data/train.jsonl``). ``size`` is the sum of the blocks' sizes in ``unit``, None
-    where only reading tells.
-    """
-
-    unit: ClassVar[str]  # "B" or " rows"
+    unit: ClassVar[str]  # of sizes: "B" or " rows"
 
     @property
-    def has_lines(self) -> bool: ...
+    def has_lines(self) -> bool:
+        """Whether rows are numbered by the line they begin on; if not, by their position."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name shown to users: ``data/train.jsonl``."""
+
     @property
-    def size(self) -> int | None: ...
+    def size(self) -> int | None:
+        """The sum of the sizes of all blocks, in ``unit``. None if it is not known before reading."""
 
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
-        """Read and decompress, little more. ``columns``: those needed, None all of them; lines come whole anyway."""
+        """Read and decompress the part, and cut it into blocks; parsing is left to ``rows`` where possible.
+
+        ``columns`` are the columns needed, None for all. Text files ignore it: their lines are always read whole.
+        """
 
     def rows(self, block: Block) -> Iterator[Row]:
-        """Parse a block of this part."""
+        """Parse a block of this part: the number of each row, and its content."""
 
 
 def origin(part: Part, number: int) -> str:
-    """Line or row ``number`` as a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
+    """Name a line or row so that a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
     return f"{part.name}:{number}" if part.has_lines else f"{part.name} row {number}"
 
 
 def to_the_end(blocks: Callable[..., Iterator[Block]]) -> Callable[..., Iterator[Block]]:
-    """Let ``Part.blocks`` end with a ``Problem`` instead of an exception, whatever the libraries raise."""
+    """Decorate ``Part.blocks``: an exception while reading becomes a last block, which holds one ``Problem``."""
 
     @functools.wraps(blocks)
-    def told(self: Part, columns: list[str] | None = None) -> Iterator[Block]:
+    def guarded(self: Part, columns: list[str] | None = None) -> Iterator[Block]:
         number = 1
         try:
             for block in blocks(self, columns):
                 number = block.first + block.num_rows
                 yield block
         except Exception as error:
-            yield _ending(self.name, number, f"damaged or unreadable ({first_line(error)})")
+            yield _ending(self.name, number, f"damaged or unreadable ({type_and_message(error)})")
 
-    return told
+    return guarded
 
 
 def _ending(name: str, number: int, found: str) -> Block:
+    """The last block of a part that could not be read to its end."""
     return Block(number, 1, 0, [(number, Problem(name, found))])
 
 
@@ -98,7 +104,7 @@ class _TextFile:
 
     @to_the_end
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
-        num_bytes, last = 0, 0
+        num_bytes, last = 0, 0  # bytes read so far; number of the last line or row
         with opened(self.stored) as reader:
             for first, num_rows, payload in self._pieces(reader):
                 num_bytes, before = reader.num_bytes_read, num_bytes
@@ -109,7 +115,7 @@ class _TextFile:
                 yield _ending(self.name, last + 1, f"{reader.damage} after {unit} {last}")
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
-        """``first``, ``num_rows`` and ``payload`` of blocks."""
+        """Cut the content into blocks: ``first``, ``num_rows`` and ``payload`` of each, see ``Block``."""
         raise NotImplementedError
 
     def rows(self, block: Block) -> Iterator[Row]:
@@ -120,7 +126,7 @@ class _TextFile:
 
 @dataclass(frozen=True)
 class JsonFile(_TextFile):
-    """Lines of JSON objects, or one JSON array of them, which may share a line."""
+    """JSON objects, one on each line; or one JSON array of objects, with line breaks anywhere."""
 
     is_array: bool
 
@@ -134,7 +140,7 @@ class JsonFile(_TextFile):
             return
         first = 1
         while lines := reader.read(BLOCK_BYTES):
-            num_whole = lines.rfind(b"\n") + 1  # bytes of whole lines; the last line may go on behind what was read
+            num_whole = lines.rfind(b"\n") + 1  # bytes up to the last line break; the rest is the start of a line
             rest = reader.readline(MAX_LINE_BYTES + 1 - len(lines) + num_whole) if num_whole < len(lines) else b""
             is_open = num_whole < len(lines) and not rest.endswith(b"\n")
             is_long = is_open and len(lines) - num_whole + len(rest) > MAX_LINE_BYTES
@@ -151,22 +157,23 @@ class JsonFile(_TextFile):
 
 
 def begins_array(stored: Stored) -> bool:
-    """Whether it is a JSON array, whatever its suffix says; not, where it cannot be read."""
+    """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
     try:
         with opened(stored) as reader:
             return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-    except Exception:  # which reading it will tell
+    except Exception:  # reading the rows will report it
         return False
 
 
 @dataclass(frozen=True)
 class CellFile(_TextFile):
-    """CSV or TSV. The first row names the columns."""
+    """A CSV or TSV file. Its first row names the columns."""
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
         return _by_thousands(csv_rows(reader, self.name, DELIMITERS[self.stored.suffix]))
 
 
 def _by_thousands(rows: Iterator[Row]) -> Iterator[tuple[int, int, list[Row]]]:
+    """Group parsed rows into blocks of up to ``BLOCK_ROWS``."""
     while some := list(islice(rows, BLOCK_ROWS)):
         yield some[0][0], len(some), some

@@ -1,7 +1,10 @@
-"""What the name of a data set leads to: files, a folder, an archive, or the hub.
+"""Finds what the name of a data set stands for: files, a folder, an archive, or a data set of the hub.
 
-Promises: a name that leads nowhere, or to what cannot be read, is told with what is there instead; nothing is
-unpickled, executed or unpacked to disk; the digest is of content, wherever that lies.
+Promises:
+
+- If nothing has that name, or it cannot be read, the message says what exists instead.
+- Nothing is unpickled, executed or unpacked to disk.
+- The digest depends on the content, not on the path.
 """
 
 import glob
@@ -24,44 +27,44 @@ from kit.errors import Problem, Problems, UserError, did_you_mean
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not; .zip, .tar, .tgz"
-# Of datasets' own: they lie beside the data and hold none.
+# Files that ``datasets`` writes beside the data; they hold no rows.
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-ROW = re.compile(r"(:| row )\d+\b")  # in where a row's problem is, and not in that of a whole file
+ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 FIX = "mend or remove such rows"
 NUM_SHOWN = 10
-MAX_BAD_ROWS = 10_000  # before the first good one
+MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from, one part after another."""
+    """A data set that was found: its rows are those of its parts, one part after another."""
 
-    name: str  # as the user wrote it; of a hub data set with its split
-    digest: str  # of the bytes that hold the rows, whatever their path
-    columns: list[str]  # of the first row
+    name: str  # as the user wrote it; for a data set of the hub with its split
+    digest: str  # identifies the content, whatever its path
+    columns: list[str]  # names of the columns, from the first good row
     parts: tuple[Part, ...]
-    stamps: tuple[tuple[Path, list[int]], ...] = ()  # of the files, before their digests were taken
+    stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
 
     def changed(self) -> list[Path]:
-        """Files that are no longer those that ``digest`` is of."""
+        """The files that were changed or removed since ``digest`` was computed."""
         return [path for path, stamp in self.stamps if not path.is_file() or file_stamp(path) != stamp]
 
     @property
     def unit(self) -> str:
-        """Of the sizes of blocks: "B" or " rows"; empty where parts differ."""
+        """The unit of the sizes of blocks: "B" or " rows". Empty if the parts have different units."""
         units = {part.unit for part in self.parts}
         return units.pop() if len(units) == 1 else ""
 
     @property
     def total(self) -> int | None:
-        """The sum of the sizes of all blocks; None where only reading tells, or where units differ."""
+        """The sum of the sizes of all blocks, in ``unit``. None if it is not known before reading, or units differ."""
         sizes = [part.size for part in self.parts if part.size is not None]
         return sum(sizes) if self.unit and len(sizes) == len(self.parts) else None
 
     def origin(self, part: int, number: int) -> str:
-        """Line or row ``number`` of a part as a user can find it: ``train.jsonl:17``, ``train.parquet row 17``."""
+        """Name line or row ``number`` of part number ``part``: ``train.jsonl:17``, ``train.parquet row 17``."""
         return origin(self.parts[part], number)
 
 
@@ -73,18 +76,21 @@ def open_source(
     streaming: bool = False,
     digest: Callable[[Path], str] = file_digest,
 ) -> Source:
-    """Find ``name``:
+    """Open the data set that ``name`` stands for, which may be
 
-    - a file of a known suffix; an archive gives a part for each such file in it;
-    - a folder written by ``save_to_disk``, of which ``split`` is taken if it has several;
-    - any other folder: the known files in and below it. Where all are named after splits, they or their folders
-      (``train/0.jsonl``, ``data/train-00000.parquet``), those of ``split``. Where some are, it is refused;
-    - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files it matches;
-    - a hub id, with its ``config``. Its ``split`` may be a slice such as ``train[:10%]``.
+    - a file with a known suffix; an archive gives one part for each such file in it;
+    - a folder written by ``save_to_disk``; if it has several splits, ``split`` is taken;
+    - any other folder: all files with a known suffix in and below it. If every file, or its folder, is named after a
+      split (``train/0.jsonl``, ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is
+      refused;
+    - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
+    - a hub id, with its ``config``. Here ``split`` may be a slice such as ``train[:10%]``.
 
-    Files come in the order of their paths. ``flag`` is the recipe's key, for messages. With ``streaming`` a hub data
-    set is read while it is used, and of files the digest covers names and sizes instead of content.
-    Raises ``UserError``.
+    Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
+    content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of files covers
+    their names and sizes instead of their content.
+
+    Raises ``UserError`` if nothing is found, or if what is found cannot be read or has no usable row.
     """
     path = Path(os.path.expanduser(name))
     try:
@@ -107,7 +113,10 @@ def open_source(
 
 
 def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
-    """Files under the names to show them by; none where ``name`` can only be a hub id."""
+    """The files that ``name`` stands for, each under the name to show. Empty if ``name`` can only be a hub id.
+
+    Raises ``UserError`` if there are no such files.
+    """
     if path.is_file():
         return {name: path}
     if path.is_dir():
@@ -129,6 +138,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
 
 
 def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
+    """The data files in and below a folder, each under the name to show; only those of ``split`` if all name one."""
     files = {}
     for file in sorted(_walk(path)):
         relative = file.relative_to(path)
@@ -159,7 +169,7 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
 
 
 def _walk(path: Path) -> Iterator[Path]:
-    """All files below a folder, links to folders followed once."""
+    """All files in and below a folder. Follows links to folders, but visits no folder twice."""
     seen = set()
     for folder, folders, names in os.walk(path, followlinks=True):
         if os.path.realpath(folder) in seen:
@@ -182,13 +192,13 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
     problems.raise_if_any()
     paths = list(files.values())
     base = commonpath([path.absolute().parent for path in paths])
-    # The same bytes are other rows under another suffix. Where content is not looked at, the whole name counts.
+    # The same bytes give other rows under another suffix. If the content is not hashed, the whole name counts.
     marks = [str(path.absolute().relative_to(base)) if streaming else split_name(path.name) for path in paths]
     return Found(name, parts, paths, marks)
 
 
 def _parts_of(name: str, path: Path, flag: str) -> list[Part]:
-    """A file as one part, an archive as one for each file of a known kind in it."""
+    """The parts of a file: one, or in an archive one for each data file. Raises ``UserError`` if there is none."""
     if is_archive(path.name):
         inside = [_part(f"{name}!{stored.member}", stored) for stored in members(name, str(path))]
         parts = [part for part in inside if part is not None]
@@ -202,6 +212,7 @@ def _parts_of(name: str, path: Path, flag: str) -> list[Part]:
 
 
 def _part(name: str, stored: Stored) -> Part | None:
+    """The part for a file or a member of an archive; None if its suffix is not known."""
     if stored.suffix in JSON_SUFFIXES:
         return JsonFile(name, stored, begins_array(stored))
     if stored.suffix in DELIMITERS:
@@ -212,7 +223,10 @@ def _part(name: str, stored: Stored) -> Part | None:
 
 
 def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, int, Any]]:
-    """Part, number and content of every row, as ``Part.rows`` gives it. ``columns``: those needed, None all of them."""
+    """All rows of the parts: index of the part, number of the row, and its content as ``Part.rows`` gives it.
+
+    ``columns`` are the columns needed, None for all.
+    """
     for i, part in enumerate(parts):
         for block in part.blocks(columns):
             for number, row in part.rows(block):
@@ -220,7 +234,7 @@ def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterat
 
 
 def _columns(name: str, parts: Sequence[Part]) -> list[str]:
-    """Of the first row. Raises ``UserError`` with what is wrong with the rows if none is good."""
+    """The columns of the first good row. Raises ``UserError`` with the problems of the rows if none is good."""
     bad: list[Problem] = []
     for _, _, row in read_rows(parts):
         if isinstance(row, Problem):
@@ -229,13 +243,13 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
             return list(row)
         if len(bad) == MAX_BAD_ROWS:
             break
-    if bad and bad[0].fix == SPREAD:  # then what is wrong with the other lines is of no use
+    if bad and bad[0].fix == SPREAD:  # then the problems of the other lines have the same cause
         bad = bad[:1]
     raise UserError(*(shown(bad, name) or [Problem(name, "no rows", "at least one")]))
 
 
 def shown(problems: Sequence[Problem], name: str) -> list[Problem]:
-    """The first few problems and the number of the others. What to do with rows is said once."""
+    """The first ``NUM_SHOWN`` problems, and one that counts the others. The advice for bad rows is given only once."""
     told = list(problems[:NUM_SHOWN])
     rows = [i for i, problem in enumerate(told) if ROW.search(problem.where) and not problem.fix]
     if more := len(problems) - len(told):

@@ -1,7 +1,7 @@
-"""Rows of tables: parquet and Arrow files, and data sets of ``datasets``. Arrow stays Arrow until a row is needed.
+"""Rows of tables: parquet files, Arrow files, and data sets of ``datasets``. A block stays Arrow until it is parsed.
 
-Keeps the promises of ``kit.data.read.parts``. A parquet or Arrow file that is compressed as a whole, or in an archive,
-is held in memory whole.
+The promises of ``kit.data.read.parts`` hold here too, with one exception: a parquet or Arrow file that lies in an
+archive, or is compressed as a whole (``.parquet.gz``), is read into memory as a whole.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.data.read.archives import Stored, first_line, opened, split_name
+from kit.data.read.archives import Stored, opened, split_name, type_and_message
 from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
 from kit.data.read.text import Row
 from kit.errors import Problem, UserError
@@ -31,7 +31,7 @@ class _Table:
                 yield block
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
-        """Arrow tables or record batches, of any number of rows."""
+        """Yield Arrow tables or record batches, each of any number of rows, with ``columns`` only (None: all)."""
         raise NotImplementedError
 
     def rows(self, block: Block) -> Iterator[Row]:
@@ -42,7 +42,7 @@ class _Table:
         table = pyarrow.ipc.open_stream(block.payload).read_all()
         try:
             rows = _to_dicts(table)
-        except Exception:  # a value that Python has no type for, or text that is none
+        except Exception:  # a value that Python cannot represent, or text that is not valid UTF-8
             rows = [
                 _to_dict_or_problem(table.slice(i, 1), f"{self.name} row {block.first + i}") for i in range(len(table))
             ]
@@ -51,7 +51,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class TableFile(_Table):
-    """Parquet, or Arrow as a file or a stream."""
+    """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream). ``size``: rows, if known."""
 
     stored: Stored
     size: int | None = None
@@ -75,7 +75,7 @@ class TableFile(_Table):
 
 @dataclass(frozen=True)
 class Shard(_Table):
-    """Rows of a data set of ``datasets``, or of a shard of a streaming one."""
+    """A data set of ``datasets``, or one shard of a streaming data set. ``size``: rows, if known."""
 
     dataset: Any
     size: int | None = None
@@ -89,11 +89,14 @@ class Shard(_Table):
 
 
 def _as_arrow(stored: Stored) -> Any:
-    """A file that can be read in any order: in memory where it has to be taken out of something."""
+    """Open a file for random access. A file that is compressed or in an archive is first read into memory.
+
+    Raises ``EOFError`` if its bytes are damaged, and whatever the libraries raise.
+    """
     import pyarrow
 
     if not stored.member and not split_name(stored.path)[1]:
-        return pyarrow.OSFile(stored.path)  # a map of a file that is cut meanwhile would kill the process
+        return pyarrow.OSFile(stored.path)  # not memory-mapped: if the file shrinks meanwhile, that kills the process
     with opened(stored) as reader:
         content = reader.read()
         if reader.damage:
@@ -102,22 +105,25 @@ def _as_arrow(stored: Stored) -> Any:
 
 
 def _block(table: Any, first: int) -> Block:
+    """A slice of a table as a block that begins with row ``first``."""
     import pyarrow
 
-    stream = pyarrow.BufferOutputStream()  # pickled as it is, a slice would take the whole table along
+    stream = pyarrow.BufferOutputStream()  # pickling the slice itself would include the whole table
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
         writer.write(table)
     return Block(first, table.num_rows, table.num_rows, stream.getvalue().to_pybytes())
 
 
 def _to_dict_or_problem(row: Any, where: str) -> Any:
+    """A table of one row as a dict, or as a ``Problem`` if Python cannot hold its values."""
     try:
         return _to_dicts(row)[0]
     except Exception as error:
-        return Problem(where, f"cannot be read ({first_line(error)})")
+        return Problem(where, f"cannot be read ({type_and_message(error)})")
 
 
 def _to_dicts(table: Any) -> list[dict[str, Any]]:
+    """The rows of an Arrow table, with nested values as they were before Arrow."""
     from pyarrow import types
 
     columns = [column.to_pylist() for column in table.columns]  # twice as fast as table.to_pylist()
@@ -132,14 +138,14 @@ def _to_dicts(table: Any) -> list[dict[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Arrow gives all objects of a column the same keys, and fills those that one lacks with null."""
+    """Remove keys that are null: in Arrow all objects of a column have the same keys, absent ones filled with null."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _parse_json(value: Any, kind: Any) -> Any:
-    """A value of Arrow type ``kind``, with what is marked as JSON in it parsed: ``datasets`` keeps mixed types so."""
+    """Parse the parts of ``value`` that Arrow type ``kind`` marks as JSON text: ``datasets`` stores mixed types so."""
     from pyarrow import types
 
     if value is None:
@@ -152,11 +158,11 @@ def _parse_json(value: Any, kind: Any) -> Any:
 
 
 def num_parquet_rows(name: str, stored: Stored) -> int:
-    """From the file's footer. Raises ``UserError`` where that cannot be read."""
+    """The number of rows, from the file's footer. Raises ``UserError`` if the file is not readable parquet."""
     from pyarrow import parquet
 
     try:
         with _as_arrow(stored) as file, parquet.ParquetFile(file) as table:
             return table.metadata.num_rows
-    except Exception as error:  # several libraries are at work
-        raise UserError(Problem(name, f"not a readable parquet file ({first_line(error)})")) from None
+    except Exception as error:  # several libraries raise here
+        raise UserError(Problem(name, f"not a readable parquet file ({type_and_message(error)})")) from None

@@ -1,7 +1,10 @@
-"""Text to rows: lines of JSON, a JSON array, and tables of cells.
+"""Text as rows: lines of JSON, a JSON array, and tables of cells (CSV, TSV).
 
-Promises: what cannot be used is a ``Problem`` at its line or row; reading goes on behind it, but not behind what is no
-JSON inside a JSON array, where nothing shows what belongs to what; memory stays flat, also before a line without end.
+Promises:
+
+- What cannot be used becomes a ``Problem`` with its line or row, and reading continues after it. The exception is a
+  syntax error in a JSON array: after it nothing shows where the next element begins, so the rows end there.
+- Memory use does not grow with the size of the file, nor with the length of a line.
 """
 
 import codecs
@@ -13,7 +16,7 @@ from typing import Any, Protocol
 
 from kit.errors import Problem, kind
 
-Row = tuple[int, Any]  # 1-based number of the line or row, and a dict, a Problem, or None for a blank line
+Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a dict, a Problem, or None if it is blank
 
 MAX_LINE_BYTES = 1 << 24
 READ_BYTES = 1 << 18
@@ -26,16 +29,18 @@ _decoder = json.JSONDecoder()
 
 
 class Bytes(Protocol):
-    """What is read from: an open binary file. ``damage`` tells why its end is not the true one."""
+    """What the functions here read from: an open binary file."""
 
     @property
-    def damage(self) -> str: ...
+    def damage(self) -> str:
+        """Why the bytes ended before the true end of the file; empty if they did not."""
+
     def read(self, size: int, /) -> bytes: ...
     def readline(self, size: int, /) -> bytes: ...
 
 
 def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
-    """Rows of whole lines, the first of which is number ``first`` of the file."""
+    """Parse whole lines of JSON objects. ``first`` is the number of the first line in its file, ``name`` the file's."""
     lines = lines.removesuffix(b"\n")
     try:
         texts: list[Any] = lines.decode("utf-8-sig" if first == 1 else "utf-8").split("\n")
@@ -55,7 +60,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
         except json.JSONDecodeError as error:
             found = f"not JSON at column {error.colno} ({error.msg})"
             yield number, Problem(f"{name}:{number}", found, ONE_A_LINE, SPREAD if text == "{" else "")
-        except ValueError as error:  # an integer of more digits than Python converts
+        except ValueError as error:  # an integer with more digits than Python's limit
             yield number, Problem(f"{name}:{number}", str(error).split(";")[0], ONE_A_LINE)
         except RecursionError:
             yield number, Problem(f"{name}:{number}", "nested too deeply", ONE_A_LINE)
@@ -68,18 +73,22 @@ def _object(value: Any, where: str) -> Any:
 
 
 def long_line(where: str) -> Problem:
+    """The problem of a line with more than ``MAX_LINE_BYTES``."""
     found = f"a line of more than {MAX_LINE_BYTES >> 20} MiB"
     return Problem(where, found, "one sample a line", "split it into several samples")
 
 
 def skip_line(reader: Bytes) -> None:
-    """Go to the end of a line without holding it."""
+    """Read to the end of the current line without keeping it in memory."""
     while (part := reader.readline(READ_BYTES)) and not part.endswith(b"\n"):
         pass
 
 
 def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
-    """Rows of a table of cells, quoted as in RFC 4180. The first row names the columns. Numbers are of lines."""
+    """Parse a table of cells, quoted as in RFC 4180, whose first row names the columns.
+
+    A row has the number of the line it begins on. If the first row cannot be used, no other rows follow.
+    """
     number, text = 0, ""
 
     def next_line() -> str:
@@ -99,7 +108,8 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
             raise _BadLine(Problem(f"{name}:{number}", found, "UTF-8 text")) from None
 
     csv.field_size_limit(MAX_LINE_BYTES)
-    # An iterator of this kind goes on after an exception. Without strict, a quote left open would swallow the rest.
+    # iter(function, "") can continue after an exception, a generator cannot. Without strict, a quote that is never
+    # closed would swallow the rest of the file.
     records = csv.reader(iter(next_line, ""), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
@@ -136,11 +146,14 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
 
 
 class _BadLine(Exception):
+    """Carries the ``Problem`` of a line out of a parser."""
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
 def _check_header(cells: list[str], where: str) -> Problem | None:
+    """The problem of a first row that does not name the columns, if there is one."""
     expected = "a first row with the names of the columns"
     if len(cells) == 1 and ";" in cells[0]:
         return Problem(where, f"a single column {cells[0]!r}", expected, SEMICOLONS)
@@ -151,7 +164,7 @@ def _check_header(cells: list[str], where: str) -> Problem | None:
 
 
 def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
-    """Elements of a JSON array, numbered from 1; ends behind the first thing that is not JSON, told with its line."""
+    """Parse the elements of a JSON array, numbered from 1. A syntax error is the last row, with its line."""
     array, number = _Array(reader, name), 1
     try:
         array.take("[")
@@ -170,16 +183,18 @@ def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
 
 
 class _Array:
-    """A window on the text of an array. ``line`` is that of its first character not yet taken."""
+    """Parses a JSON array through a window on its text, so that the text never has to be in memory as a whole."""
 
     def __init__(self, reader: Bytes, name: str) -> None:
-        self.reader, self.name, self.line = reader, name, 1
-        self.text, self.at, self.column = "", 0, 0  # column: characters of this line before the window
+        self.reader, self.name = reader, name
+        self.text, self.at = "", 0  # the window, and the position in it up to which it is parsed
+        self.line, self.column = 1, 0  # line number at that position; characters of its line before the window
         self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self.has_ended = self.is_no_text = False  # or ended where it is no text any more
+        self.has_ended = False  # the window reaches to the end of the file, or to the first bytes that are not UTF-8
+        self.is_no_text = False  # the latter
 
     def read_more(self) -> None:
-        """At least as much again, so that a long element is not parsed too often."""
+        """Extend the window, at least to twice what is unparsed: then a long element is not parsed too often."""
         kept = len(self.text) - self.at
         last_newline = self.text.rfind("\n", 0, self.at)
         self.column = self.at - last_newline - 1 if last_newline >= 0 else self.column + self.at
@@ -193,11 +208,12 @@ class _Array:
         self.text, self.at = self.text[self.at :] + text, 0
 
     def move(self, end: int) -> None:
+        """Mark the window as parsed up to ``end``."""
         self.line += self.text.count("\n", self.at, end)
         self.at = end
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end of the file."""
+        """Skip spaces, and return the next character without parsing it. Empty at the end of the file."""
         while True:
             self.move(SPACE.match(self.text, self.at).end())  # type: ignore[union-attr]  # it matches nothing too
             if self.at < len(self.text) or self.has_ended:
@@ -205,7 +221,10 @@ class _Array:
             self.read_more()
 
     def take(self, allowed: str) -> str:
-        """The next character, one of ``allowed``; none allowed: the end of the file."""
+        """Parse the next character, which must be one of ``allowed``; if that is empty, the file must end here.
+
+        Raises ``_BadLine`` for anything else.
+        """
         found = self.peek()
         if found not in allowed or bool(found) != bool(allowed):
             if not found:
@@ -216,6 +235,7 @@ class _Array:
         return found
 
     def element(self) -> Any:
+        """Parse the next element. Raises ``_BadLine`` if it is not JSON or too long."""
         self.peek()
         while True:
             try:
@@ -230,7 +250,7 @@ class _Array:
                 column = self.column_at(error.pos)
                 self.move(error.pos)
                 raise self.bad(f"not JSON at column {column} ({error.msg})", "a JSON array of objects") from None
-            except ValueError as error:  # an integer of more digits than Python converts
+            except ValueError as error:  # an integer with more digits than Python's limit
                 raise self.bad(str(error).split(";")[0], "a JSON array of objects") from None
             except RecursionError:
                 raise self.bad("nested too deeply", "a JSON array of objects") from None
@@ -241,11 +261,12 @@ class _Array:
             return value
 
     def column_at(self, position: int) -> int:
-        """1-based."""
+        """The column, from 1, of a position in the window."""
         last_newline = self.text.rfind("\n", 0, position)
         return position - last_newline if last_newline >= 0 else self.column + position + 1
 
     def bad(self, found: str, expected: str) -> _BadLine:
+        """The exception to raise for the current line; the real cause may be that the text ends in bytes not UTF-8."""
         if self.is_no_text:
             self.line += self.text.count("\n", self.at)
             found, expected = "not UTF-8", "UTF-8 text"

@@ -1,6 +1,6 @@
-"""A block of rows to arrays of ids and weights: parse, check, tokenise, fit into ``max_length``; all counted and named.
+"""Turns a block of rows into arrays of ids and weights: parse, check, tokenise, and cut to ``max_length``.
 
-Pure but for the source that parses its own blocks, so that any process can do it.
+Every row is counted, and problems name their row. Nothing here depends on other blocks, so any process can do it.
 """
 
 import json
@@ -23,46 +23,47 @@ from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
 CODE_VERSION = 3
-# Spaces and punctuation of ASCII: a regular expression over all of Unicode took a tenth of the whole time.
+# The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
-MAX_WEIGHTS = 256  # different weights of tokens in one data set: a byte for each token says which
+MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
+# One sample in the cache.
 SAMPLE = np.dtype(
     [
-        ("start", "<i8"),  # of its tokens in the file of ids
-        ("length", "<i4"),
-        ("part", "<i4"),  # file of the source
-        ("number", "<i8"),  # line or row in it, from 1
+        ("start", "<i8"),  # index of its first token in input_ids and weight_codes
+        ("length", "<i4"),  # tokens
+        ("part", "<i4"),  # index of the part of the source, usually a file
+        ("number", "<i8"),  # line or row in that part, from 1
         ("num_targets", "<i4"),  # supervised tokens that have a token before them
         ("target_weight", "<f8"),  # sum of their weights
         ("ids_hash", "<u8"),
-        ("text_hash", "<u8"),  # of the letters and digits alone: other case, spaces or punctuation do not matter
+        ("text_hash", "<u8"),  # ignores case, and the spaces and punctuation of ASCII
     ]
 )
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A source, which of its columns count (our field to theirs), and what the recipe says of it."""
+    """A source that was opened for a data set of the recipe."""
 
-    entry: DatasetEntry
+    entry: DatasetEntry  # of the recipe
     source: Source
-    fields: dict[str, str]
+    fields: dict[str, str]  # the columns to read: our field to their column
     is_evaluation: bool = False
 
 
 @dataclass
 class Piece:
-    """What a block of rows became: arrays for the cache, and what is to be told."""
+    """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
 
-    samples: np.ndarray  # SAMPLE [N], starts from 0
+    samples: np.ndarray  # SAMPLE [N], `start` counted from the start of this piece
     input_ids: np.ndarray  # int32 [T]
-    weight_codes: np.ndarray  # uint8 [T]: which of `weights`
+    weight_codes: np.ndarray  # uint8 [T], each token's index in `weights`
     weights: list[float]
-    rows: Sequence[int] = ()  # [N], which of the given rows each sample is from
-    problems: list[Problem] = field(default_factory=list)
-    refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # first origin, and how many
-    counts: Counter[str] = field(default_factory=Counter)
-    remarks: Counter[str] = field(default_factory=Counter)
+    rows: Sequence[int] = ()  # [N], index of the given row that each sample is from
+    problems: list[Problem] = field(default_factory=list)  # of single rows
+    refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # origin of the first such row, and how many
+    counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
+    remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
@@ -71,32 +72,36 @@ class Piece:
         return self.input_ids[start : start + length], np.array(self.weights, np.float32)[codes]
 
 
-_Kept = tuple[int, int, int, Encoded, int]  # part, number, index of the row, ids and weights, hash of the text
+_Kept = tuple[int, int, int, Encoded, int]  # part, number, index of the row, ids and weights, text_hash
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How rows become samples: everything that ids and weights depend on but the rows themselves."""
+    """How rows become samples: everything that ids and weights depend on, except the rows themselves."""
 
     tokenizer: Any
-    template: str | None
-    prompts_as_chat: bool
+    template: str | None  # Jinja text of the chat template
+    prompts_as_chat: bool  # prompt and completion as texts become a user and an assistant message
     train_on: Literal["assistant", "last", "all"]
-    max_length: int
+    max_length: int  # tokens
     excess_length_strategy: str
 
     def key(self) -> list[Any]:
+        """What identifies this encoder in the key of a cache entry."""
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        del state["truncation"], state["padding"]  # left behind by earlier calls, and of no effect here
+        del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
         return [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
 
     def encode_block(self, opened: Opened, part: int, block: Block) -> Piece:
-        """Parse, check and tokenise ``block`` of the source's part number ``part``."""
+        """Parse, check and tokenise a block of the source's part number ``part``."""
         return self.encode(opened, ((part, number, row) for number, row in opened.source.parts[part].rows(block)))
 
     def encode(self, opened: Opened, rows: Iterable[tuple[int, int, Any]]) -> Piece:
-        """Check and tokenise rows, each with the number of its part, its own number, and what was parsed."""
+        """Check and tokenise rows, each given as the number of its part, its own number, and its parsed content.
+
+        What is wrong with rows is not raised: it is in ``Piece.problems`` and ``Piece.refusals``.
+        """
         source, fields = opened.source, opened.fields
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
         origins: list[tuple[int, int, int]] = []
@@ -117,7 +122,7 @@ class Encoder:
         results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         kept: list[_Kept] = []
         for (part, number, index), sample, result in zip(origins, samples, results, strict=True):
-            if isinstance(result, Problem):  # usually of the template, and the same for many rows
+            if isinstance(result, Problem):  # usually about the template, so many rows have the same one
                 first, count = piece.refusals.get(result, (source.origin(part, number), 0))
                 piece.refusals[result] = first, count + 1
                 continue
@@ -137,7 +142,7 @@ class Encoder:
         return piece
 
     def _fit(self, encoded: Encoded, counts: Counter[str]) -> list[Encoded]:
-        """The sample within ``max_length``, as none, one or several."""
+        """The sample cut to ``max_length``, which may leave no sample or several. Adds to ``counts``."""
         limit, ids, weights = self.max_length, encoded.input_ids, encoded.weights
         pieces = [encoded]
         if len(ids) > limit:
@@ -147,17 +152,18 @@ class Encoder:
                     return []
                 case "split":
                     counts["num_split"] += 1
-                    # They share a token, so that each token but the first of all has one before it, and is a target.
+                    # Neighbouring pieces share a token, so that every token except the very first is a target once.
                     cuts = range(0, len(ids) - 1, limit - 1)
                     pieces = [Encoded(ids[i : i + limit], weights[i : i + limit]) for i in cuts]
                 case _:
                     counts["num_truncated"] += 1
                     pieces = [Encoded(ids[:limit], weights[:limit])]
-        learned = [piece for piece in pieces if any(piece.weights[1:])]
-        counts["num_dropped_unsupervised"] += len(pieces) - len(learned)
-        return learned
+        supervised = [piece for piece in pieces if any(piece.weights[1:])]
+        counts["num_dropped_unsupervised"] += len(pieces) - len(supervised)
+        return supervised
 
     def _fill(self, piece: Piece, kept: list[_Kept]) -> None:
+        """Write the samples into the arrays of ``piece``."""
         if not kept:
             return
         parts, numbers, piece.rows, pieces, text_hashes = zip(*kept, strict=True)

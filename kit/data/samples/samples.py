@@ -1,4 +1,4 @@
-"""Tokenised samples as a run sees them: read-only, from one cache entry or several, any choice of them."""
+"""Tokenised samples as a run sees them: all those of one or several cache entries, or some of them. Read-only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,35 +10,38 @@ import xxhash
 from kit.cache import digest
 from kit.data.read.sources import Source
 
+# The counts of rows that were cut, split or left out.
 CASUALTIES = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 
 
 @dataclass(frozen=True)
 class Store:
-    """The samples of one source, as they lie in the cache."""
+    """The samples of one source: N samples with T tokens in all, memory-mapped from a cache entry."""
 
     source: Source
     name: str  # in metrics and tables
     arrays: Mapping[str, np.ndarray]  # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]
-    info: Mapping[str, Any]
-    fingerprint: str
+    info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks, weights, max_id
+    fingerprint: str  # the key of the cache entry
 
     @property
     def report(self) -> dict[str, Any]:
-        """What became of the rows of the source, those held out included."""
+        """How many rows the source has, and what became of them, including those held out for evaluation."""
         counts = {"num_rows": 0, **dict.fromkeys(CASUALTIES, 0), **self.info["counts"]}
         return {"name": self.name, "num_samples": len(self.arrays["samples"]), **counts}
 
     def notes(self, max_length: int) -> list[str]:
-        """What a user should know about the rows of the source, a line each."""
+        """What a user should know about the rows of the source, one line for each fact."""
         counts, name = self.info["counts"], self.source.name
         num_rows, unsupervised = counts["num_rows"], counts.get("num_dropped_unsupervised", 0)
-        told = {
+        texts = {
             "num_truncated": f"cut at {max_length} tokens",
             "num_split": f"cut in pieces of {max_length} tokens",
             "num_dropped_long": f"left out: longer than {max_length} tokens",
         }
-        lines = [f"{name}: {counts[key]} of {num_rows} samples {text}" for key, text in told.items() if counts.get(key)]
+        lines = [
+            f"{name}: {counts[key]} of {num_rows} samples {text}" for key, text in texts.items() if counts.get(key)
+        ]
         if unsupervised:
             lines.append(f"{name}: {unsupervised} of {num_rows} samples dropped: nothing supervised left")
         if counts.get("num_blank_lines"):
@@ -47,15 +50,18 @@ class Store:
 
 
 class Samples:
-    """Samples of one or several stores. ``samples[i]`` is ``(input_ids int32 [T], weights float32 [T])``: the weight of
-    each token in the loss, 0 where nothing is learned from it.
+    """Samples of one or several stores.
+
+    ``samples[i]`` is ``(input_ids int32 [T], weights float32 [T])``. A weight is that of the token in the loss, 0 if
+    nothing is learned from it.
 
     Attributes:
-        lengths: int32 [N], tokens of each sample.
-        num_targets: int32 [N], its supervised tokens that have a token before them.
+        stores: where the samples are from.
+        lengths: int32 [N], the number of tokens of each sample.
+        num_targets: int32 [N], the number of its supervised tokens that have a token before them.
         target_weights: float64 [N], the sum of their weights.
-        sources: int16 [N], which of ``stores`` it is from.
-        fingerprint: identifies the ids, the weights and their order on any machine.
+        sources: int16 [N], the index of its store.
+        fingerprint: identifies the ids, the weights and their order. The same on every machine.
     """
 
     def __init__(self, stores: Sequence[Store], fingerprint: str = "", index: np.ndarray | None = None) -> None:
@@ -65,7 +71,7 @@ class Samples:
         )
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
-        self._index = index  # [N] among the samples of all stores; None: all of them
+        self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
         self.sources = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
         self.lengths = self._column("length")
         self.num_targets = self._column("num_targets")
@@ -75,6 +81,7 @@ class Samples:
         return self._chosen(np.concatenate([store.arrays["samples"][name] for store in self.stores]))
 
     def _chosen(self, values: np.ndarray) -> np.ndarray:
+        """The values of the chosen samples, from those of all samples in the stores."""
         return values if self._index is None else values[self._index]
 
     def __len__(self) -> int:
@@ -97,30 +104,36 @@ class Samples:
         return store.source.origin(int(sample["part"]), int(sample["number"]))
 
     def select(self, index: np.ndarray, reason: str) -> "Samples":
-        """The samples at ``index``; ``reason`` tells this choice from others of the same samples."""
+        """The samples at ``index`` (int [M]), in that order. ``reason`` identifies the choice in the fingerprint."""
         chosen = index if self._index is None else self._index[index]
         return Samples(self.stores, digest(self.fingerprint, reason), chosen)
 
     def hashes(self, name: str) -> np.ndarray:
-        """uint64 [N]: ``ids_hash`` or ``text_hash`` of each sample."""
+        """A hash of each sample, uint64 [N]. ``name`` is ``ids_hash`` or ``text_hash``, see ``rows.SAMPLE``."""
         return self._column(name)
 
     @property
     def max_id(self) -> int:
+        """The largest token id in the stores."""
         return max(int(store.info["max_id"]) for store in self.stores)
 
     @property
     def names(self) -> list[str]:
+        """The names of the stores, for metrics and tables."""
         return [store.name for store in self.stores]
 
     def rows(self) -> np.ndarray:
-        """int64 [N], the number of the row each sample is from. Several that one row became lie together."""
+        """The row that each sample is from, int64 [N], numbered from 0 over all sources.
+
+        Assumes that the samples of one row follow one another, as they do until samples are selected.
+        """
         keys = np.stack([self.sources, self._column("part"), self._column("number")])
         is_next = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
         return np.concatenate([[0], np.cumsum(is_next)])
 
     @property
     def report(self) -> dict[str, int]:
+        """The size of the data, in samples and tokens."""
         return {
             "num_samples": len(self),
             "num_tokens": int(self.lengths.sum(dtype=np.int64)),
@@ -129,10 +142,13 @@ class Samples:
 
 
 def duplicates(evaluation: Samples, train: Samples) -> tuple[int, int]:
-    """How many evaluation samples also stand in the training data: token for token, and in other case, spacing or
-    punctuation."""
+    """How many evaluation samples are also in the training data.
+
+    Returns the number of those with the same tokens, and of those with the same text except for case, spaces and
+    punctuation. No sample is counted twice.
+    """
     exact = np.isin(evaluation.hashes("ids_hash"), train.hashes("ids_hash"))
-    empty = xxhash.xxh3_64_intdigest(b"")  # of samples that came as tokens, or hold no letter
+    empty = xxhash.xxh3_64_intdigest(b"")  # the text_hash of samples that were given as token ids, or have no letters
     text = evaluation.hashes("text_hash")
     similar = np.isin(text, train.hashes("text_hash")) & (text != np.uint64(empty)) & ~exact
     return int(exact.sum()), int(similar.sum())

@@ -1,12 +1,12 @@
-"""The samples of a source: made once by several processes, cached, memory-mapped.
+"""Tokenises a source once, in several processes, and caches the samples. A run maps them into memory from the cache.
 
 Promises:
 
-- A cache entry's key holds everything that its ids depend on, code included.
-- Any number of processes may ask for the same samples at once, before any process group exists: one of them
-  tokenises, with helpers on every core, and the others wait for it.
-- Memory stays flat: blocks of rows go through, and what they become goes to disk.
-- Every row is accounted for: kept, cut, left out or wrong, counted and named.
+- The key of a cache entry covers everything that its ids depend on, including the version of the code.
+- Any number of processes may ask for the same samples at once, before a process group exists: one of them tokenises,
+  with helper processes on every core, and the others wait for it.
+- Memory use does not grow with the size of the source: rows are read in blocks, and their samples written to disk.
+- Every row is accounted for: kept, cut, left out or wrong. Each case is counted, and wrong rows are named.
 """
 
 import ctypes
@@ -34,15 +34,15 @@ from kit.data.samples.rows import MAX_WEIGHTS, Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.errors import Problem, UserError, raise_if
 
-PR_SET_PDEATHSIG = 1  # of Linux
-MAX_PROBLEMS = 1000  # so many bad rows are enough to know
+PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
+MAX_PROBLEMS = 1000  # after so many bad rows tokenising stops
 
 
 def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None) -> Samples:
-    """The samples of a source, from the cache or into it.
+    """Return the samples of a source from the cache; if they are not there, make them first.
 
-    ``num_processes``: that tokenise; None for one per core. Raises ``UserError`` with the bad rows, or if nothing is
-    left, or if the source cannot be read or the cache not be written.
+    ``num_processes`` is the number of processes that tokenise, None for one per core. Raises ``UserError`` with the bad
+    rows; or if no sample is left, the source changes meanwhile, or the cache cannot be written.
     """
     key = digest(opened.source.digest, sorted(opened.fields.items()), *encoder.key())
     folder = cache_folder() / "samples" / key
@@ -59,6 +59,7 @@ def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None)
 
 
 def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | None) -> None:
+    """Tokenise a source into the cache entry ``folder``. If that fails, no entry is left."""
     source = opened.source
     with cannot_write(folder.parent):
         writer = Writer(folder)
@@ -74,7 +75,7 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
                 if len(whole.problems) > MAX_PROBLEMS:
                     break
         info = whole.finished(source.name, encoder.max_length)
-        if changed := source.changed():  # what was read is not what the entry would be found under
+        if changed := source.changed():  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"
             raise UserError(Problem(str(changed[0]), "changed while it was read", fix=fix))
         with cannot_write(folder.parent):
@@ -85,31 +86,32 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
 
 
 def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
+    """The blocks of a source, each with the number of its part."""
     for number, part in enumerate(source.parts):
         for block in part.blocks(columns):
             yield number, block
 
 
 def _encoded(opened: Opened, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
-    """Progress and piece of each block, in their order."""
+    """Encode the blocks of a source: the size of each block, for the progress bar, and its piece, in order."""
     blocks = _blocks(opened.source, list(opened.fields.values()))
     first = list(islice(blocks, 2))
     blocks = chain(first, blocks)
     if num_processes is None:
         num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    is_daemon = multiprocessing.current_process().daemon  # may not have children
+    is_daemon = multiprocessing.current_process().daemon  # a daemon may not have children
     if num_processes == 1 or len(first) < 2 or not sys.platform.startswith("linux") or is_daemon:
         for part, block in blocks:
             yield block.size, encoder.encode_block(opened, part, block)
         return
-    # Forked: the helpers have everything imported. Nothing here has a GPU context or a process group yet.
+    # Forked helpers have everything imported already. Forking is safe: there is no GPU context or process group yet.
     pool = ProcessPoolExecutor(
         num_processes, multiprocessing.get_context("fork"), _become_helper, (encoder, opened, os.getpid())
     )
     with pool:
         waiting: deque[tuple[int, Future[Piece]]] = deque()
 
-        def taken() -> tuple[int, Piece]:
+        def next_piece() -> tuple[int, Piece]:
             size, future = waiting.popleft()
             return size, future.result()
 
@@ -117,9 +119,9 @@ def _encoded(opened: Opened, encoder: Encoder, num_processes: int | None) -> Ite
             for part, block in blocks:
                 waiting.append((block.size, pool.submit(_help, part, block)))
                 if len(waiting) > 2 * num_processes:  # read ahead, but not the whole source into memory
-                    yield taken()
+                    yield next_piece()
             while waiting:
-                yield taken()
+                yield next_piece()
         except BrokenProcessPool:
             fix = "it may have been killed for its memory: try --dataset_num_proc 1"
             raise UserError(Problem("dataset_num_proc", "a process that tokenises died", fix=fix)) from None
@@ -127,15 +129,16 @@ def _encoded(opened: Opened, encoder: Encoder, num_processes: int | None) -> Ite
             pool.shutdown(cancel_futures=True)
 
 
-_ENCODE: Callable[[int, Block], Piece]  # of a helper
+_ENCODE: Callable[[int, Block], Piece]  # set in helpers only
 
 
 def _become_helper(encoder: Encoder, opened: Opened, parent: int) -> None:
-    # To die with the parent, however that ends: helpers that outlive it would wait for ever, and hold its locks.
+    """Prepare a process of the pool. ``parent`` is the id of the process that started it."""
+    # A helper must die with its parent, even if that is killed: it would wait for ever, and keep the parent's locks.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+        os._exit(1)  # the parent died before prctl was called
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already use every core
     global _ENCODE
     _ENCODE = partial(encoder.encode_block, opened)
 
@@ -145,7 +148,7 @@ def _help(part: int, block: Block) -> Piece:
 
 
 class _Whole:
-    """Pieces on their way to a cache entry."""
+    """Joins the pieces of a source into one cache entry. Once there are problems, no more samples are written."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -157,6 +160,7 @@ class _Whole:
         self.remarks: Counter[str] = Counter()
 
     def add(self, piece: Piece) -> None:
+        """Append the samples of a piece to the entry, and its counts and messages to those of the source."""
         self.counts += piece.counts
         self.remarks += piece.remarks
         self.problems += piece.problems
@@ -178,7 +182,10 @@ class _Whole:
         )
 
     def finished(self, name: str, max_length: int) -> dict[str, Any]:
-        """What is to be known besides the arrays. Raises ``UserError`` with what was wrong with the rows."""
+        """What the entry holds besides the arrays.
+
+        Raises ``UserError`` with the problems of the rows, or if no sample is left. ``name`` is the source's.
+        """
         for problem, (first, count) in self.refusals.items():
             more = f" and {count - 1} more" if count > 1 else ""
             self.problems.append(replace(problem, found=f"{problem.found} (at {first}{more})"))

@@ -1,32 +1,10 @@
 """Rows as others write them: read as what they mean, or told what is wrong and where."""
 
-import json
-import math
-
 import pytest
+from data_helpers import ANSWER, SYSTEM, USER, sample_of, told
 
 from kit.data.chat.formats import FIELDS, choose_fields, plain_text, to_sample
 from kit.errors import UserError
-
-USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
-SYSTEM = {"role": "system", "content": "Be kind"}
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-
-
-def sample_of(row, **mapping):
-    return to_sample(row, choose_fields(list(row), {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
-
-
-def messages_of(*messages):
-    return sample_of({"messages": list(messages)})["messages"]
-
-
-def told(row):
-    """The problems of a row, one string."""
-    problems = sample_of(row)
-    assert isinstance(problems, list), f"taken for {problems}"
-    return "\n".join(map(str, problems))
-
 
 # What is read
 
@@ -53,38 +31,6 @@ def test_what_is_in_our_form_stays_as_it_is(sample):
 
 
 @pytest.mark.parametrize(
-    ("role", "ours"),
-    [
-        *[(role, "user") for role in ("human", "user")],
-        *[(role, "assistant") for role in ("gpt", "chatgpt", "assistant", "model", "bot")],
-        *[(role, "tool") for role in ("tool", "observation", "function_response", "ipython")],
-    ],
-)
-def test_sharegpt_speakers_become_roles(role, ours):
-    said = [{"from": "system", "value": "Be kind"}, {"from": role, "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
-    assert sample_of({"conversations": said}) == {"messages": [SYSTEM, {"role": ours, "content": "Hi"}, ANSWER]}
-    said = [{"role": role, "content": "Hi"}, {"role": "gpt", "content": "Hello"}]
-    assert sample_of({"conversations": said}) == {"messages": [{"role": ours, "content": "Hi"}, ANSWER]}
-
-
-def test_sharegpt_keeps_what_is_trained_on_and_takes_the_system_column():
-    said = [
-        {"from": "human", "value": "Hi", "train": False, "weight": None},
-        {"from": "gpt", "value": "Hello", "train": False, "weight": None},
-        {"from": "gpt", "value": "Hello", "train": None, "weight": 2},
-    ]
-    expected = [SYSTEM, USER, ANSWER | {"weight": 0.0}, ANSWER | {"weight": 2.0}]
-    assert sample_of({"conversations": said, "system": "Be kind"}) == {"messages": expected}
-    assert sample_of({"conversations": said, "system": None}) == {"messages": expected[1:]}
-
-
-@pytest.mark.parametrize("value", [json.dumps({"name": "add", "arguments": {"a": 1}}), [CALL], json.dumps([CALL])])
-def test_sharegpt_function_calls_become_tool_calls(value):
-    row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": value}]}
-    assert sample_of(row)["messages"] == [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-
-
-@pytest.mark.parametrize(
     ("row", "messages"),
     [
         ({"instruction": "Hi", "output": "Hello"}, [USER, ANSWER]),
@@ -100,82 +46,6 @@ def test_alpaca_becomes_messages(row, messages):
     assert sample_of(row) == {"messages": messages}
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        [CALL],
-        json.dumps([CALL]),
-        [json.dumps(CALL)],
-        [{"name": "add", "arguments": {"a": 1}}],
-        [{"name": "add", "arguments": '{"a": 1}'}],
-        [{"type": None, "function": {"name": "add", "arguments": '{"a": 1}'}}],
-    ],
-)
-def test_tool_calls_become_objects_in_one_form(calls):
-    assert messages_of(USER, {"role": "assistant", "content": None, "tool_calls": calls}) == [
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    ]
-
-
-def test_calls_keep_their_id_and_answers_refer_to_it():
-    call, answer = CALL | {"id": "c1"}, {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"}
-    calling = {"role": "assistant", "content": "Let me see", "tool_calls": [call]}
-    assert messages_of(USER, calling, answer, ANSWER) == [USER, calling, answer, ANSWER]
-
-
-@pytest.mark.parametrize("arguments", [None, "", {}, "{}"])
-def test_a_call_without_arguments_has_none(arguments):
-    calls = [{"name": "now", "arguments": arguments}]
-    made = messages_of({"role": "assistant", "tool_calls": calls})
-    assert made[0]["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": {}}}]
-
-
-@pytest.mark.parametrize("tools", ['[{"name": "add", "default": null}]', ['{"name": "add", "default": null}']])
-def test_tools_as_json_text_are_parsed_and_keep_their_nulls(tools):
-    row = {"messages": [USER, ANSWER], "tools": tools}
-    assert sample_of(row)["tools"] == [{"name": "add", "default": None}]
-
-
-@pytest.mark.parametrize("tools", [None, "", [], "[]"])
-def test_no_tools_are_left_out(tools):
-    assert sample_of({"messages": [USER, ANSWER], "tools": tools}) == {"messages": [USER, ANSWER]}
-
-
-def test_keys_of_a_message_that_are_null_are_as_if_absent_and_nulls_further_down_are_meant():
-    filled = {"tool_calls": None, "name": None, "weight": None, "train": None, "reasoning_content": None}
-    assert messages_of(USER | filled, ANSWER | filled) == [USER, ANSWER]
-    tools = [{"name": "add", "parameters": {"a": {"type": "int"}, "b": None}}]
-    made = sample_of({"messages": [USER, ANSWER], "tools": tools})["tools"]
-    assert made == tools
-
-
-def test_content_in_parts_is_joined():
-    parts = [{"type": "text", "text": "H", "image": None}, {"type": "text", "text": "i"}]
-    assert messages_of({"role": "user", "content": parts}, ANSWER) == [USER, ANSWER]
-
-
-@pytest.mark.parametrize(
-    ("said", "weight"),
-    [
-        ({"train": False}, 0.0),
-        ({"train": False, "weight": 3}, 0.0),
-        ({"train": True}, None),
-        ({"weight": 0}, 0.0),
-        ({"weight": 2}, 2.0),
-        ({"train": True, "weight": 0.25}, 0.25),
-    ],
-)
-def test_what_an_answer_counts_for_is_one_number(said, weight):
-    answer = messages_of(USER, ANSWER | said)[1]
-    assert answer == (ANSWER if weight is None else ANSWER | {"weight": weight})
-    assert type(answer.get("weight", 1.0)) is float
-
-
-def test_a_developer_is_the_system_and_unknown_keys_are_left_out():
-    assert messages_of({"role": "developer", "content": "Be kind"}, USER | {"id": 7}, ANSWER) == [SYSTEM, USER, ANSWER]
-
-
 def test_all_that_is_said_counts_for_sameness():
     assert plain_text({"text": "a"}) == "a"
     assert plain_text({"prompt": "a", "completion": "b"}) == "a\nb"
@@ -188,6 +58,7 @@ def test_all_that_is_said_counts_for_sameness():
 
 
 # What is refused
+
 
 BAD_ROWS = [
     ({"prompt": "a", "completion": None}, "completion: null; expected text"),
@@ -231,71 +102,6 @@ BAD_ROWS = [
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS)
 def test_a_bad_row_is_told_with_its_field(row, message):
     assert message in told(row)
-
-
-BAD_MESSAGES = [
-    ("Hi", "messages: a text; expected a list of messages"),
-    (None, "messages: null; expected a list of messages"),
-    ([], "messages: empty"),
-    (["Hi"], "messages[0]: a text; expected an object with role and content"),
-    ([USER], "messages: no assistant turn; expected at least one"),
-    ([{"role": "asistant", "content": "Hi"}], "messages[0].role: found 'asistant'; expected system, user, assistant"),
-    ([{"role": "asistant", "content": "Hi"}], "did you mean 'assistant'?"),
-    ([{"role": ["user"], "content": "Hi"}], "messages[0].role: a list; expected system, user"),
-    ([{"role": "gpt", "content": "Hi"}], "messages[0].role: found 'gpt'"),  # ShareGPT's belong to conversations
-    ([{"content": "Hi"}], "messages[0].role: missing"),
-    ([{"role": None, "content": "Hi"}], "messages[0].role: null; expected system, user"),
-    ([{"from": "user", "value": "Hi"}], "messages[0].role: missing"),
-    ([{"role": "assistant"}], "messages[0].content: missing"),
-    ([{"role": "assistant", "content": None}], "messages[0].content: null; expected text"),
-    ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0].content: null"),
-    ([{"role": "assistant", "content": None, "tool_calls": "[]"}], "messages[0].content: null"),
-    ([{"role": "assistant", "content": None, "reasoning_content": "hm"}], "messages[0].content: null"),
-    ([USER, {"role": "assistant", "content": " "}], "messages[1].content: empty"),
-    ([{"role": "user", "content": ""}, ANSWER], "messages[0].content: empty"),
-    ([{"role": "tool", "content": {"sum": 2}}, ANSWER], "messages[0].content: an object; expected text"),
-    ([{"role": "tool"}, ANSWER], "messages[0].content: missing"),
-    ([{"role": "user", "content": ["Hi"]}, ANSWER], "messages[0].content[0]: not a part with text"),
-    ([{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWER], "content[0]: a part of type 'image'"),
-    ([{"role": "user", "content": "\ud800"}, ANSWER], "messages[0].content: half of a surrogate pair"),
-    ([SYSTEM, SYSTEM, USER, ANSWER], "messages[1].role: a second system message; expected one, first"),
-    ([USER, SYSTEM, ANSWER], "messages[1].role: a system message behind others; expected one, first"),
-    ([USER, ANSWER | {"train": "yes"}], "messages[1].train: a text; expected true or false"),
-    ([USER, ANSWER | {"train": 1}], "messages[1].train: a number; expected true or false"),
-    ([USER | {"train": True}, ANSWER], "messages[0].train: true on a turn of the user; expected it on no other"),
-    ([USER | {"train": True}, ANSWER], "only assistant turns are learned from"),
-    ([USER | {"weight": 1}, ANSWER], "messages[0].weight: 1 on a turn of the user"),
-    ([USER, ANSWER | {"weight": "2"}], "messages[1].weight: a text; expected 0, or a number from 1e-30 to 1e30"),
-    ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected 0, or a number from 1e-30 to 1e30"),
-    ([USER, ANSWER | {"weight": -0.5}], "messages[1].weight: -0.5; expected 0, or a number from 1e-30 to 1e30"),
-    ([USER, ANSWER | {"weight": math.nan}], "messages[1].weight: nan; expected 0, or a number from 1e-30 to 1e30"),
-    ([USER, ANSWER | {"weight": math.inf}], "messages[1].weight: inf"),
-    ([USER, ANSWER | {"weight": 10**400}], "messages[1].weight: 1000"),
-    ([USER | {"tool_calls": [CALL]}, ANSWER], "messages[0].tool_calls: calls of the user"),
-    ([ANSWER | {"tool_calls": "add(1)"}], "messages[0].tool_calls: not JSON"),
-    ([ANSWER | {"tool_calls": 3}], "messages[0].tool_calls: a number; expected a list of calls"),
-    ([ANSWER | {"tool_calls": [3]}], "messages[0].tool_calls[0]: no call"),
-    ([ANSWER | {"tool_calls": [{"arguments": {}}]}], "messages[0].tool_calls[0]: no call"),
-    ([ANSWER | {"tool_calls": [{"function": "add"}]}], "messages[0].tool_calls[0]: no call"),
-    ([ANSWER | {"tool_calls": [{"name": "add", "arguments": "a=1"}]}], "tool_calls[0].arguments: not JSON"),
-    (
-        [ANSWER | {"tool_calls": [{"name": "add", "arguments": [1]}]}],
-        "tool_calls[0].arguments: a list; expected an object",
-    ),
-    ([ANSWER | {"tool_calls": [{"name": "\ud800"}]}], "messages[0].tool_calls: nothing that JSON can hold"),
-    ([ANSWER | {"reasoning_content": 3}], "messages[0].reasoning_content: a number"),
-    ([USER, ANSWER, {"role": "tool", "content": "2", "tool_call_id": 7}], "messages[2].tool_call_id: a number"),
-]
-
-
-@pytest.mark.parametrize(("messages", "message"), BAD_MESSAGES)
-def test_bad_messages_are_told_with_their_place(messages, message):
-    assert message in told({"messages": messages})
-
-
-def test_all_that_is_wrong_with_a_row_is_told():
-    assert len(sample_of({"messages": [{"role": "asistant", "content": ""}, {"role": "user", "content": 3}]})) == 3
-    assert len(sample_of({"messages": [USER, {"role": "assistant", "weight": -1}]})) == 2
 
 
 def test_values_of_tables_that_json_lacks_are_told_by_their_type():

@@ -1,4 +1,4 @@
-"""Rows to samples: every row accounted for, made once, by as many processes as there are, and kept."""
+"""Samples are made once, by as many processes as there are, and kept; what is wrong with the rows is told."""
 
 import errno
 import json
@@ -10,7 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import ROOT
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
@@ -22,140 +21,8 @@ from kit.data.samples import tokenise
 from kit.errors import UserError
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache" / "samples"
-
-
 def contents(train):
-    return [(train.place(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(train)]
-
-
-# What becomes of long samples, and of those that teach nothing
-
-LONG_ROWS = [
-    {"prompt": "a b ", "completion": "c"},  # fits
-    {"prompt": "a b ", "completion": "c " * 50},  # part of its answer fits
-    {"prompt": "a " * 50, "completion": "c"},  # only its prompt would be left
-]
-
-
-def test_what_is_too_long_is_cut_at_the_end_and_kept_while_something_supervised_is_left(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *LONG_ROWS)
-    opened = open_all(tokenizer, max_length=16)
-    assert "train.jsonl: 2 of 3 samples cut at 16 tokens" in opened.notes
-    assert "train.jsonl: 1 of 3 samples dropped: nothing supervised left" in opened.notes
-    (report,) = opened.describe()["sources"]
-    assert (report["num_rows"], report["num_truncated"], report["num_dropped_unsupervised"]) == (3, 2, 1)
-    assert opened.train.lengths.tolist()[1] == 16
-    ids, weights = opened.train[1]
-    assert opened.train.num_targets[1] == weights.sum() and weights[-1] == 1 and ids.dtype == np.int32
-
-
-def test_what_is_too_long_is_left_out_where_that_is_asked_for(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *LONG_ROWS)
-    opened = open_all(tokenizer, max_length=16, excess_length_strategy="drop")
-    assert [opened.train.place(i) for i in range(len(opened.train))] == ["train.jsonl:1"]
-    assert "train.jsonl: 2 of 3 samples left out: longer than 16 tokens" in opened.notes
-
-
-def test_what_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *LONG_ROWS)
-    with pytest.raises(UserError, match=r"train.jsonl:2: \d+ tokens; expected at most 16\n.*\n.*train.jsonl:3: "):
-        open_all(tokenizer, max_length=16, excess_length_strategy="error")
-
-
-def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_once(tmp_path, tokenizer):
-    text = "Hello there, how are you? " * 20
-    write(tmp_path / "train.jsonl", {"text": text})
-    whole = open_all(tokenizer, max_length=2048).train[0][0].tolist()
-    opened = open_all(tokenizer, max_length=16, excess_length_strategy="split")
-    pieces = [ids.tolist() for ids, _ in opened.train]
-    assert len(whole) > 60 and all(len(piece) <= 16 for piece in pieces)
-    assert pieces[0] + [id_ for piece in pieces[1:] for id_ in piece[1:]] == whole
-    assert opened.train.num_targets.sum() == len(whole) - 1
-    assert "train.jsonl: 1 of 1 samples cut in pieces of 16 tokens" in opened.notes
-
-
-def test_only_text_can_be_cut_in_pieces(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(3))
-    with pytest.raises(UserError, match=r"excess_length_strategy: split, but train.jsonl holds prompt and completion"):
-        open_all(tokenizer, excess_length_strategy="split")
-
-
-def test_the_first_token_is_no_target(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"text": "Hello"})
-    train = open_all(tokenizer).train
-    assert train.num_targets[0] == train.lengths[0] - 1
-
-
-def test_a_sample_of_one_token_teaches_nothing(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"text": tokenizer.eos_token}, {"text": "Hello"})
-    opened = open_all(tokenizer)
-    assert opened.train.stores[0].report["num_dropped_unsupervised"] == 1
-    assert (len(opened.train), opened.train.place(0)) == (1, "train.jsonl:2")
-
-
-def test_nothing_left_is_an_error(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", {"prompt": "a " * 50, "completion": "c"})
-    with pytest.raises(UserError, match="none of 1 samples has a supervised token within max_length"):
-        open_all(tokenizer, max_length=16)
-
-
-def test_weights_of_messages_reach_the_samples(tmp_path, tokenizer):
-    messages = chat("Hi", "Hello", "Bye", "Bye now")["messages"]
-    messages[1]["weight"], messages[3]["weight"] = 0.25, 3
-    other = chat("Hi", "42")["messages"]
-    write(tmp_path / "train.jsonl", {"messages": messages}, {"messages": other})
-    train = open_all(tokenizer, chat_template="chatml").train
-    weights = train[0][1]
-    assert set(weights.tolist()) == {0, 0.25, 3} and set(train[1][1].tolist()) == {0, 1}
-    assert train.target_weights[0] == weights.sum() and train.num_targets[0] == (weights > 0).sum()
-
-
-def test_a_chat_set_with_everything_masked_is_an_error(tmp_path, tokenizer):
-    messages = chat("Hi", "Hello")["messages"]
-    messages[1]["train"] = False
-    write(tmp_path / "train.jsonl", {"messages": messages})
-    with pytest.raises(UserError, match=r"train.jsonl: nothing in 1 samples is supervised"):
-        open_all(tokenizer, chat_template="chatml")
-
-
-def test_a_chat_set_with_nothing_masked_is_an_error_unless_it_is_asked_for(tmp_path, tokenizer):
-    (tmp_path / "all.jinja").write_text("{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}")
-    write(tmp_path / "train.jsonl", {"messages": [{"role": "assistant", "content": "Hello"}]})
-    with pytest.raises(UserError, match=r"every token of every conversation is supervised.*\n.*--train_on all"):
-        open_all(tokenizer, chat_template="all.jinja")
-    assert open_all(tokenizer, chat_template="chatml", train_on="all").train.num_targets[0] > 5
-
-
-def test_a_refusing_template_is_told_once_with_a_place(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *[chat("Hi", "Hello")] * 3)
-    with pytest.raises(UserError) as caught:
-        open_all(tokenizer)
-    assert len(caught.value.problems) == 1
-    assert "no chat template of its own (at train.jsonl:1 and 2 more)" in str(caught.value)
-
-
-def test_ids_beyond_the_model_are_refused(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", *pairs(2))
-    with pytest.raises(UserError, match="but the model has 20 embeddings"):
-        open_all(tokenizer, 20)
-
-
-def test_tokens_that_come_ready_made_are_taken_as_they_are(tmp_path, tokenizer):
-    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 10], "labels": [9, 10]}]
-    write(tmp_path / "train.jsonl", *rows)
-    train = open_all(tokenizer).train
-    assert [ids.tolist() for ids, _ in train] == [[5, 6, 7, 8], [9, 10]]
-    assert train[0][1].tolist() == [0, 0, 1, 1] and train.num_targets.tolist() == [2, 1]
+    return [(train.origin(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(train)]
 
 
 # Several processes
@@ -174,7 +41,7 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
         train = open_all(tokenizer, chat_template="chatml", dataset_num_proc=num_processes).train
         (folder,) = cache.glob("*/")
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
-        assert len(train) == 5999 and train.place(10) == "train.jsonl:12"
+        assert len(train) == 5999 and train.origin(10) == "train.jsonl:12"
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
@@ -213,7 +80,7 @@ def test_the_second_time_comes_from_the_cache_wherever_the_file_lies(tmp_path, t
     forbid_tokenising(monkeypatch)
     second = open_all(tokenizer, dataset="moved.jsonl")
     assert second.fingerprint == first.fingerprint
-    assert second.train.place(2) == "moved.jsonl:3"
+    assert second.train.origin(2) == "moved.jsonl:3"
     assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first.train, second.train, strict=True))
 
 
@@ -417,3 +284,28 @@ def _as_nobody(tokenizer):
     os.setuid(65534)
     encoder.encode_all = lambda *_: pytest.fail("tokenised again")
     assert len(open_all(tokenizer).train) == 5
+
+
+# What is told of the rows
+
+
+def test_nothing_left_is_an_error(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"prompt": "a " * 50, "completion": "c"})
+    with pytest.raises(UserError, match="none of 1 samples has a supervised token within max_length"):
+        open_all(tokenizer, max_length=16)
+
+
+def test_a_chat_set_with_everything_masked_is_an_error(tmp_path, tokenizer):
+    messages = chat("Hi", "Hello")["messages"]
+    messages[1]["train"] = False
+    write(tmp_path / "train.jsonl", {"messages": messages})
+    with pytest.raises(UserError, match=r"train.jsonl: nothing in 1 samples is supervised"):
+        open_all(tokenizer, chat_template="chatml")
+
+
+def test_a_refusing_template_is_told_once_with_its_origin(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *[chat("Hi", "Hello")] * 3)
+    with pytest.raises(UserError) as caught:
+        open_all(tokenizer)
+    assert len(caught.value.problems) == 1
+    assert "no chat template of its own (at train.jsonl:1 and 2 more)" in str(caught.value)

@@ -1,0 +1,99 @@
+"""The feed of a run: every topology is given the same global batches, and a step finds its batch made ahead."""
+
+import threading
+
+import numpy as np
+import pytest
+from data_helpers import Ranks, byte_level_tokenizer, open_all, pairs, recipe, write
+
+from kit.data.feed.feed import Ahead
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def feeds(tokenizer, num_ranks, micro_batch_size, **changes):
+    """The feed of each rank."""
+    flags = {"global_batch_size": BATCH, "per_device_train_batch_size": micro_batch_size, "max_length": 64, **changes}
+    opened, settings = open_all(tokenizer, **flags), recipe(**flags)
+    return [opened.open_feed(settings, Ranks(rank, num_ranks), 0, {}) for rank in range(num_ranks)]
+
+
+def targets(batches):
+    """Every supervised token of the micro-batches with its weight and its source, in no order."""
+    columns = [np.concatenate([b[key].numpy() for b in batches]) for key in ("targets", "weights", "sources")]
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1), (8, 1)])
+def test_the_ranks_together_learn_the_global_batch(num_ranks, micro_batch_size, packing, tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *pairs(20))
+    write(tmp_path / "b.jsonl", *pairs(20, "b"))
+    changes = {"dataset": "a.jsonl,b.jsonl", "packing": packing}
+    [alone] = feeds(tokenizer, 1, BATCH, **changes)
+    ranks = feeds(tokenizer, num_ranks, micro_batch_size, **changes)
+    for step in range(3):
+        whole, shares = alone.take(step), [feed.take(step) for feed in ranks]
+        dealt = [batch for share in shares for batch in share.micro_batches]
+        assert targets(dealt) == targets(whole.micro_batches)
+        assert len({len(share.micro_batches) for share in shares}) == 1  # or collectives would not match
+        for share in shares:
+            assert share.origins == whole.origins and share.epoch == whole.epoch
+            assert share.target_weights.tolist() == whole.target_weights.tolist()
+            assert share.num_tokens.tolist() == whole.num_tokens.tolist()
+
+
+def test_the_counts_of_a_step_are_of_its_samples_by_source(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", {"prompt": "a ", "completion": "b"})
+    write(tmp_path / "b.jsonl", {"text": "Hello there"})
+    [feed] = feeds(tokenizer, 1, 2, dataset="a.jsonl,b.jsonl", global_batch_size=2)
+    batch = feed.take(0)
+    asked, answered, text = (len(tokenizer(words).input_ids) for words in ("a ", "b", "Hello there"))
+    assert sorted(batch.origins) == ["a.jsonl:1", "b.jsonl:1"]
+    assert batch.num_tokens.tolist() == [asked + answered + 1, text + 1]  # and an EOS each
+    assert batch.num_targets.tolist() == [answered + 1, text]  # nothing predicts the first token of a text
+    assert batch.target_weights.tolist() == [answered + 1, text]
+    assert batch.epoch == 1.0
+
+
+def test_a_source_that_is_seen_too_often_is_warned_of(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *pairs(99))
+    write(tmp_path / "b.jsonl", *pairs(1, "b"))
+    sources = [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]
+    [feed] = feeds(tokenizer, 1, BATCH, dataset=sources)
+    [padding, first, second] = feed.notes()
+    assert padding.startswith("padding: ")
+    assert first == "mixing: a 75.0% of the samples, 0.76 passes an epoch"
+    assert second == "warning: mixing: b 25.0% of the samples, 25.00 passes an epoch"
+
+
+def test_what_the_next_step_needs_is_made_while_a_step_runs():
+    made = {step: threading.Event() for step in range(3)}
+    ahead = Ahead(lambda step: made[step].set() or step * 10, num_steps=2)
+    assert ahead.take(0) == 0
+    assert made[1].wait(5)
+    assert ahead.take(1) == 10
+    assert not made[2].wait(0.05)  # there are two steps
+
+
+def test_what_fails_ahead_fails_the_step_that_needs_it():
+    def make(step):
+        if step:
+            raise OSError("disk gone")
+        return "first"
+
+    ahead = Ahead(make, num_steps=3)
+    assert ahead.take(0) == "first"
+    with pytest.raises(OSError, match="disk gone"):
+        ahead.take(1)

@@ -1,0 +1,136 @@
+"""Data sets of the ``datasets`` library, saved or from the hub: the rows of lines, and what there is to choose from."""
+
+import pickle
+
+import pytest
+from data_helpers import contents, json_lines, refused, source_of, text_rows
+
+from kit.data.read import tables
+
+
+def test_saved_folders_give_the_same_rows_as_lines(folder):
+    import datasets
+
+    table = datasets.Dataset.from_list(text_rows(2300))
+    table.save_to_disk("one", num_shards=2)
+    datasets.DatasetDict({"train": table, "test": table.select([7])}).save_to_disk("several")
+    for name in ("one", "several"):
+        source = source_of(name)
+        assert contents(source) == text_rows(2300)
+        assert contents(source, ["n", "else"])[5] == {"n": 5}
+        assert (source.total, source.unit, source.columns) == (2300, " rows", ["text", "n"])
+        assert source.origin(0, 2) == f"{name} row 2"
+        assert pickle.loads(pickle.dumps(source)).parts[0].size == 2300
+    assert contents(source_of("several", "test")) == text_rows(1, 7)
+    assert source_of("several", "test").digest != source_of("several").digest
+    told = refused("several", "tset")
+    assert "dataset_split: several has no split 'tset'; expected train, test" in told and "'test'?" in told
+    assert "is no hub id" in refused("one", "train[:1%]")
+
+
+@pytest.mark.parametrize("content", ['{"splits": ["tra', '{"names": []}', "[1]", '{"splits": 1}'])
+def test_a_damaged_list_of_splits_is_told(content, folder):
+    (folder / "saved").mkdir()
+    (folder / "saved" / "dataset_dict.json").write_text(content)
+    assert "dataset: 'saved' cannot be opened: its dataset_dict.json is damaged" in refused("saved")
+
+
+def test_a_damaged_saved_folder_is_told(folder):
+    (folder / "saved").mkdir()
+    (folder / "saved" / "state.json").write_text("{}")
+    assert "dataset: 'saved' cannot be opened (" in refused("saved")
+
+
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: train-*}
+  - {split: test, path: test.jsonl}
+- config_name: socratic
+  data_files:
+  - {split: train, path: test.jsonl}
+---
+"""
+
+
+@pytest.fixture
+def hub(tmp_path_factory, monkeypatch):
+    """A data set with two configs that the library knows as ``someone/sums``, read by the library's own code."""
+    import datasets
+
+    source, cache = tmp_path_factory.mktemp("sums"), str(tmp_path_factory.mktemp("hub-cache"))
+    for i in range(2):
+        (source / f"train-{i}.jsonl").write_bytes(json_lines(text_rows(1500, 1500 * i)))
+    (source / "test.jsonl").write_bytes(json_lines(text_rows(3)))
+    (source / "README.md").write_text(CARD)
+
+    def load(name, config, **options):
+        assert name == "someone/sums"
+        return real(str(source), config, cache_dir=cache, **options)
+
+    real = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "someone/sums"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_hub_data_set_has_a_config_and_splits(hub, streaming):
+    source = source_of(hub, config="main", streaming=streaming)
+    assert contents(source) == text_rows(3000)
+    assert contents(source, ["n"])[1700] == {"n": 1700}
+    assert (source.columns, source.unit, source.name) == (["text", "n"], " rows", "someone/sums[main, train]")
+    assert len(source.parts) == (2 if streaming else 1)
+    assert source.origin(0, 2) == f"someone/sums[main, train]{' shard 0' if streaming else ''} row 2"
+    other = source_of(hub, "test", config="main", streaming=streaming)
+    assert contents(other) == text_rows(3) and other.digest != source.digest
+    assert source_of(hub, config="socratic", streaming=streaming).digest not in (source.digest, other.digest)
+    parts = pickle.loads(pickle.dumps(source.parts))
+    assert list(parts[-1].blocks()) == list(source.parts[-1].blocks())
+    assert source_of(hub, config="main", streaming=streaming).digest == source.digest
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("split", "config", "message"),
+    [
+        ("train", None, "dataset_config: someone/sums needs one of main, socratic\n    -> --dataset_config main"),
+        ("train", "mian", "dataset_config: someone/sums has no config 'mian'; expected main, socratic\n    -> did you"),
+        ("tset", "main", "dataset_split: someone/sums has no split 'tset'; expected train, test\n    -> did you mean"),
+    ],
+)
+def test_what_a_hub_data_set_offers_is_told(hub, streaming, split, config, message):
+    assert message in refused(hub, split, config=config, streaming=streaming)
+
+
+def test_a_slice_of_a_split_is_read_but_not_as_a_stream(hub):
+    source = source_of(hub, "train[:10%]", config="main")
+    assert contents(source) == text_rows(300)
+    assert source.digest != source_of(hub, config="main").digest
+    told = refused(hub, "train[:10%]", config="main", streaming=True)
+    assert "dataset_split: 'train[:10%]': a stream has no slices; expected train, test" in told
+
+
+def test_an_unreachable_hub_is_told_without_retries(monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
+    told = refused("someone/something")
+    assert "the hub cannot be reached (ConnectionError: no route)" in told and "HF_HUB_OFFLINE=1" in told
+
+
+def test_a_break_in_a_stream_ends_with_a_problem(hub, monkeypatch):
+    source = source_of(hub, config="main", streaming=True)
+
+    def fail(self, columns):
+        yield from real(self, columns)
+        raise ConnectionError("gone")
+
+    real = tables.Shard._tables
+    monkeypatch.setattr(tables.Shard, "_tables", fail)
+    read = contents(source)
+    assert len(read) == 3002
+    assert str(read[1500]) == "someone/sums[main, train] shard 0: damaged or unreadable (ConnectionError: gone)"

@@ -1,0 +1,114 @@
+"""A file as blocks of rows: the same rows from every kind of file, in order, and in flat memory."""
+
+import gzip
+import pickle
+import tracemalloc
+
+import pytest
+from data_helpers import (
+    contents,
+    json_lines,
+    pack_zip,
+    problems,
+    refused,
+    rows_of,
+    source_of,
+    tar_bytes,
+    text_rows,
+    write_any,
+)
+
+from kit.data.read.sources import read_rows
+
+NAMES = [
+    *["a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.parquet", "file.arrow", "stream.arrow", "A.JSONL"],
+    *["a.jsonl.gz", "a.json.bz2", "a.csv.xz", "a.tsv.zst", "a.ndjson.zst"],
+    *["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.xz", "a.tar.bz2", "a.tar.zst", "a.tzst"],
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
+    monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 5000)
+    rows = text_rows(2300)
+    write_any(name, rows)
+    source = source_of(name)
+    if ".csv" in name or ".tsv" in name:
+        rows = [{"text": row["text"], "n": str(row["n"])} for row in rows]
+    assert contents(source) == rows
+    if len(source.parts) == 1:
+        assert [number for number, _ in rows_of(source)] == [
+            i + 1 + (".csv" in name or ".tsv" in name) for i in range(2300)
+        ]
+    assert source.columns == ["text", "n"]
+    parts = pickle.loads(pickle.dumps(source.parts))
+    assert [row for _, _, row in read_rows(parts)] == rows
+    for part in source.parts:
+        blocks = list(part.blocks(["text"]))
+        assert [len(list(part.rows(block))) for block in blocks] == [block.num_rows for block in blocks]
+        assert list(part.blocks(["text"])) == blocks
+        assert list(part.rows(pickle.loads(pickle.dumps(blocks[-1])))) == list(part.rows(blocks[-1]))
+        assert len(blocks) >= len(rows) // len(source.parts) // 1000 and max(b.num_rows for b in blocks) <= 1000
+    if source.total is not None:
+        assert sum(block.size for part in source.parts for block in part.blocks()) == source.total
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_line_may_have_so_many_bytes_and_no_more(extra, folder, monkeypatch):
+    monkeypatch.setattr("kit.data.read.parts.MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("kit.data.read.text.MAX_LINE_BYTES", 1 << 20)
+    row = {"text": "a" * ((1 << 20) - len('{"text": ""}') + extra)}
+    (folder / "train.jsonl").write_bytes(json_lines([*text_rows(2), row, *text_rows(2)]))
+    (folder / "last.jsonl").write_bytes(json_lines([*text_rows(2), row]).rstrip())
+    (folder / "train.csv").write_bytes(b"text\na\n" + b"a" * ((1 << 20) + extra) + b"\nb\n")
+    long = "train.jsonl:3: a line of more than 1 MiB; expected one sample a line"
+    assert [text.splitlines()[0] for text in problems(source_of("train.jsonl"))] == [long] * extra
+    assert [row.get("n") for row in contents(source_of("train.jsonl")) if isinstance(row, dict)][-2:] == [0, 1]
+    assert len(problems(source_of("last.jsonl"))) == len(problems(source_of("train.csv"))) == extra
+    assert contents(source_of("train.csv"))[-1] == {"text": "b"}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "a.zip", "a.json"])
+def test_a_line_without_end_takes_no_memory(name, folder):
+    long = b"a" * (50 << 20)
+    if name == "a.json":
+        content = b'[{"text": "' + long + b'"}]'
+    else:
+        content = (b"text\n" if name == "a.csv" else b"") + b'{"text": 1}\n' + long + b'\n{"text": 2}\n'
+    if name == "a.zip":
+        pack_zip(folder / name, {"a.jsonl": content})
+    else:
+        (folder / name).write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    del content, long
+    tracemalloc.start()
+    try:
+        if name == "a.json":
+            assert "a.json:1: an element of more than 16 MiB" in refused(name)
+            limit = 90 << 20  # text in a window, its bytes, and what the parser takes
+        else:
+            source = source_of(name)
+            first, told, last = contents(source)
+            assert "more than 16 MiB" in str(told) and isinstance(first, dict) and isinstance(last, dict)
+            limit = 40 << 20
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz", "a.tgz"])
+def test_elements_of_an_array_are_rows_as_they_may_share_a_line(name, folder):
+    content = b'\n [ {"n": 1}, {"n":\n2},\n\n3\n,{"n": [1,\n2]}]\n\n'
+    content = tar_bytes({"a.json": content}) if name == "a.tgz" else content
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    source = source_of(name)
+    rows = rows_of(pickle.loads(pickle.dumps(source)))
+    shown_name = "a.tgz!a.json" if name == "a.tgz" else name
+    assert [number for number, _ in rows] == [1, 2, 3, 4] and source.origin(0, 2) == f"{shown_name} row 2"
+    assert str(rows[2][1]) == f"{shown_name} row 3: a number; expected an object in braces"
+    assert [row for _, row in rows if isinstance(row, dict)] == [{"n": 1}, {"n": 2}, {"n": [1, 2]}]
+
+
+def test_lines_of_arrays_are_no_array_and_keep_their_lines(folder):
+    (folder / "a.json").write_bytes(b'{"n": 1}\n[1]\n')
+    source = source_of("a.json")
+    assert source.origin(0, 1) == "a.json:1" and problems(source)[0].startswith("a.json:2: a list")

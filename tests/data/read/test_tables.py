@@ -1,0 +1,67 @@
+"""Parquet and Arrow: the rows as they were written, and a damaged table is told."""
+
+import gzip
+
+import pytest
+from data_helpers import contents, problems, refused, source_of, text_rows, write_any
+
+from kit.errors import UserError
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow"])
+def test_of_tables_only_the_needed_columns_are_read(name):
+    write_any(name, text_rows(3))
+    assert contents(source_of(name), ["text", "else"]) == [{"text": f"ü {i}"} for i in range(3)]
+    assert contents(source_of(name), []) == [{}] * 3
+
+
+def test_objects_of_different_keys_come_as_they_were_written():
+    import datasets
+
+    rows = [{"m": [{"role": "user"}, {"role": "tool", "c": [{"a": i}, {"b": "x"}]}]} for i in range(3)]
+    datasets.Dataset.from_list(rows, on_mixed_types="use_json").to_parquet("a.parquet")
+    assert contents(source_of("a.parquet")) == rows
+
+
+def test_a_row_that_python_cannot_hold_is_named():
+    import pyarrow
+    from pyarrow import parquet
+
+    raw = pyarrow.array([b"a", b"\xff", b"c"]).cast(pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": raw}), "a.parquet")
+    first, second, third = contents(source_of("a.parquet"))
+    assert (first, third) == ({"text": "a"}, {"text": "c"})
+    assert str(second).startswith("a.parquet row 2: cannot be read (UnicodeDecodeError")
+
+
+def test_a_block_holds_no_more_than_its_rows():
+    write_any("stream.arrow", [{"text": "a" * 100}] * 20_000)
+    assert max(len(block.payload) for block in source_of("stream.arrow").parts[0].blocks()) < 120_000
+
+
+def test_a_damaged_page_is_a_problem_of_its_file(folder):
+    write_any("a.parquet", text_rows(3000))
+    content = bytearray((folder / "a.parquet").read_bytes())
+    content[60:400] = b"\xff" * 340
+    (folder / "a.parquet").write_bytes(content)
+    assert refused("a.parquet").startswith("error: a.parquet: damaged or unreadable (")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+def test_a_table_cut_short_is_refused_or_ends_with_a_problem(name, folder):
+    write_any(name, text_rows(3000))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) * 2 // 3])
+    try:
+        told = "".join(problems(source_of(name)))
+    except UserError as error:
+        told = str(error)
+    assert f"{name}: " in told and ("damaged or unreadable" in told or "not a readable parquet file" in told)
+
+
+def test_a_compressed_table_cut_short_is_told(folder):
+    write_any("stream.arrow", text_rows(3000))
+    (folder / "stream.arrow.gz").write_bytes(gzip.compress((folder / "stream.arrow").read_bytes()))
+    assert contents(source_of("stream.arrow.gz")) == text_rows(3000)
+    (folder / "stream.arrow.gz").write_bytes((folder / "stream.arrow.gz").read_bytes()[:-1])
+    assert "stream.arrow.gz: damaged or unreadable (EOFError: cut short)" in refused("stream.arrow.gz")

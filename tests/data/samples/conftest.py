@@ -1,0 +1,16 @@
+"""Each test tokenises into a cache of its own folder."""
+
+import pytest
+from data_helpers import byte_level_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache" / "samples"

@@ -1,0 +1,87 @@
+"""Samples as a run sees them: a choice keeps origin and content, and what two sets share is counted."""
+
+import numpy as np
+import pytest
+from data_helpers import chat, open_all, pairs, write
+
+from kit.data.samples.samples import Samples, duplicates
+
+
+def both(tokenizer, **changes):
+    """The samples of two files as one, and of each alone."""
+    return [open_all(tokenizer, dataset=name, **changes).train for name in ("a.jsonl,b.jsonl", "a.jsonl", "b.jsonl")]
+
+
+def as_lists(samples):
+    return [(samples.origin(i), ids.tolist(), weights.tolist()) for i, (ids, weights) in enumerate(samples)]
+
+
+def test_samples_of_several_files_are_those_of_each_file_one_after_another(tmp_path, tokenizer):
+    weighed = chat("Hi", "Hello")
+    weighed["messages"][1]["weight"] = 0.25  # so that the two files number their weights differently
+    write(tmp_path / "a.jsonl", *pairs(3))
+    write(tmp_path / "b.jsonl", weighed, chat("Bye", "Bye now"))
+    joint, first, second = both(tokenizer, chat_template="chatml")
+    assert as_lists(joint) == as_lists(first) + as_lists(second)
+    assert joint.sources.tolist() == [0, 0, 0, 1, 1]
+    assert set(joint[3][1].tolist()) == {0, 0.25}
+    assert joint.max_id == max(ids.max() for ids, _ in joint)
+    assert len({joint.fingerprint, first.fingerprint, second.fingerprint}) == 3
+
+
+def test_what_is_chosen_from_a_choice_keeps_its_content_and_counts(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *pairs(6))
+    write(tmp_path / "b.jsonl", *pairs(6, "b"))
+    joint, _, _ = both(tokenizer)
+    chosen = joint.select(np.array([9, 2, 7, 0]), "first").select(np.array([3, 0]), "second")
+    assert as_lists(chosen) == [as_lists(joint)[0], as_lists(joint)[9]]
+    assert chosen.sources.tolist() == [0, 1]
+    assert chosen.lengths.tolist() == [len(ids) for ids, _ in chosen]
+    assert chosen.target_weights.tolist() == [weights[1:].sum() for _, weights in chosen]
+    assert chosen.report == {
+        "num_samples": 2,
+        "num_tokens": chosen.lengths.sum(),
+        "num_supervised_tokens": sum((weights[1:] > 0).sum() for _, weights in chosen),
+    }
+
+
+def test_samples_that_one_row_became_have_its_number(tmp_path, tokenizer):
+    long = {"text": "Hello there, how are you? " * 20}
+    write(tmp_path / "a.jsonl", {"text": "Hi"}, long)
+    write(tmp_path / "b.jsonl", {"text": "Hi"}, {"text": "Hi"})
+    joint, _, _ = both(tokenizer, max_length=16, excess_length_strategy="split")
+    num_pieces = len(joint) - 3
+    assert num_pieces > 2
+    assert joint.rows().tolist() == [0, *[1] * num_pieces, 2, 3]
+
+
+def test_samples_are_the_same_as_others_token_for_token_or_in_their_letters_only(tmp_path, tokenizer):
+    texts = ["Hello there, how are you?", "hello THERE how are you", "Hello where"]
+    write(tmp_path / "a.jsonl", {"text": texts[0]}, {"text": "42"}, {"text": "Bye now"})
+    write(tmp_path / "b.jsonl", *({"text": text} for text in texts))
+    _, train, evaluation = both(tokenizer)
+    assert duplicates(evaluation, train) == (1, 1)
+    assert duplicates(train, train) == (3, 0)
+
+
+def test_samples_without_letters_are_not_all_the_same(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", {"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]})
+    write(tmp_path / "b.jsonl", {"input_ids": [5, 6, 7]}, {"input_ids": [7, 6, 5]})
+    _, train, evaluation = both(tokenizer)
+    assert duplicates(evaluation, train) == (1, 0)
+
+
+@pytest.mark.parametrize("max_length", [16, 2048])
+def test_what_became_of_the_rows_is_told_with_their_number(max_length, tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", {"text": "Hello there, how are you? " * 20}, "", {"text": "Hi"})
+    store = open_all(tokenizer, dataset="a.jsonl", max_length=max_length).train.stores[0]
+    cut = ["a.jsonl: 1 of 2 samples cut at 16 tokens"] if max_length == 16 else []
+    assert store.notes(max_length) == [*cut, "a.jsonl: 1 blank lines skipped"]
+    assert (store.report["num_samples"], store.report["num_truncated"]) == (2, len(cut))
+
+
+def test_an_order_of_files_is_part_of_the_fingerprint(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *pairs(3))
+    write(tmp_path / "b.jsonl", *pairs(3, "b"))
+    _, first, second = both(tokenizer)
+    assert Samples([*first.stores, *second.stores]).fingerprint != Samples([*second.stores, *first.stores]).fingerprint
