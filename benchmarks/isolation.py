@@ -15,8 +15,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kit.cli.main import open_recipe_data
-from kit.data.feed.batches import collate
+from kit import preflight
+from kit.config.command_line import read_recipe
+from kit.data.feed.batches import Collator
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 
@@ -24,7 +25,8 @@ NUM_PACKS = 10
 
 
 def main() -> None:
-    recipe, _, data = open_recipe_data([*sys.argv[1:], "--packing", "--method", "full"])
+    checked = preflight.check(read_recipe([*sys.argv[1:], "--packing", "--method", "full"]))
+    recipe, data = checked.recipe, checked.data
     packs = [item for item in data.order.batch(0) if len(item) > 1][:NUM_PACKS]
     print(f"{len(packs)} packs of {sum(map(len, packs))} samples\n")
     print("| attention | worst logit, packed against alone | leaking control | loss, packed against padded |")
@@ -41,12 +43,12 @@ def main() -> None:
 
 def compare(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[float, float, float]:
     """Worst logit difference, that of the control, and relative difference of the loss."""
-    batch = collate(samples, [pack], 0, packing=True)
-    forward = {key: batch[key] for key in batch if key not in ("target_positions", "targets", "weights", "sources")}
+    batch = Collator(1, 0, packing=True).collate(samples, [pack])
+    forward = {key: value for key, value in batch.model_inputs().items() if "target" not in key}
     if model.config._attn_implementation == "sdpa":
         forward = {key: forward[key] for key in ("input_ids", "position_ids")}
     packed = model(**forward, use_cache=False).logits[0]
-    leaking = model(input_ids=batch["input_ids"], attention_mask=torch.ones_like(batch["input_ids"])).logits[0]
+    leaking = model(input_ids=batch.input_ids, attention_mask=torch.ones_like(batch.input_ids)).logits[0]
     start, worst, control = 0, 0.0, 0.0
     for i in pack:
         ids = torch.from_numpy(samples[i][0].astype(np.int64))[None]
@@ -57,8 +59,7 @@ def compare(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[
         start += ids.shape[1]
     losses = []
     for items, packing in (([pack], True), (list(pack[:, None]), False)):
-        inputs = collate(samples, items, 0, packing)
-        inputs.pop("weights"), inputs.pop("sources")
+        inputs = Collator(len(items), 0, packing).collate(samples, items).model_inputs()
         losses.append(model(**inputs).double().sum().item())
     return worst, control, abs(losses[0] - losses[1]) / losses[1]
 

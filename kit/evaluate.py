@@ -84,7 +84,7 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
             losses = prepared.model(**batch.model_inputs())
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]
             sums += values @ F.one_hot(batch.sources, num_sources).double()
-    sums = accelerator.reduce(sums, reduction="sum")
+    sums = ranks.sum(sums)
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
     # exp overflows a float beyond this; a loss so high needs no exact perplexity.
@@ -116,7 +116,7 @@ def _answers(
                 exact += answer.exact
                 if i < NUM_SHOWN:
                     shown.append((i, answer))
-    share = accelerator.reduce(exact, reduction="sum").item() / len(samples)
+    share = ranks.sum(exact).item() / len(samples)
     return [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])], share
 
 

@@ -98,18 +98,6 @@ def pairs(num, word="a"):
     return [{"prompt": f"Q{i} ", "completion": f"{word} " * (1 + i * 7 % 11) + str(i)} for i in range(num)]
 
 
-class Ranks:
-    """Stands for an Accelerator where only ranks are asked for; ``reduce`` adds nothing."""
-
-    device = "cpu"
-
-    def __init__(self, process_index=0, num_processes=1):
-        self.process_index, self.num_processes = process_index, num_processes
-
-    def reduce(self, tensor, reduction):
-        return tensor
-
-
 def source_of(name, split="train", **options):
     """The data set called ``name``, opened."""
     return open_source(str(name), split, "dataset", **options)

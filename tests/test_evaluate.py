@@ -12,11 +12,13 @@ from torch import nn
 
 from kit import evaluate as evaluate_module
 from kit.config.recipe import Recipe
+from kit.data.feed.ranks import Ranks
 from kit.data.open import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate
 from kit.model.load import build_model, open_config, open_tokenizer
 from kit.model.plan import LoadPlan
+from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
 
@@ -38,24 +40,23 @@ def setting(model_folder, chat_file):
     )
 
 
-class Ranks:
-    """An Accelerator for one rank after another; ``total`` is what all of them have given to be summed."""
+class InTurn:
+    """One rank after another; ``total`` is what all of them have given to be summed."""
 
-    def __init__(self, monkeypatch, num_processes=1):
-        self.num_processes, self.device, self.rank = num_processes, torch.device("cpu"), 0
+    def __init__(self, monkeypatch, count=1):
+        self.count, self.rank = count, 0
         self.total, self.calls = [], {}
         monkeypatch.setattr(evaluate_module, "gather_object", lambda items: items)
         monkeypatch.setattr(evaluate_module, "generating", self.generating)
 
-    @property
-    def process_index(self):
-        return self.rank
+    def prepared(self, model):
+        accelerator = SimpleNamespace(device=torch.device("cpu"))
+        return Prepared(accelerator, Ranks(self.rank, self.count, self.sum), model, None, None)
 
-    def reduce(self, tensor, reduction):
-        assert reduction == "sum"
+    def sum(self, tensor):
         self.total.append(tensor.clone())
         # A rank alone may have counted nothing; together they never have.
-        return tensor.clamp(min=1) if self.num_processes > 1 else tensor
+        return tensor.clamp(min=1) if self.count > 1 else tensor
 
     def generating(self, accelerator, model):
         self.calls[self.rank] = 0
@@ -72,11 +73,11 @@ def run(setting, monkeypatch):
     """Evaluates on each of ``processes`` ranks in turn; returns them and the results."""
 
     def run(processes=1, num=61, model=setting.model, samples=None, **changes):
-        ranks, results = Ranks(monkeypatch, processes), []
+        ranks, results = InTurn(monkeypatch, processes), []
         samples = samples or setting.samples.select(torch.arange(num).numpy(), "first")
         for ranks.rank in range(processes):
             recipe = setting.recipe.model_copy(update=changes)
-            results.append(evaluate(ranks, model, recipe, setting.tokenizer, lambda items, *_: items, samples))
+            results.append(evaluate(ranks.prepared(model), recipe, setting.tokenizer, samples))
         return ranks, results
 
     return run

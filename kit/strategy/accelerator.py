@@ -8,8 +8,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
@@ -193,11 +191,9 @@ def data_ranks(accelerator: "Accelerator") -> Ranks:
     Every process has a share of its own here. Where several processes compute one sample together (tensor
     parallelism), they would have the same one.
     """
-    import torch
 
-    def sum_over_ranks(values: np.ndarray) -> np.ndarray:
-        tensor = torch.from_numpy(values.astype(np.float64)).to(accelerator.device)
-        return accelerator.reduce(tensor, reduction="sum").cpu().numpy()
+    def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
+        return accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device)
 
     return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
 

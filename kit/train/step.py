@@ -72,7 +72,7 @@ def train_step(
             accelerator.backward(part * scale)
         parts.append(for_metrics)
     asked = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
-    sums = accelerator.reduce(torch.cat([sum(parts[1:], parts[0]), asked]), reduction="sum")
+    sums = prepared.ranks.sum(torch.cat([sum(parts[1:], parts[0]), asked]))
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
     *values, num_asked, norm_value = torch.cat([sums, norm.double().reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)

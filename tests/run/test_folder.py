@@ -22,8 +22,8 @@ from kit.run.folder import (
     wanted_checkpoint,
     write_run_file,
 )
-from kit.run.record import versions
 from kit.run.identity import changes, identity
+from kit.run.record import versions
 from kit.strategy import accelerator as strategy
 
 # What may change between two starts of one run: it does not change what a step computes, but for rounding.

@@ -1,23 +1,22 @@
 """One step is one gradient, however its samples are cut up or packed; none at all where something is not finite."""
 
-import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import collate
+from kit.data.feed.batches import Collator
 from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.ranks import Ranks
 from kit.data.open import open_data, open_sources
-from kit.errors import UserError
-from kit.model import attention
 from kit.model.load import build_model, open_config, open_tokenizer
-from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
-from kit.train.step import check_isolation, seed_everything, train_step
+from kit.strategy.accelerator import Prepared
+from kit.train.objective import SupervisedLoss
+from kit.train.step import seed_everything, train_step
 
 IDS = [3, 14, 15, 9, 26, 5, 35, 8]
 
@@ -39,16 +38,18 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
     spoil(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    batches = [collate(samples, [np.array(pack) for pack in rows_], 0, packing) for rows_ in rows]
-    for batch in batches if weigh else ():
-        weigh(batch)
-    num_sources = 1 + max(int(batch["sources"].max()) for batch in batches)
+    collator = Collator(8, 0, packing)
+    batches = [collator.collate(samples, [np.array(pack) for pack in rows_]) for rows_ in rows]
+    batches = [weigh(batch) for batch in batches] if weigh else batches
+    num_sources = 1 + max(int(batch.sources.max()) for batch in batches)
     sums = np.zeros(num_sources)
     for batch in batches:
-        np.add.at(sums, batch["sources"].numpy(), batch["weights"].numpy())
+        np.add.at(sums, batch.sources.numpy(), batch.weights.numpy())
     counts = np.ones(num_sources, np.int64)
     given = GlobalBatch(batches, target_weights=sums, num_targets=counts, num_tokens=counts, epoch=1.0, origins=[])
-    result = train_step(Accelerator(cpu=True), model, optimizer, given, rate, max_grad_norm)
+    prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, None)
+    objective = SupervisedLoss([f"source {i}" for i in range(num_sources)])
+    result = train_step(prepared, objective, given, rate, max_grad_norm)
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     return result, before, after
 
@@ -79,10 +80,10 @@ def test_a_pack_has_the_loss_and_the_gradient_of_its_samples_padded(setting, row
 
 def test_weights_of_tokens_are_relative(setting):
     def double(batch):
-        batch["weights"] *= 2
+        return replace(batch, weights=batch.weights * 2)
 
     def mute_odd(batch):
-        batch["weights"][batch["targets"] % 2 == 1] *= 1e-9
+        return replace(batch, weights=batch.weights * torch.where(batch.targets % 2 == 1, 1e-9, 1.0))
 
     plain, _, after = step(setting, single(8))
     doubled, _, doubled_after = step(setting, single(8), weigh=double)
@@ -93,14 +94,14 @@ def test_weights_of_tokens_are_relative(setting):
 
 def test_each_source_has_its_own_loss(setting):
     def split(batch):
-        batch["sources"] = (batch["target_positions"] % 3).clamp(max=1)
+        return replace(batch, sources=(batch.target_positions % 3).clamp(max=1))
 
     plain, _, _ = step(setting, single(2))
     parts, _, _ = step(setting, single(2), weigh=split)
-    assert parts.loss == pytest.approx(plain.loss, rel=1e-6) and len(parts.losses) == 2
-    assert min(parts.losses) < plain.loss < max(parts.losses)
-    empty, _, _ = step(setting, single(2), weigh=lambda batch: batch.update(sources=batch["sources"] + 1))
-    assert math.isnan(empty.losses[0]) and empty.losses[1] == pytest.approx(plain.loss, rel=1e-6)
+    assert parts.loss == pytest.approx(plain.loss, rel=1e-6) and len(parts.metrics) == 2
+    assert min(parts.metrics.values()) < plain.loss < max(parts.metrics.values())
+    empty, _, _ = step(setting, single(2), weigh=lambda batch: replace(batch, sources=batch.sources + 1))
+    assert empty.metrics == {"loss/source 1": pytest.approx(plain.loss, rel=1e-6)}  # source 0 had no target
 
 
 def test_the_update_is_clipped_to_the_norm_and_zero_does_not_clip(setting):
@@ -128,44 +129,3 @@ def test_generators_are_a_function_of_seed_step_and_rank():
 
     assert draw(1, 2, 3) == draw(1, 2, 3)
     assert len({tuple(draw(*key)) for key in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1, 3, 2)]}) == 5
-
-
-# Whether samples of a pack see each other
-
-SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def random_model(kind, config, implementation):
-    """A random model whose weights are large enough for a leak to be seen."""
-    attention.register()
-    torch.manual_seed(0)
-    model = kind._from_config(config, attn_implementation=implementation)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 5 if parameter.dim() > 1 else 1
-    install_loss_head(model)
-    return model
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN, "eager"])
-def test_a_llama_keeps_the_samples_of_a_pack_apart(implementation):
-    model = random_model(LlamaForCausalLM, LlamaConfig(**SHAPE, intermediate_size=64), implementation)
-    check_isolation(Accelerator(cpu=True), model, 100)
-    assert model.training and all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_family_that_builds_no_mask_from_positions_is_refused_but_with_varlen():
-    config = OPTConfig(**SHAPE, word_embed_proj_dim=32, ffn_dim=64)
-    with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
-        check_isolation(Accelerator(cpu=True), random_model(OPTForCausalLM, config, "sdpa"), 100)
-    check_isolation(Accelerator(cpu=True), random_model(OPTForCausalLM, config, attention.VARLEN), 100)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", attention.VARLEN])
-def test_recurrent_layers_are_refused_under_any_attention(implementation):
-    config = JambaConfig(
-        **SHAPE, intermediate_size=64, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1, num_experts=2,
-        use_mamba_kernels=False,
-    )  # fmt: skip
-    with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
-        check_isolation(Accelerator(cpu=True), random_model(JambaForCausalLM, config, implementation), 100)

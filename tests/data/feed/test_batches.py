@@ -5,9 +5,10 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from data_helpers import Ranks, byte_level_tokenizer, open_all, pairs, recipe, write
+from data_helpers import byte_level_tokenizer, open_all, pairs, recipe, write
 
-from kit.data.feed.batches import collate, evaluation_batches, micro_batches
+from kit.data.feed.batches import Collator, evaluation_batches
+from kit.data.feed.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +28,14 @@ def many(tmp_path_factory):
 
 def rows_of(batch):
     """The unpadded rows of a padded batch that have targets."""
-    rows = [
-        ids[: int(mask.sum())].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    return rows if len(batch["targets"]) else []
+    rows = [ids[: int(mask.sum())].tolist() for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True)]
+    return rows if len(batch.targets) else []
 
 
 def segments_of(batch):
     """The samples of a packed batch that have targets."""
-    bounds, ids = batch["cu_seq_lens_q"].tolist(), batch["input_ids"].flatten()
-    has_target = {int(np.searchsorted(bounds, p, side="right")) - 1 for p in batch["target_positions"].tolist()}
+    bounds, ids = batch.cu_seq_lens.tolist(), batch.input_ids.flatten()
+    has_target = {int(np.searchsorted(bounds, p, side="right")) - 1 for p in batch.target_positions.tolist()}
     return [ids[bounds[i] : bounds[i + 1]].tolist() for i in sorted(has_target)]
 
 
@@ -46,49 +45,49 @@ def single(*ids):
 
 def test_targets_are_the_tokens_after_their_positions(many):
     train = many(6)
-    batch = collate(train, single(5, 0, 3), pad_token_id=7, packing=False)
-    num_rows, length = batch["input_ids"].shape
+    batch = Collator(3, pad_token_id=7, packing=False).collate(train, single(5, 0, 3))
+    num_rows, length = batch.input_ids.shape
     assert (num_rows, length) == (3, max(train.lengths[[5, 0, 3]]))
     expected = []
     for row, i in enumerate([5, 0, 3]):
         ids, weights = train[i]
-        assert batch["input_ids"][row].tolist() == ids.tolist() + [7] * (length - len(ids))
-        assert batch["attention_mask"][row].tolist() == [1] * len(ids) + [0] * (length - len(ids))
+        assert batch.input_ids[row].tolist() == ids.tolist() + [7] * (length - len(ids))
+        assert batch.attention_mask[row].tolist() == [1] * len(ids) + [0] * (length - len(ids))
         expected += [(row * length + t, int(ids[t + 1])) for t in range(len(ids) - 1) if weights[t + 1]]
-    assert list(zip(batch["target_positions"].tolist(), batch["targets"].tolist(), strict=True)) == expected
-    assert batch["weights"].tolist() == [1.0] * len(expected) and set(batch["sources"].tolist()) == {0}
+    assert list(zip(batch.target_positions.tolist(), batch.targets.tolist(), strict=True)) == expected
+    assert batch.weights.tolist() == [1.0] * len(expected) and set(batch.sources.tolist()) == {0}
 
 
 def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
     train = many(6)
-    batch = collate(train, [np.array([5, 1]), np.array([0])], pad_token_id=7, packing=True)
-    assert "attention_mask" not in batch
-    length = batch["input_ids"].shape[1]
+    batch = Collator(2, pad_token_id=7, packing=True).collate(train, [np.array([5, 1]), np.array([0])])
+    assert batch.attention_mask is None and "attention_mask" not in batch.model_inputs()
+    length = batch.input_ids.shape[1]
     lengths = train.lengths.tolist()
     assert length == max(lengths[5] + lengths[1], lengths[0])
-    row = batch["input_ids"][0].tolist()
+    row = batch.input_ids[0].tolist()
     assert row[: lengths[5]] == train[5][0].tolist() and row[lengths[5] :] == train[1][0].tolist()
-    assert batch["position_ids"][0].tolist() == [*range(lengths[5]), *range(lengths[1])]
-    assert batch["position_ids"][1].tolist() == [*range(lengths[0]), *range(length - lengths[0])]
+    assert batch.position_ids[0].tolist() == [*range(lengths[5]), *range(lengths[1])]
+    assert batch.position_ids[1].tolist() == [*range(lengths[0]), *range(length - lengths[0])]
     bounds = [0, lengths[5], length, length + lengths[0], 2 * length]
-    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == bounds
-    assert batch["cu_seq_lens_q"].dtype == torch.int32
-    assert batch["max_length_q"] == batch["max_length_k"] == max(b - a for a, b in pairwise(bounds))
+    assert batch.cu_seq_lens.tolist() == bounds
+    assert batch.cu_seq_lens.dtype == torch.int32
+    assert batch.max_seq_len == max(b - a for a, b in pairwise(bounds))
     # nothing is predicted across the border of two samples
     expected = []
     for i, start in ((5, 0), (1, lengths[5]), (0, length)):
         ids, weights = train[i]
         expected += [(start + t, int(ids[t + 1])) for t in range(len(ids) - 1) if weights[t + 1]]
-    assert list(zip(batch["target_positions"].tolist(), batch["targets"].tolist(), strict=True)) == expected
+    assert list(zip(batch.target_positions.tolist(), batch.targets.tolist(), strict=True)) == expected
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, packing):
-    batch = collate(many(1), [], pad_token_id=7, packing=packing)
-    assert batch["input_ids"].tolist() == [[7]]
-    assert packing or batch["attention_mask"].tolist() == [[1]]
-    assert not packing or batch["cu_seq_lens_q"].tolist() == [0, 1]
-    assert all(len(batch[name]) == 0 for name in ("targets", "target_positions", "weights", "sources"))
+    batch = Collator(1, pad_token_id=7, packing=packing).collate(many(1), [])
+    assert batch.input_ids.tolist() == [[7]]
+    assert packing or batch.attention_mask.tolist() == [[1]]
+    assert not packing or batch.cu_seq_lens.tolist() == [0, 1]
+    assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "sources"))
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -97,7 +96,10 @@ def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, pa
 def test_ranks_share_a_batch_and_have_equally_many_micro_batches(packing, num_processes, size, num, many):
     train = many(9)
     items = single(*range(num))
-    ranks = [micro_batches(train, items, rank, num_processes, size, 0, packing) for rank in range(num_processes)]
+    ranks = [
+        Collator(size, 0, packing).micro_batches(train, items, Ranks(rank, num_processes))
+        for rank in range(num_processes)
+    ]
     assert {len(batches) for batches in ranks} == {-(-num // (num_processes * size))}
     read = segments_of if packing else rows_of
     rows = [row for batches in ranks for batch in batches for row in read(batch)]
@@ -107,7 +109,7 @@ def test_ranks_share_a_batch_and_have_equally_many_micro_batches(packing, num_pr
 @pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (2, 3), (3, 2), (8, 4)])
 def test_evaluation_takes_each_sample_once_and_all_ranks_equally_many_batches(num_processes, size, many):
     train = many(13)
-    ranks = [list(evaluation_batches(train, rank, num_processes, size, 0)) for rank in range(num_processes)]
+    ranks = [list(evaluation_batches(train, Ranks(rank, num_processes), size, 0)) for rank in range(num_processes)]
     assert len({len(batches) for batches in ranks}) == 1
     rows = [row for batches in ranks for batch in batches for row in rows_of(batch)]
     assert sorted(rows) == sorted(ids.tolist() for ids, _ in train)
@@ -115,8 +117,8 @@ def test_evaluation_takes_each_sample_once_and_all_ranks_equally_many_batches(nu
 
 def test_similar_lengths_meet_at_the_same_time(many):
     train = many(32)
-    ranks = [micro_batches(train, single(*range(32)), rank, 4, 2, 0, False) for rank in range(4)]
-    widths = [[batch["input_ids"].shape[1] for batch in batches] for batches in zip(*ranks, strict=True)]
+    ranks = [Collator(2, 0, False).micro_batches(train, single(*range(32)), Ranks(rank, 4)) for rank in range(4)]
+    widths = [[batch.input_ids.shape[1] for batch in batches] for batches in zip(*ranks, strict=True)]
     assert all(min(now) >= max(later) for now, later in pairwise(widths))
 
 
@@ -149,7 +151,7 @@ def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkey
         for world in (1, 2, 8):
             batches = [b for key, taken_ in taken.items() if key[1] == world for b in taken_.micro_batches]
             assert len(batches) == world
-            targets = list(chain.from_iterable(batch["sources"].tolist() for batch in batches))
+            targets = list(chain.from_iterable(batch.sources.tolist() for batch in batches))
             assert np.bincount(targets, minlength=2).tolist() == first.num_targets.tolist()
-            assert sum(batch["weights"].sum().item() for batch in batches) == first.target_weights.sum()
+            assert sum(batch.weights.sum().item() for batch in batches) == first.target_weights.sum()
     assert any("mixing: b 50.0% of the samples, 2.50 passes an epoch" in line for line in feeds[0, 1, 8].notes())

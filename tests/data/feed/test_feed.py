@@ -4,9 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-from data_helpers import Ranks, byte_level_tokenizer, open_all, pairs, recipe, write
+from data_helpers import byte_level_tokenizer, open_all, pairs, recipe, write
 
 from kit.data.feed.feed import Ahead
+from kit.data.feed.ranks import Ranks
 
 BATCH = 8
 
@@ -31,7 +32,7 @@ def feeds(tokenizer, num_ranks, micro_batch_size, **changes):
 
 def targets(batches):
     """Every supervised token of the micro-batches with its weight and its source, in no order."""
-    columns = [np.concatenate([b[key].numpy() for b in batches]) for key in ("targets", "weights", "sources")]
+    columns = [np.concatenate([getattr(b, key).numpy() for b in batches]) for key in ("targets", "weights", "sources")]
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from data_helpers import Ranks, byte_level_tokenizer, open_all, recipe, write
+from data_helpers import byte_level_tokenizer, open_all, recipe, write
 
+from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import COUNTS
 from kit.errors import TrainingError, UserError
 
@@ -44,17 +45,10 @@ def flags(**changes):
     }
 
 
-class Together(Ranks):
-    """Sums over ranks that take their turns: the last one to come has the sum."""
-
-    def reduce(self, tensor, reduction):
-        return tensor
-
-
 def feeds(tokenizer, world, size, state=None, **changes):
     settings = flags(per_device_train_batch_size=size, **changes)
     opened = open_all(tokenizer, **settings)
-    return [opened.open_feed(recipe(**settings), Together(rank, world), 0, state or {}) for rank in range(world)]
+    return [opened.open_feed(recipe(**settings), Ranks(rank, world), 0, state or {}) for rank in range(world)]
 
 
 def origins(ranks, steps):
@@ -100,7 +94,7 @@ def test_files_are_read_by_one_rank_only_where_there_are_enough(tmp_path, tokeni
     make_files(tmp_path, 8)
     files = []
     for feed in feeds(tokenizer, 2, 4):
-        files.append({place.split(":")[0] for step in range(8) for place in feed.take(step).origins})
+        files.append({origin.split(":")[0] for step in range(8) for origin in feed.take(step).origins})
     assert len(files[0]) == len(files[1]) == 4 and not files[0] & files[1]
 
 
@@ -109,8 +103,8 @@ def test_the_counts_are_those_of_the_samples(tmp_path, tokenizer):
     opened = open_all(tokenizer, **flags())
     (feed,) = feeds(tokenizer, 1, 8)
     batch = feed.take(0)
-    assert batch.num_targets.sum() == sum(len(b["targets"]) for b in batch.micro_batches) == batch.target_weights.sum()
-    assert batch.num_tokens.sum() == sum(int(b["attention_mask"].sum()) for b in batch.micro_batches)
+    assert batch.num_targets.sum() == sum(len(b.targets) for b in batch.micro_batches) == batch.target_weights.sum()
+    assert batch.num_tokens.sum() == sum(int(b.attention_mask.sum()) for b in batch.micro_batches)
     assert opened.names == ["part"] and len(opened.fingerprint) == 32
 
 
@@ -147,7 +141,7 @@ def first_rows(batch):
     return [
         row[: int(mask.sum())]
         for b in batch.micro_batches
-        for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
+        for row, mask in zip(b.input_ids, b.attention_mask, strict=True)
     ]
 
 

@@ -1,0 +1,99 @@
+"""The order of the packages, and a picture of it made from their imports.
+
+python docs/architecture.py     # draws docs/architecture.svg
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From below: a package, or a module right in kit/, imports only from floors below its own, and nothing on its floor.
+FLOORS = [
+    ["errors", "secrets", "durable"],
+    ["console", "lock", "cache"],
+    ["config"],
+    ["data", "model"],
+    ["strategy"],
+    ["train", "evaluate", "checkpoint", "failures"],
+    ["run"],
+    ["preflight", "export", "report"],
+    ["cli"],
+]
+# The same inside kit/data/.
+DATA_FLOORS = [["read", "chat"], ["samples"], ["feed"], ["open"]]
+
+
+def modules() -> dict[str, ast.Module]:
+    """The parsed source of each module of the kit by its full name: ``kit.train.step``."""
+    paths = [path for path in (ROOT / "kit").rglob("*.py") if path.name != "__init__.py"]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text()) for path in paths}
+
+
+def running(tree: ast.AST, at_import_only: bool = False) -> Iterator[ast.AST]:
+    """All nodes that run, without blocks for the type checker; or only those that run at import."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes += node.orelse
+            continue
+        if at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        yield node
+        nodes += ast.iter_child_nodes(node)
+
+
+def imported(tree: ast.AST, at_import_only: bool = False) -> Iterator[str]:
+    """Full names of what is imported: ``kit.train.step.train_step``, or ``kit.preflight`` for ``from kit import``."""
+    for node in running(tree, at_import_only):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide the order"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def arrows(depth: int, under: str = "kit") -> set[tuple[str, str]]:
+    """(importer, imported) for all parts of ``under``, named by ``depth`` words of their full names."""
+    found = set()
+    for name, tree in modules().items():
+        for other in imported(tree):
+            one, two = (".".join(each.split(".")[:depth]) for each in (name, other))
+            inside = one.startswith(f"{under}.") and two.startswith(f"{under}.") and "__" not in two
+            if one != two and inside:
+                found.add((one.split(".")[-1], two.split(".")[-1]))
+    return found
+
+
+def main() -> None:
+    """Draw the floors with an arrow from each package to those it imports."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 8.5), layout="constrained")
+    axes = figure.subplots()
+    at = {}
+    for height, names in enumerate(FLOORS):
+        for i, name in enumerate(names):
+            at[name] = ((i + 0.5) / len(names) * 10, height)
+    is_root = {name for names in FLOORS[:2] for name in names}
+    for one, two in sorted(arrows(2)):
+        if two not in is_root:  # everything imports those
+            style = {"arrowstyle": "-|>", "color": "#7799bb", "alpha": 0.7, "shrinkA": 16, "shrinkB": 16}
+            axes.annotate("", at[two], at[one], arrowprops={**style, "connectionstyle": "arc3,rad=0.08"})
+    for name, (x, y) in at.items():
+        box = {
+            "boxstyle": "round,pad=0.5",
+            "facecolor": "#eef3f8" if name in is_root else "#cfe0f0",
+            "edgecolor": "#456",
+        }
+        axes.text(x, y, name, ha="center", va="center", fontsize=12, bbox=box)
+    axes.set_xlim(0, 10)
+    axes.set_ylim(-0.6, len(FLOORS) - 0.4)
+    axes.axis("off")
+    figure.savefig(ROOT / "docs/architecture.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

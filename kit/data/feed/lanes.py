@@ -1,0 +1,143 @@
+"""The rows of a stream, read in windows and dealt to lanes; ``kit.data.feed.stream`` takes its batches from these.
+
+Of S sub-streams each reads every S-th file and has every S-th lane, so that with files enough, and of about one size,
+no file is read by two ranks. Row j of a sub-stream belongs to its lane (j + epoch) mod n: rows are counted as they are
+read, and only a rank's own are tokenised.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kit.config.recipe import Recipe
+from kit.data.feed.order import LANE, PACKS, PARTS, permutation
+from kit.data.feed.packing import pack
+from kit.errors import TrainingError
+
+if TYPE_CHECKING:
+    from kit.data.feed.stream import Stream
+
+
+UNEVEN = 1.1  # ratio of what two sub-streams have to read that is still called even
+
+
+@dataclass(frozen=True)
+class Element:
+    """An item of a lane: a sample, or the samples of a pack, and where the lane stands after it."""
+
+    samples: list[tuple[np.ndarray, np.ndarray]]  # ids and weights
+    origins: list[str]
+    cursor: tuple[int, int, int]
+
+
+def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
+    """As many sub-streams as the lanes can be divided into, with about equally much to read in each."""
+    for num in range(min(len(sizes), num_lanes), 1, -1):
+        shares = [sum(size or 0 for size in sizes[i::num]) for i in range(num)]
+        if num_lanes % num == 0 and (None in sizes or max(shares) <= UNEVEN * min(shares)):
+            return num
+    return 1
+
+
+class SubStream:
+    """The files of a source that some of the lanes read, and what this rank's share of these lanes is given."""
+
+    def __init__(
+        self, stream: "Stream", source: int, recipe: Recipe, lanes: range, starts: dict[int, tuple[int, ...]]
+    ) -> None:
+        """
+        Args:
+            source: the number of the data set in ``stream``.
+            lanes: of all ranks; their step S and first number k say which files: every S-th, from the k-th on.
+            starts: where each of this rank's lanes continues: epoch, window, items taken of the window.
+        """
+        self._encoder, self._vocab_size = stream.encoder, stream.vocab_size
+        self._opened, self._recipe, self._source = stream.opened[source], recipe, source
+        self._parts = list(range(lanes.start, len(self._opened.source.parts), lanes.step))
+        self._lanes, self._starts, self.lanes = list(lanes), starts, list(starts)
+        # As many rows for each lane, or some of them would fall behind further and further.
+        self._window_size = -(-recipe.shuffle_buffer_size // len(self._lanes)) * len(self._lanes)
+        self._queues: dict[int, deque[Element]] = {lane: deque() for lane in self.lanes}
+        epoch, window, _ = min(self._starts.values())
+        self._windows = self._read_windows(epoch, window)
+        self._counted = max(self._starts.values())  # rows up to this one's window are in the counts of earlier starts
+        self._last_found = epoch  # the last epoch that had a sample
+        self.counts: Counter[str] = Counter()  # of the rows read
+        self.first_skipped = ""
+
+    def take(self, lane: int) -> Element:
+        """The next item of one of this rank's lanes."""
+        while not self._queues[lane]:
+            self._fill()
+        return self._queues[lane].popleft()
+
+    def _fill(self) -> None:
+        """Read one window more, for all lanes of this rank."""
+        epoch, window, rows = next(self._windows)
+        num_lanes = len(self._lanes)
+        lanes = [self._lanes[(j + epoch) % num_lanes] for j in range(len(rows))]
+        own = [j for j, lane in enumerate(lanes) if lane in self._queues]
+        piece = self._encoder.encode(self._opened, [rows[j] for j in own])
+        starts = piece.samples["start"]
+        largest = np.maximum.reduceat(piece.input_ids, starts) if len(starts) else np.empty(0)
+        too_large = largest >= self._vocab_size
+        num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values()) + int(sum(too_large))
+        if (epoch, window, 1) > self._counted:
+            self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+        if num_skipped and not self.first_skipped:
+            found = [str(problem) for problem in [*piece.problems, *piece.refusals]]
+            self.first_skipped = (found or ["a token id that the model has no embedding for"])[0]
+        members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
+        origins = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
+        for i, index in enumerate(piece.rows):
+            if not too_large[i]:
+                members[lanes[own[index]]].append(i)
+        for lane, indices in members.items():
+            for taken, item in enumerate(self._items(piece.samples["length"], indices, epoch, window, lane), start=1):
+                if (epoch, window, taken) > self._starts[lane]:
+                    samples = [piece[i] for i in item]
+                    named = [self._opened.source.origin(*origins[i]) for i in item]
+                    self._queues[lane].append(Element(samples, named, (epoch, window, taken)))
+        if origins:
+            self._last_found = epoch
+        elif epoch > self._last_found + num_lanes:  # of few rows, one of ours comes once in so many epochs
+            raise TrainingError(f"{self._opened.source.name}: {num_lanes} epochs without a sample that could be used")
+
+    def _items(
+        self, lengths: np.ndarray, indices: list[int], epoch: int, window: int, lane: int
+    ) -> Iterator[list[int]]:
+        seed, number, stream = self._recipe.seed, epoch << 40 | window, self._source << 32 | lane
+        order = np.array(indices, np.int64)[permutation(len(indices), seed, LANE, number, stream)]
+        if not self._recipe.packing:
+            yield from ([int(i)] for i in order)
+            return
+        packs = pack(lengths[order], self._recipe.max_length)
+        for p in permutation(len(packs), seed, PACKS, number, stream):
+            yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
+
+    def _read_windows(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
+        """Epoch, window and its rows (part, number, content), from ``window`` of ``epoch`` on, without end."""
+        columns = list(self._opened.fields.values())
+        while True:
+            order = permutation(len(self._parts), self._recipe.seed, PARTS, epoch, self._source)
+            skipped = window * self._window_size  # rows to go before the window begins
+            rows: list[tuple[int, int, Any]] = []
+            for number in (self._parts[i] for i in order):
+                part = self._opened.source.parts[number]
+                for block in part.blocks(columns):
+                    if skipped >= block.num_rows:
+                        skipped -= block.num_rows
+                        continue
+                    for row_number, row in islice(part.rows(block), skipped, None):
+                        rows.append((number, row_number, row))
+                        if len(rows) == self._window_size:
+                            yield epoch, window, rows
+                            rows, window = [], window + 1
+                    skipped = 0
+            if rows or not window:
+                yield epoch, window, rows
+            epoch, window = epoch + 1, 0
