@@ -67,21 +67,28 @@ def arrows(depth: int, under: str = "kit") -> set[tuple[str, str]]:
     return found
 
 
+def reached(name: str, direct: set[tuple[str, str]]) -> set[str]:
+    """What ``name`` imports, directly or through others."""
+    below = {two for one, two in direct if one == name}
+    return below.union(*(reached(each, direct) for each in below))
+
+
 def main() -> None:
-    """Draw the floors with an arrow from each package to those it imports."""
+    """Draw the floors with an arrow from each package to those it imports, but for what other arrows imply."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 8.5), layout="constrained")
+    figure = Figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots()
     at = {}
     for height, names in enumerate(FLOORS):
         for i, name in enumerate(names):
             at[name] = ((i + 0.5) / len(names) * 10, height)
     is_root = {name for names in FLOORS[:2] for name in names}
-    for one, two in sorted(arrows(2)):
-        if two not in is_root:  # everything imports those
-            style = {"arrowstyle": "-|>", "color": "#7799bb", "alpha": 0.7, "shrinkA": 16, "shrinkB": 16}
-            axes.annotate("", at[two], at[one], arrowprops={**style, "connectionstyle": "arc3,rad=0.08"})
+    direct = {(one, two) for one, two in arrows(2) if two not in is_root}  # everything imports those
+    for one, two in sorted(direct):
+        if not any((one, other) in direct and two in reached(other, direct) for other in at):
+            style = {"arrowstyle": "-|>", "color": "#7799bb", "alpha": 0.7, "shrinkA": 18, "shrinkB": 20}
+            axes.annotate("", at[two], at[one], arrowprops=style)
     for name, (x, y) in at.items():
         box = {
             "boxstyle": "round,pad=0.5",

@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from kit.checkpoint import load as checkpoint
+from kit.checkpoint.load import load_weights
 from kit.errors import TrainingError, UserError
-from kit.model import locate as places
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.run.record import read_run
 
 pytestmark = pytest.mark.slow
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")
@@ -143,9 +143,9 @@ def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bas
     assert logged["eval_tokens"] == sum(map(len, losses))
     assert torch.cat(losses).mean().item() == pytest.approx(logged["eval_loss"], rel=1e-5)
     # Against its last checkpoint, logit by logit.
-    recipe, _ = places.read_run(run.folder / "run.json")
+    recipe, _ = read_run(run.folder / "run.json")
     live = build_model(recipe, open_config(recipe), FP32)
-    checkpoint.load_weights(live, last_checkpoint(run))
+    load_weights(live, last_checkpoint(run))
     assert largest(plain, ask(live, sequences)) <= 1e-5
     untrained = build_model(recipe, open_config(recipe), FP32)
     assert largest(plain, ask(untrained, sequences)) > 0.1

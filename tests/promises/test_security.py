@@ -18,16 +18,16 @@ from conftest import ROOT, run_ranks
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
 from safetensors import safe_open
 
-from kit.checkpoint import load as checkpoint
+from kit.checkpoint.manifest import find_checkpoint, list_checkpoints
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
+from kit.console import say
 from kit.errors import UserError
 from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.model.plan import LoadPlan
 from kit.report.samples_page import as_page, as_text, look
 from kit.secrets import redacted
-from kit.strategy import launch
 
 EXTRAS = (
     ".metadata",
@@ -301,7 +301,7 @@ def test_a_pickled_type_in_a_table_is_not_opened(suffix, type_name, bomb, tmp_pa
 @pytest.mark.slow
 def test_a_checkpoint_with_pickles_goes_on_without_them_or_is_refused(finetune, bomb, tmp_path, model_folder):
     run = finetune.ok("run", max_steps=2, save_steps=1)
-    older, newer = checkpoint.list_checkpoints(run.folder / "checkpoints")
+    older, newer = list_checkpoints(run.folder / "checkpoints")
     for folder in (older, newer):
         put(folder, bomb, *EXTRAS, "__0_0.distcp")
     put(run.folder / "final", bomb, *EXTRAS, "adapter_model.bin")
@@ -311,10 +311,10 @@ def test_a_checkpoint_with_pickles_goes_on_without_them_or_is_refused(finetune, 
         copy = shutil.copytree(run.folder / "checkpoints", tmp_path / name)
         put(copy / newer.name, bomb, name)
         said = []
-        assert checkpoint.find_checkpoint(copy, "auto", said.append) == copy / older.name
+        assert find_checkpoint(copy, "auto", said.append) == copy / older.name
         assert name in said[0] and "skipping" in said[0]
         with pytest.raises(UserError, match=name):
-            checkpoint.find_checkpoint(copy, str(copy / newer.name), said.append)
+            find_checkpoint(copy, str(copy / newer.name), said.append)
         named = finetune("run", max_steps=3, resume_from_checkpoint=copy / newer.name)
         assert named.status == 2 and "Traceback" not in named.output, named.output
 
@@ -419,7 +419,7 @@ def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys)
     text = "GET https://me:password@host/a with n0t-for-you"
     with pytest.raises(SystemExit) as ended, exits.reporting_errors():
         raise UserError(Problem("dataset", text)) if error is UserError else RuntimeError(text)
-    launch.say(text)
+    say(text)
     out, err = capsys.readouterr()
     assert ended.value.code == (2 if error is UserError else 1)
     assert ("Traceback" in err) == (error is RuntimeError)
