@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pkgutil
 import random
 import socket
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import kit
+
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "red green blue small large round cat dog bird fish house river stone paper cloud seven eight nine".split()
 
@@ -21,8 +24,9 @@ WORDS = "red green blue small large round cat dog bird fish house river stone pa
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Children fork from a server that has done the slow imports: a run then starts in under a second.
 _forkserver = multiprocessing.get_context("forkserver")
+_SLOW_IMPORTS = "torch transformers accelerate peft.tuners.lora datasets bitsandbytes matplotlib.backends.backend_svg"
 _forkserver.set_forkserver_preload(
-    ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "kit.evaluate", "kit.checkpoint.load"]
+    [*_SLOW_IMPORTS.split(), *(module.name for module in pkgutil.walk_packages(kit.__path__, "kit."))]
 )
 
 

@@ -95,8 +95,8 @@ def _oddity(row: dict[str, Any]) -> str:
 
 def chart(title: str, series: list[tuple[str, list[dict[str, Any]], str]], scale: float = 1.0) -> str:
     """An inline SVG: a line for each (label, rows, key) over the step."""
-    figure = Figure(figsize=(4.6, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(4.6, 2.7))
+    axes = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.97, "bottom": 0.19, "top": 0.88})
     for label, rows, key in series:
         points = [(row["step"], row[key] * scale) for row in rows if isinstance(row.get(key), int | float)]
         if points:
