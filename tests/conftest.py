@@ -8,7 +8,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ _SLOW_IMPORTS = "torch transformers accelerate peft.tuners.lora datasets bitsand
 _forkserver.set_forkserver_preload(
     [*_SLOW_IMPORTS.split(), *(module.name for module in pkgutil.walk_packages(kit.__path__, "kit."))]
 )
+
+
+def matrix(cases: Iterable[Any], always: int = 1) -> list[Any]:
+    """Cases for ``parametrize``: the first ``always`` of them run in each tier, the others in the long one only."""
+    marks = (pytest.mark.slow, pytest.mark.long)
+    params = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=marks if i >= always else ()) for i, case in enumerate(params)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

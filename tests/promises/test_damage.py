@@ -8,7 +8,7 @@ import signal
 from functools import partial
 
 import pytest
-from conftest import forge
+from conftest import forge, matrix
 
 from kit.checkpoint.manifest import list_checkpoints, read_state, verify
 
@@ -84,10 +84,10 @@ def full_disk(size, rank):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-FULL = [("single", 1, True), ("fsdp", 2, True), ("single", 1, False)]
+FULL = [("fsdp", 2, True), ("single", 1, True), ("single", 1, False)]
 
 
-@pytest.mark.parametrize(("config", "processes", "in_background"), FULL)
+@pytest.mark.parametrize(("config", "processes", "in_background"), matrix(FULL))
 def test_a_disk_that_fills_up_in_a_save_ends_the_run_in_words_and_costs_nothing(
     finetune, config, processes, in_background
 ):
@@ -157,7 +157,7 @@ WORLD, BATCH = 2, 4
 
 
 @pytest.mark.parametrize("num", [0, 1, WORLD - 1, WORLD * BATCH + 1])
-@pytest.mark.parametrize("config", ["ddp", "fsdp"])
+@pytest.mark.parametrize("config", matrix(["fsdp", "ddp"]))
 def test_data_sets_of_hardly_any_size_train_right_or_are_refused(finetune, chat_file, fp32, tmp_path, num, config):
     data = tmp_path / "few.jsonl"
     data.write_text("".join(line + "\n" for line in chat_file.read_text().splitlines()[:num]))
@@ -177,7 +177,7 @@ def test_data_sets_of_hardly_any_size_train_right_or_are_refused(finetune, chat_
 
 
 @pytest.mark.parametrize(
-    "topologies", [("ddp", "single", "ddp"), ("fsdp", "single", "fsdp"), ("fsdp", "ddp", "single")]
+    "topologies", matrix([(("fsdp", "ddp", "single"),), (("ddp", "single", "ddp"),), (("fsdp", "single", "fsdp"),)])
 )
 def test_elastic_2_1_2_has_the_same_samples_rates_and_losses(finetune, fp32, topologies):
     flags = {"method": "full", "learning_rate": 2e-3, "save_steps": 1, "save_total_limit": 1, "packing": "true"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Finetune, export, forge, make_model
+from conftest import ROOT, Finetune, export, forge, make_model, matrix
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.slow
 FP32 = LoadPlan(compute_dtype="float32", device="cpu")
 PROCESSES = {"single": 1, "ddp": 2, "fsdp": 2, "fsdp1": 2}
 RUNS = [
-    ("full", "tied", "single"),
     ("full", "tied", "fsdp"),
-    ("full", "untied", "ddp"),
-    ("full", "untied", "fsdp1"),
-    ("lora", "untied", "fsdp"),
     ("lora", "tied", "ddp"),
     ("qlora", "untied", "single"),
-    ("qlora", "tied", "ddp"),
+    ("full", "untied", "fsdp1"),
     ("qlora", "untied", "fsdp"),
+    ("full", "tied", "single"),
+    ("full", "untied", "ddp"),
+    ("lora", "untied", "fsdp"),
+    ("qlora", "tied", "ddp"),
 ]
 NUM_SAMPLES = 5
 
@@ -130,7 +130,7 @@ def refused(*words):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), RUNS)
+@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS, always=5))
 def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bases, sequences, method, tie, config):
     run = trained(method, tie, config)
     plain = ask(open_plainly(run.folder / "final", bases[tie], method), sequences)
@@ -151,7 +151,7 @@ def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bas
     assert largest(plain, ask(untrained, sequences)) > 0.1
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), [run for run in RUNS if run[2] != "single"])
+@pytest.mark.parametrize(("method", "tie", "config"), matrix([run for run in RUNS if run[2] != "single"], always=4))
 def test_final_is_the_same_from_every_topology(trained, method, tie, config):
     final = weights_of(trained(method, tie, config).folder / "final")
     alone = weights_of(trained(method, tie, "single").folder / "final")
@@ -160,7 +160,7 @@ def test_final_is_the_same_from_every_topology(trained, method, tie, config):
     assert max((final[name] - alone[name]).abs().max().item() for name in final) <= 1e-5
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), RUNS)
+@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS, always=5))
 def test_the_exported_last_checkpoint_is_final_byte_for_byte(trained, tmp_path, method, tie, config):
     run = trained(method, tie, config)
     export(last_checkpoint(run), tmp_path / "model")

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import matrix
 from safetensors.torch import load_file
 
 from kit.checkpoint.manifest import list_checkpoints, verify
@@ -78,6 +79,7 @@ def die_at(folder, number, log, rank):
     sys.addaudithook(audit)
 
 
+@pytest.mark.long
 def test_kill_9_at_every_write_point_of_a_save(finetune):
     """The second save of four, which also deletes the first one's checkpoint."""
     flags = FLAGS | {"max_steps": 4, "save_steps": 1, "save_total_limit": 1}
@@ -144,7 +146,7 @@ CASES = {
 STEPS = 36
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", matrix(CASES))
 def test_random_kills(finetune, chat_file, request, case):
     """Of all ranks at once, as a machine dies: while they train, evaluate, save, or start."""
     config, processes, changes = CASES[case]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, matrix
 from safetensors.torch import load_file
 
 from kit.train.replicas import checksums
@@ -39,7 +39,7 @@ def adapter(run, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "processes"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("single", 1), ("ddp", 2)]))
 def test_a_step_that_is_not_finite_is_skipped_whole_or_stops_the_run(finetune, poisoned, fp32, config, processes):
     flags = {**poisoned, "config": fp32[config], "save_steps": 1, "save_total_limit": 0, "max_steps": 8}
     stopped = finetune("stopped", processes, **flags)
@@ -79,7 +79,7 @@ def push(step, rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", matrix([2, 3]))
 def test_a_drifted_replica_stops_the_run_and_is_named(finetune, processes):
     flags = {"config": "ddp", "method": "lora", "global_batch_size": 12, "max_steps": 6}
     blind = finetune("blind", processes, prepare=partial(push, 3), **flags)

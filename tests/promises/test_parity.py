@@ -1,6 +1,7 @@
 """The topology does not change the maths: the same losses and gradient norms whatever the sharding."""
 
 import pytest
+from conftest import matrix
 
 pytestmark = pytest.mark.slow
 
@@ -15,12 +16,14 @@ TOPOLOGIES = {
 
 @pytest.mark.parametrize(
     "data",
-    [
-        {"method": "full"},
-        {"method": "lora", "gradient_checkpointing": True},
-        {"method": "lora", "packing": True, "dataset": "mixed"},
-        {"method": "lora", "streaming": True, "dataset": "mixed"},
-    ],
+    matrix(
+        [
+            {"method": "lora", "packing": True, "dataset": "mixed"},
+            {"method": "full"},
+            {"method": "lora", "gradient_checkpointing": True},
+            {"method": "lora", "streaming": True, "dataset": "mixed"},
+        ]
+    ),
 )
 def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(finetune, fp32, chat_file, tmp_path, data):
     flags = {"max_steps": 12, "global_batch_size": 24, "learning_rate": 2e-3, **data}

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from conftest import matrix
 
 pytestmark = pytest.mark.slow
 
@@ -20,17 +21,20 @@ def interrupt_after(run, step, copy):
 
 @pytest.mark.parametrize(
     ("config", "processes", "flags"),
-    [
-        ("single", 1, {}),
-        ("single", 1, {"method": "qlora", "gradient_checkpointing": True}),
-        ("ddp", 2, {"num_train_epochs": 1}),
-        ("fsdp", 2, {}),
-        ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
-        ("fsdp1", 2, {}),
-        ("single", 1, {"packing": True}),
-        ("fsdp", 2, {"packing": True, "method": "qlora", "global_batch_size": 4, "per_device_train_batch_size": 1}),
-        ("ddp", 2, {"streaming": True, "shuffle_buffer_size": 20}),
-    ],
+    matrix(
+        [
+            ("fsdp", 2, {"packing": True, "method": "qlora", "global_batch_size": 4, "per_device_train_batch_size": 1}),
+            ("ddp", 2, {"streaming": True, "shuffle_buffer_size": 20}),
+            ("single", 1, {}),
+            ("single", 1, {"method": "qlora", "gradient_checkpointing": True}),
+            ("ddp", 2, {"num_train_epochs": 1}),
+            ("fsdp", 2, {}),
+            ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
+            ("fsdp1", 2, {}),
+            ("single", 1, {"packing": True}),
+        ],
+        always=3,
+    ),
 )
 def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune, config, processes, flags):
     whole = finetune.ok("whole", processes, config=config, **DROPOUT | flags)
@@ -56,7 +60,7 @@ FEEDS = [(*MOVES[0], {"packing": True}), (*MOVES[0], {"streaming": True}), (*MOV
 
 @pytest.mark.parametrize(
     ("first", "second", "data"),
-    [(*move, {"method": method}) for move in MOVES for method in ("full", "lora")] + FEEDS,
+    matrix([(*move, {"method": method}) for method in ("full", "lora") for move in MOVES] + FEEDS, always=2),
 )
 def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, first, second, data):
     flags = DROPOUT | {"lora_dropout": 0.0, "learning_rate": 2e-3, **data}

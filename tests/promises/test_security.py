@@ -440,6 +440,7 @@ def test_a_page_shows_no_secret_that_several_tokens_spell(monkeypatch, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nothing_that_a_run_leaves_or_says_holds_a_secret(model_folder, chat_file, tmp_path):
     secrets = {"HF_TOKEN": "hfCanaryAAAA1", "WANDB_API_KEY": "wbCanaryBBBB2", "MY_SECRET": "myCanaryCCCC3"}
     env = os.environ | secrets | {"KIT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}

@@ -3,13 +3,17 @@
 from pathlib import Path
 
 import pytest
+from conftest import matrix
 
-TOPOLOGIES = [("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp1", 2)]
+TOPOLOGIES = [("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)]
+ALWAYS = [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("single", 1, "qlora"), ("fsdp1", 2, "lora")]
+OTHERS = [(*topology, method) for topology in TOPOLOGIES for method in ("full", "lora", "qlora")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize(("config", "processes"), TOPOLOGIES)
+@pytest.mark.parametrize(
+    ("config", "processes", "method"), matrix(ALWAYS + [each for each in OTHERS if each not in ALWAYS], always=4)
+)
 def test_trains_evaluates_and_leaves_a_model_that_opens(finetune, config, processes, method):
     import torch
     from peft import AutoPeftModelForCausalLM
@@ -45,7 +49,7 @@ def test_trains_evaluates_and_leaves_a_model_that_opens(finetune, config, proces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "processes"), TOPOLOGIES)
+@pytest.mark.parametrize(("config", "processes"), matrix(TOPOLOGIES))
 def test_the_final_model_scores_as_the_run_ended(finetune, fp32, chat_file, config, processes):
     """What is saved is what was trained: no rank's part missing, no tie lost, no adapter left out."""
     import json
@@ -62,7 +66,7 @@ def test_the_final_model_scores_as_the_run_ended(finetune, fp32, chat_file, conf
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["single", "fsdp"])
+@pytest.mark.parametrize("config", matrix(["fsdp", "single"]))
 def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_samples(finetune, model_folder, tmp_path, config):
     """The weights on disk stay those of the last good step."""
     import shutil
