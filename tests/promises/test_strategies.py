@@ -7,12 +7,13 @@ from conftest import matrix
 
 TOPOLOGIES = [("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)]
 ALWAYS = [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("single", 1, "qlora"), ("fsdp1", 2, "lora")]
-OTHERS = [(*topology, method) for topology in TOPOLOGIES for method in ("full", "lora", "qlora")]
+EACH = [(*topology, method) for topology in TOPOLOGIES for method in ("full", "lora", "qlora")]
+COMBINATIONS = ALWAYS + [each for each in EACH if each not in ALWAYS]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "processes", "method"), matrix(ALWAYS + [each for each in OTHERS if each not in ALWAYS], always=4)
+    ("config", "processes", "method"), matrix(COMBINATIONS, always=len(ALWAYS))
 )
 def test_trains_evaluates_and_leaves_a_model_that_opens(finetune, config, processes, method):
     import torch
