@@ -164,9 +164,12 @@ def members(name: str, path: str) -> list[Stored]:
         raise UserError(Problem(name, f"a damaged archive, or cut short ({type_and_message(error)})")) from None
     # As if unpacked: of two members with the same name, the later one replaces the earlier.
     found = list({stored.member: stored for stored in found}.values())
-    return [
-        stored for stored in found if not any(part.startswith((".", "__MACOSX")) for part in stored.member.split("/"))
-    ]
+    return [stored for stored in found if not any(map(_is_hidden, stored.member.split("/")))]
+
+
+def _is_hidden(part: str) -> bool:
+    """Whether a part of a path is hidden; `.` is not: `tar -C folder .` puts it before each name."""
+    return part != "." and part.startswith((".", "__MACOSX"))
 
 
 def _check_member(archive: str, member: str, is_special: bool) -> None:

@@ -142,6 +142,12 @@ def test_an_archive_without_data_is_told(folder):
     assert "a.tar: an archive without a data file" in refused("a.tar")
 
 
+def test_a_tar_of_a_whole_folder_is_read(folder):
+    """As `tar -C folder .` packs it, with `./` before each name."""
+    (folder / "a.tar").write_bytes(tar_bytes({"./train.jsonl": json_lines(text_rows(3)), "./.hidden.jsonl": b"a"}))
+    assert contents(source_of("a.tar")) == text_rows(3)
+
+
 def test_members_may_be_compressed_or_tables(folder):
     write_any("a.parquet", text_rows(3))
     members = {"a.parquet": (folder / "a.parquet").read_bytes(), "b.jsonl.gz": gzip.compress(json_lines(text_rows(3)))}
