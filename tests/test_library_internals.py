@@ -116,7 +116,7 @@ def test_a_process_group_counts_its_collectives(group):
     assert count() == before + 1
 
 
-@needed_by("kit/failures/ranks.py", "kit/strategy")
+@needed_by("kit/strategy/rendezvous.py")
 def test_a_port_in_use_is_told_by_the_name_of_the_error():
     """A taken MASTER_PORT is the user's to mend, and known by EADDRINUSE in the message of a DistError."""
     with socket.socket() as taken:
@@ -127,7 +127,7 @@ def test_a_port_in_use_is_told_by_the_name_of_the_error():
     assert issubclass(dist.DistStoreError, dist.DistError)
 
 
-@needed_by("kit/strategy", "kit/failures/memory.py")
+@needed_by("kit/strategy/fsdp.py", "kit/strategy/weights.py", "kit/failures/memory.py")
 def test_fsdp2_keeps_a_module_and_puts_fsdp_before_the_name_of_its_class(group):
     """Sharded layers are counted, and named in messages, by the name of their class without FSDP."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -146,7 +146,7 @@ def test_fsdp2_keeps_a_module_and_puts_fsdp_before_the_name_of_its_class(group):
     assert isinstance(layer.weight, DTensor)
 
 
-@needed_by("kit/strategy", "kit/failures/memory.py")
+@needed_by("kit/strategy/weights.py", "kit/failures/memory.py")
 @pytest.mark.filterwarnings("ignore:FSDP is switching")
 def test_fsdp1_hides_a_module_behind_a_flat_parameter(group):
     """Names lose `_fsdp_wrapped_module.`; what a rank keeps is read from `_handle.flat_param._params`."""
@@ -164,7 +164,7 @@ def test_fsdp1_hides_a_module_behind_a_flat_parameter(group):
     assert [p.shape for p in unit._handle.flat_param._params] == [(4, 4), (4,)]
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/weights.py")
 def test_ddp_puts_module_before_names(group):
     """Plain names of parameters are those without `module.`."""
     from torch.nn.parallel import DistributedDataParallel
@@ -172,7 +172,7 @@ def test_ddp_puts_module_before_names(group):
     assert next(name for name, _ in DistributedDataParallel(nn.Linear(2, 2)).named_parameters()) == "module.weight"
 
 
-@needed_by("kit/checkpoint")
+@needed_by("kit/checkpoint/save.py", "kit/checkpoint/load.py")
 def test_a_distributed_checkpoint_is_safetensors_and_tells_shapes(tmp_path):
     """Nothing is unpickled: the Hugging Face storage writes safetensors only, flat in its folder, and its metadata
     tells names and sizes."""
@@ -196,7 +196,7 @@ def test_a_distributed_checkpoint_is_safetensors_and_tells_shapes(tmp_path):
     assert torch.equal(tensors["model.a"], kept)
 
 
-@needed_by("kit/checkpoint")
+@needed_by("kit/checkpoint/save.py")
 def test_a_failed_checkpoint_tells_rank_and_cause(tmp_path):
     """A full disk is told with the rank where it is: `failures` of a CheckpointException, by rank, the cause first."""
     import torch.distributed.checkpoint as dcp
@@ -211,7 +211,7 @@ def test_a_failed_checkpoint_tells_rank_and_cause(tmp_path):
     assert isinstance(cause, OSError) and cause.errno == 28
 
 
-@needed_by("kit/strategy", "kit/checkpoint")
+@needed_by("kit/strategy/weights.py", "kit/checkpoint/load.py")
 def test_the_state_of_what_trains_has_buffers_too():
     """`ignore_frozen_params` takes frozen parameters out of a state and leaves buffers in, quantisation tables among
     them: what is saved is chosen by the names of trainable parameters, which are the same in both."""
@@ -226,7 +226,7 @@ def test_the_state_of_what_trains_has_buffers_too():
 # --- torch: launcher, memory, frames
 
 
-@needed_by("kit/strategy", "kit/failures")
+@needed_by("kit/strategy/launcher.py", "kit/strategy/launch.py", "kit/strategy/rendezvous.py")
 def test_torchrun_tells_its_ranks_what_the_kit_asks_for(tmp_path):
     """A restarted rank is known by torchrun's own variables; the flags are those the relaunch types."""
     script = tmp_path / "rank.py"
@@ -250,7 +250,7 @@ def test_torchrun_tells_its_ranks_what_the_kit_asks_for(tmp_path):
     assert {name: variables[f"TORCHELASTIC_{name}"] for name in expected} == expected
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/launch.py")
 def test_torchrun_waits_as_long_as_the_environment_says():
     """After a signal a step and its save need longer than the 30 seconds that torchrun gives by default."""
     from torch.distributed.launcher.api import LaunchConfig
@@ -290,7 +290,7 @@ def test_the_memory_of_any_accelerator_can_be_asked_for():
     assert not [name for name in names.split() if not hasattr(torch.accelerator, name)]
 
 
-@needed_by("kit/failures/memory.py")
+@needed_by("kit/failures/phases.py")
 def test_the_backward_pass_goes_through_a_function_of_that_name():
     """What a run was doing when memory ran out is told by the functions on the way, by module and name."""
 
@@ -304,7 +304,7 @@ def test_the_backward_pass_goes_through_a_function_of_that_name():
     assert "torch.autograd.backward" in functions_of(caught.value)
 
 
-@needed_by("kit/failures/memory.py")
+@needed_by("kit/failures/phases.py")
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
     [
@@ -321,8 +321,7 @@ def test_functions_of_a_run_have_the_name_they_are_known_by(owner, method, name)
 
 @needed_by("kit/model/attention.py")
 def test_varlen_attention_takes_scale_window_and_shared_heads():
-    """Packed attention hands borders over by position, scale, window and that heads are
-    shared by name."""
+    """Packed attention gives it the borders by position; the scale, the window and the sharing of heads by name."""
     from torch.nn.attention.varlen import varlen_attn
 
     parameters = list(inspect.signature(varlen_attn).parameters)
@@ -330,7 +329,7 @@ def test_varlen_attention_takes_scale_window_and_shared_heads():
     assert {"scale", "window_size", "enable_gqa"} <= set(parameters)
 
 
-@needed_by("kit/run/log.py")
+@needed_by("kit/console.py")
 @pytest.mark.parametrize("name", ["bitsandbytes", "torch.distributed.fsdp._state_dict_utils"])
 def test_loggers_that_are_silenced_are_those_of_their_modules(name):
     """Their remarks are silenced by the names of the loggers; under another name users would read them again."""
@@ -342,7 +341,7 @@ def test_loggers_that_are_silenced_are_those_of_their_modules(name):
 # --- accelerate
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/fsdp.py")
 def test_fsdp_can_be_forced_on_a_cpu(group, accelerate_state):
     """Accelerate offers no FSDP on a CPU; a rehearsal there writes the type and the plugin into its shared state."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -365,7 +364,7 @@ def test_fsdp_can_be_forced_on_a_cpu(group, accelerate_state):
     assert isinstance(prepared[0], FSDPModule)
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/accelerator.py")
 def test_the_device_can_be_said_in_the_environment(accelerate_state):
     """FSDP1 takes the device `cpu` and not `cpu:0`, which Accelerate would give a rank."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
@@ -377,7 +376,7 @@ def test_the_device_can_be_said_in_the_environment(accelerate_state):
                 dist.destroy_process_group()
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/launch.py", "kit/strategy/accelerate_config.py")
 def test_accelerate_launch_tells_its_ranks_the_strategy_under_known_prefixes():
     """Without a config the topology is read from these variables; with one, all under these prefixes are dropped."""
     from accelerate.commands.launch import launch_command_parser
@@ -517,7 +516,7 @@ def test_a_name_with_sdpa_in_it_is_refused_where_sdpa_is():
         Old._from_config(tiny_config(LlamaConfig), attn_implementation="sdpa_pinned")
 
 
-@needed_by("kit/train", "kit/data/feed/packing.py")
+@needed_by("kit/train/isolation.py", "kit/data/feed/packing.py")
 def test_positions_that_begin_anew_keep_the_samples_of_a_pack_apart():
     """sdpa and eager know a pack by its positions alone, where no mask is given and no cache is used."""
     positions = torch.arange(4).repeat(2)[None]
@@ -531,15 +530,15 @@ def test_positions_that_begin_anew_keep_the_samples_of_a_pack_apart():
         assert torch.equal(one, two), name
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/accelerator.py")
 def test_a_family_says_which_layers_are_sharded():
     """A config that names no layer class shards those of `_no_split_modules`."""
     model = tiny_llama()
     assert "LlamaDecoderLayer" in {type(module).__name__ for module in model.modules()} & set(model._no_split_modules)
 
 
-@needed_by("kit/strategy", "kit/model/load.py")
-@pytest.mark.xfail(strict=True, reason="transformers 5.17 to 5.23 read all weights on every rank")
+@needed_by("kit/strategy/accelerator.py", "kit/model/load.py")
+@pytest.mark.xfail(strict=True, reason="transformers 5.21 to 5.23 read all weights on every rank")
 def test_only_the_first_rank_of_a_machine_reads_weights(group, tmp_path):
     """Under FSDP the other ranks should keep their weights on meta where these two variables are set. They do not: the
     variables save no memory while weights are loaded."""
@@ -604,7 +603,7 @@ def test_encoders_are_those_with_a_masked_language_model():
 # --- peft and bitsandbytes
 
 
-@needed_by("kit/strategy")
+@needed_by("kit/strategy/fsdp.py")
 def test_adapters_get_units_of_their_own_under_fsdp1():
     """FSDP1 flattens a unit into one tensor: peft's policy wraps trainable leaves, and the layers that a variable
     names."""
@@ -624,7 +623,7 @@ def test_adapters_get_units_of_their_own_under_fsdp1():
     ]
 
 
-@needed_by("kit/export")
+@needed_by("kit/export/final.py")
 def test_an_adapter_is_saved_under_the_names_of_its_modules():
     """An adapter that has learned nothing is known by `lora_B`; the first adapter of a model is called `default`."""
     from peft import LoraConfig, get_peft_model
@@ -660,7 +659,7 @@ def test_repacking_of_4_bit_weights_on_a_cpu_can_be_switched_off():
     assert "self.support_avx512bf16_for_cpu" in inspect.getsource(bnb.nn.Linear4bit.forward)
 
 
-@needed_by("kit/checkpoint", "kit/failures/memory.py")
+@needed_by("kit/checkpoint/load.py", "kit/failures/memory.py")
 def test_8_bit_moments_have_tables_that_parameters_share():
     """They are copied before they are saved, known by `qmap`; tensors below 4,096 elements keep whole moments; in a
     state dict the 8-bit ones stand one level deeper."""
