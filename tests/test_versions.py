@@ -22,7 +22,7 @@ def project(tmp_path):
 
 
 def compare(folder: Path) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, folder / ".ci/versions", "--list"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, folder / ".ci/versions", "list"], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -53,4 +53,4 @@ def test_a_bound_or_a_pin_that_was_not_tested_is_told(project, file, pattern, pu
 
 def test_a_word_that_is_no_end_of_the_range_is_answered_with_the_usage():
     done = subprocess.run([sys.executable, ROOT / ".ci/versions", "middle"], capture_output=True, text=True)
-    assert done.returncode == 2 and "--list" in done.stderr
+    assert done.returncode == 2 and "versions list" in done.stderr
