@@ -70,7 +70,7 @@ def check(
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
-                which = identity(recipe, data.fingerprint, fingerprint(recipe, config))
+                which = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, which)
     problems.raise_if_any()
     assert tokenizer is not None and data is not None

@@ -578,7 +578,7 @@ def test_pickled_weights_are_opened_through_torch_load(tmp_path):
 
 @needed_by("kit/model/load.py")
 def test_an_adapter_beside_weights_is_loaded_unasked_and_said(tmp_path):
-    """It is refused, and known by `_hf_peft_config_loaded`."""
+    """It is refused, and known by `peft_config`."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaForCausalLM
 

@@ -14,7 +14,6 @@ Promises:
 - On a CPU, in float32, and on GPUs before Ampere the same result comes from a loop over the samples.
 """
 
-import inspect
 from functools import cached_property
 from typing import Any
 
@@ -27,8 +26,6 @@ from transformers.masking_utils import sdpa_mask
 
 # transformers checks names that contain "sdpa" as it does sdpa, so that a family that cannot take it is refused.
 VARLEN = "sdpa_varlen"
-# torch 2.11 knows no such flag and needs none.
-_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 # What reaches an attention function in a packed call and asks nothing of it.
 _OF_NO_CONCERN = {"position_ids", "cu_seq_lens_k", "max_length_k"}
 
@@ -161,7 +158,7 @@ def _attend_by_kernel(
     """[tokens, heads, head size] to the same; the host does not wait for the device."""
     borders = (cu_seq_lens, cu_seq_lens, max_length, max_length)
     causal = (-1, 0)  # all tokens before, none after
-    return varlen_attn(query, key, value, *borders, scale=scaling, window_size=causal, **_GQA)
+    return varlen_attn(query, key, value, *borders, scale=scaling, window_size=causal, enable_gqa=True)
 
 
 # A compiled loop would be compiled anew for every batch, since lengths differ.

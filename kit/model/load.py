@@ -30,7 +30,7 @@ from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import VARLEN, unfit
 from kit.model.attention import register as register_attention
-from kit.model.locate import first_line, locate_model, tokenizer_of_adapter
+from kit.model.locate import commit_of, first_line, locate_model, tokenizer_of_adapter
 from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
 
@@ -66,11 +66,11 @@ def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def fingerprint(recipe: Recipe, config: Any) -> str:
+def fingerprint(recipe: Recipe) -> str:
     """What tells one base model from another: its commit on the hub; of a folder, the config and each weight file's
     size, first and last mebibyte, for to read all of it would take minutes."""
-    if commit := getattr(config, "_commit_hash", None):
-        return str(commit)
+    if commit := commit_of(recipe.model_name_or_path, recipe.model_revision):
+        return commit
     folder = Path(os.path.expanduser(recipe.model_name_or_path))
     state = xxhash.xxh3_128((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
@@ -184,7 +184,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         if out_of_memory(error):
             raise
         raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}")) from None
-    if getattr(model, "_hf_peft_config_loaded", False):  # transformers puts it in without being asked
+    if hasattr(model, "peft_config"):  # transformers puts it in without being asked
         found = f"{recipe.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))

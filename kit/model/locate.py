@@ -38,6 +38,17 @@ def locate_model(name: str, revision: str | None) -> str:
     raise UserError(Problem(_MODEL, f"{name}: {found}", "a folder with config.json, or a hub id", hint_final(folder)))
 
 
+def commit_of(name: str, revision: str | None) -> str | None:
+    """The commit of a hub id whose config was fetched; None for a folder.
+
+    transformers tells it no longer. The hub's cache does: files lie in folders named after their commit.
+    """
+    if _is_local(name):
+        return None
+    path = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(path).parent.name if isinstance(path, str) else revision or "main"
+
+
 def hint_final(folder: str | Path) -> str:
     """What was meant by the folder of a run where a model was to be named; empty for any other folder."""
     final = os.path.join(folder, "final")

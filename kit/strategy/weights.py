@@ -114,6 +114,4 @@ def keeps_gradients(model: "torch.nn.Module") -> bool:
 
 def plain_name(name: str) -> str:
     """A parameter's name without what wrappers put in front or between."""
-    for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):
-        name = name.replace(part, "")
-    return name.removeprefix("module.")
+    return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
