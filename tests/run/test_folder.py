@@ -9,27 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
-from kit.strategy.topology import ActualStrategy, ShardedLayers
 
 DATA = {"fingerprint": "abc"}
-STRATEGY = ActualStrategy(
-    type="fsdp2",
-    config="fsdp",
-    num_processes=2,
-    mixed_precision="bf16",
-    device="cpu",
-    rehearsal=True,
-    sharded_layers=ShardedLayers(["LlamaDecoderLayer"], 3),
-    offload=False,
-    num_threads=1,
-    trainable_parameters=5,
-)
+STRATEGY = actual_strategy()
 
 
 def look(recipe, data="abc", model="base"):
