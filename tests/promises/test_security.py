@@ -516,7 +516,7 @@ NO_CALLS = {
     "np.load",
 }
 NO_CALLS |= {"importlib.import_module", "import_module", "jinja2.Environment", "jinja2.Template", "yaml.load_all"}
-YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe.py holds both to plain values
+YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe_file.py holds both to plain values
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
