@@ -50,6 +50,8 @@ def test_a_model_that_does_not_say_what_to_shard_is_refused_where_it_is_sharded(
 
 
 def test_bf16_on_a_gpu_without_it_is_refused(llama, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: True)
+    assert check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama) == []
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     (problem,) = check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama)

@@ -54,10 +54,12 @@ def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, mo
         assert model.head.weight.grad.norm().item() == pytest.approx(after)
 
 
-def test_the_main_process_has_whole_tensors_of_what_trains(accelerator, model):
+def test_the_main_process_has_whole_tensors_of_what_trains(accelerator, model, monkeypatch):
     state = gather_trainable(accelerator, model)
     assert sorted(state) == sorted(TRAINABLE)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in state.items())
+    monkeypatch.setattr(type(accelerator), "is_main_process", property(lambda self: False))
+    assert gather_trainable(accelerator, model) == {}
 
 
 def test_a_model_in_one_process_has_no_copies_and_no_shards(accelerator, model):
