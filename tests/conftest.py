@@ -271,6 +271,25 @@ def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"xxh3_128": digest_of(manifest)}))
 
 
+def actual_strategy(**changes: Any) -> Any:
+    """What a run on two processes of FSDP2 says of itself."""
+    from kit.strategy.topology import ActualStrategy, ShardedLayers
+
+    values: dict[str, Any] = {
+        "type": "fsdp2",
+        "config": "fsdp",
+        "num_processes": 2,
+        "mixed_precision": "bf16",
+        "device": "cpu",
+        "rehearsal": False,
+        "sharded_layers": ShardedLayers(["LlamaDecoderLayer"], 4),
+        "offload": False,
+        "num_threads": 1,
+        "trainable_parameters": 1234567,
+    }
+    return ActualStrategy(**(values | changes))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

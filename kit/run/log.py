@@ -159,7 +159,8 @@ class Log:
         if first != last:
             names = [name for name in last if name in first and not name.startswith("eval_tokens")]
             lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
-        if self.recipe.keep_best and (best := self.state.best):
+        best = self.state.best
+        if self.recipe.keep_best and best.get("step"):  # before the first step there is no checkpoint
             path = self.path.parent / "checkpoints" / name_of(best["step"])
             lines.append(f"lowest eval_loss: {best['eval_loss']:.4f} after step {best['step']}; as a model:")
             lines.append(f"    python recipes/export.py {shlex.quote(str(path))} --output_dir best")

@@ -136,18 +136,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer
     assert len(open_all(tokenizer).train) == 10
 
 
-def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0)
-    file = tmp_path / "file"
-    file.write_text("one")
-    first = kit_cache.file_digest(file)
-    monkeypatch.setattr(kit_cache, "_read_digest", lambda *_: "read")
-    assert kit_cache.file_digest(file) == first
-    time.sleep(0.02)
-    file.write_text("two")
-    assert kit_cache.file_digest(file) == "read"
-
-
 def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *pairs(5))
     (tmp_path / "file").touch()

@@ -1,0 +1,25 @@
+"""Model folders with tied and untied embeddings, and three checkpoints of an adapter."""
+
+import pytest
+from checkpoint_helpers import build, save_checkpoint, train
+from conftest import make_model
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder, tmp_path_factory):
+    return {"untied": model_folder, "tied": make_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)}
+
+
+@pytest.fixture
+def saved(folders, tmp_path):
+    """Checkpoints of steps 1 to 3, and a function that saves one more."""
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    folder = tmp_path / "checkpoints"
+
+    def save(step, limit=0, best_step=None):
+        return save_checkpoint(model, optimizer, folder, {"step": step}, limit, best_step)
+
+    train(model, optimizer, [0])
+    for step in (1, 2, 3):
+        save(step)
+    return folder, save
