@@ -33,7 +33,6 @@ def accelerator(accelerate_starts_afresh):
         "layers.0.weight",
         "module.layers.0.weight",
         "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.weight",
-        "_orig_mod.layers.0._checkpoint_wrapped_module.weight",
     ],
 )
 def test_a_name_is_the_models_own_whatever_wraps_it(name):
