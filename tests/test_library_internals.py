@@ -226,6 +226,7 @@ def test_the_state_of_what_trains_has_buffers_too():
 # --- torch: launcher, memory, frames
 
 
+@pytest.mark.slow
 @needed_by("kit/strategy/launcher.py", "kit/strategy/launch.py", "kit/strategy/rendezvous.py")
 def test_torchrun_tells_its_ranks_what_the_kit_asks_for(tmp_path):
     """A restarted rank is known by torchrun's own variables; the flags are those the relaunch types."""

@@ -58,6 +58,7 @@ def wait_until_signed(folder, pid):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_second_process_is_told_who_has_it(tmp_path, holder):
     process, notes = holder()
     assert notes == "[]"

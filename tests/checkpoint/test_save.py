@@ -119,6 +119,7 @@ def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folder
     assert same((model.state_dict(), optimizer.state_dict()), before)
 
 
+@pytest.mark.slow
 def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_path, monkeypatch):
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     train(model, optimizer, [0])

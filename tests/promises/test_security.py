@@ -347,6 +347,7 @@ def test_no_setting_that_holds_a_credential_is_taken(monkeypatch, tmp_path):
     assert not read_command_line(["--output_dir", "runs/mine"]).problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [UserError, RuntimeError])
 def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys):
     from kit.errors import Problem

@@ -314,6 +314,7 @@ def holder(tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_second_run_is_locked_out_by_who_is_at_work_and_changes_nothing(recipe, holder, tmp_path):
     late, overwriting = look(recipe()), look(recipe(overwrite_output_dir=True))
     process, notes = holder()
@@ -341,6 +342,7 @@ def test_the_lock_of_a_dead_process_is_taken_over_with_a_notice(recipe, holder, 
     assert f"process {second.pid} on" in refusal(recipe())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "leave(75)", "raise ValueError('odd')"])
 def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, tmp_path, end):
     process, _ = holder()

@@ -59,6 +59,7 @@ def rank(tmp_path, monkeypatch):
     return rank
 
 
+@pytest.mark.slow
 def test_ranks_that_are_started_again_end_at_once_as_they_ended_before(rank):
     assert rank(restarts=1) == (0, "started")  # nothing is known of an end
     assert rank(restarts=0, status=75) == (0, "started")

@@ -58,6 +58,7 @@ def rank_of_two(monkeypatch):
     return rank_of_two
 
 
+@pytest.mark.slow
 def test_who_did_not_come_in_time_is_named(rank_of_two):
     rank_of_two(0, free_port())
     with pytest.raises(TrainingError, match=r"not all 2 processes came within 1 s \(--ddp_timeout\): rank 1 did not"):
@@ -91,6 +92,7 @@ torch.distributed.barrier()
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_meet_and_share_a_store(rank_of_two):
     port = free_port()
     processes = []

@@ -32,6 +32,7 @@ def many(num):
     return [chat(f"Question {i}? " * (1 + i % 5), f"Answer {i}. " * (1 + i % 7)) for i in range(num)]
 
 
+@pytest.mark.slow
 def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache):
     rows = many(6000)
     rows[10] = ""
@@ -48,6 +49,7 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_what_one_of_several_processes_finds_wrong_is_told_with_its_line(tmp_path, tokenizer, cache):
     rows = many(6000)
     rows[5000] = "{"
@@ -207,6 +209,7 @@ def test_a_data_set_four_times_larger_than_the_memory_it_may_use(processes, tmp_
     assert int(result.stdout) > 1e7
 
 
+@pytest.mark.slow
 def test_interrupted_tokenising_leaves_no_entry(tmp_path, tokenizer, monkeypatch, cache):
     write(tmp_path / "train.jsonl", *many(3000))
 
