@@ -94,7 +94,7 @@ def look(folder: Path) -> None:
         except BlockingIOError:
             raise _in_use(folder) from None
         except OSError:
-            return  # a disk without locks: ``take`` warns signature it
+            return  # a disk without locks: ``take`` warns about it
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -77,9 +77,9 @@ class StopRequest:
                 with suppress(OSError):  # the terminal is closed. Not `print`: the signal may have interrupted one
                     os.write(2, f"\n{signal.Signals(number).name}: stopping and saving{again}\n".encode())
             return
-        # After a Ctrl-C, another one or a SIGTERM ends the process at once; but not the SIGTERM that a process gets when
-        # its launcher ends, since the same Ctrl-C ended the launcher. After any other signal a further one changes
-        # nothing: schedulers repeat their SIGTERM.
+        # After a Ctrl-C, another one or a SIGTERM ends the process at once. An exception is the SIGTERM that a process
+        # gets when its launcher ends, because the same Ctrl-C ended the launcher. After any other signal, further ones
+        # change nothing: schedulers repeat their SIGTERM.
         is_urgent = number == signal.SIGINT or (number == signal.SIGTERM and not launcher_is_gone())
         if self._signal == signal.SIGINT and is_urgent and time.monotonic() - self._time > SAME_SECONDS:
             os._exit(130)
