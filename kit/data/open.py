@@ -17,7 +17,7 @@ from kit.config.recipe import Recipe
 from kit.data.chat.formats import OPTIONAL, choose_fields
 from kit.data.chat.template import resolve_template
 from kit.data.feed.feed import Feed
-from kit.data.feed.order import SPLIT, Order, permutation
+from kit.data.feed.order import SPLIT, Mixture, Order, permutation
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning
 from kit.data.read.sources import open_source
@@ -139,8 +139,7 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
         train.sources,
         recipe.seed,
         recipe.global_batch_size,
-        None if weights[0] is None else [weight or 0.0 for weight in weights],
-        recipe.mixing,
+        None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], recipe.mixing),
         recipe.max_length if recipe.packing else None,
     )
     if order.num_items(0) < recipe.global_batch_size:

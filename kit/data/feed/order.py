@@ -12,6 +12,7 @@ Promises:
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -46,6 +47,14 @@ def _words(num: int, seed: int, kind: int, number: int, source: int) -> np.ndarr
     return np.random.Philox(key=key, counter=counter).random_raw(num)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """The share of each source in an epoch."""
+
+    weights: Sequence[float]  # one for each source, relative to the others
+    unit: Literal["samples", "tokens"] = "samples"  # what the weights are shares of
+
+
 class Order:
     """The endless sequence of a run's items. An item is a sample, or with a ``capacity`` a pack of samples.
 
@@ -53,8 +62,7 @@ class Order:
         lengths: int [N], tokens of each sample.
         sources: int [N], the number of the source of each sample.
         batch_size: items in a global batch.
-        weights: the share of each source; None: an epoch has each sample once.
-        mixing: what the weights are shares of.
+        mixture: the share of each source; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
     """
 
@@ -64,25 +72,22 @@ class Order:
         sources: np.ndarray,
         seed: int,
         batch_size: int,
-        weights: Sequence[float] | None = None,
-        mixing: Literal["samples", "tokens"] = "samples",
+        mixture: Mixture | None = None,
         capacity: int | None = None,
     ) -> None:
         self._lengths, self._seed, self._batch_size, self._capacity = lengths, seed, batch_size, capacity
-        self._members = [np.flatnonzero(sources == i) for i in range(len(weights))] if weights else []
-        self.quotas = (
-            self._make_quotas(weights, mixing) if weights else []
-        )  # number of samples of each source in an epoch
-        # With weights, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
+        self._members = [np.flatnonzero(sources == i) for i in range(len(mixture.weights))] if mixture else []
+        self.quotas = self._make_quotas(mixture) if mixture else []  # samples of each source in an epoch
+        # With a mixture, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
         # have the same number of items.
-        self._varies = bool(weights) and capacity is not None
+        self._varies = mixture is not None and capacity is not None
         self._ends: list[int] = []  # number of items up to the end of each epoch, if epochs vary
         self._epochs: dict[int, Packs] = {}
 
-    def _make_quotas(self, weights: Sequence[float], mixing: str) -> list[int]:
-        shares = np.array(weights) / max(weights)
+    def _make_quotas(self, mixture: Mixture) -> list[int]:
+        shares = np.array(mixture.weights) / max(mixture.weights)
         shares /= shares.sum()
-        if mixing == "tokens":
+        if mixture.unit == "tokens":
             num_tokens = [self._lengths[members].sum(dtype=np.int64) for members in self._members]
             sizes = [len(members) for members in self._members]
             quotas = shares * sum(num_tokens) * sizes / num_tokens
