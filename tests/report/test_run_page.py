@@ -8,7 +8,7 @@ import pytest
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.report.run_page import tell, write_report
+from kit.report.run_page import write_report, write_report_at_end
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def folder(tmp_path):
     data["sources"] = [{"name": "one", "num_samples": 7}]
     strategy = {"type": "fsdp2", "num_processes": 2, "mixed_precision": "bf16", "rehearsal": False, "device": "cpu"}
     strategy |= {"sharded_layers": {"classes": ["LlamaDecoderLayer"], "count": 4}, "trainable_parameters": 1234567}
+    strategy |= {"config": "fsdp", "offload": False, "num_threads": 1}
     run = {"recipe": recipe, "strategy": strategy, "data": data, "versions": {"torch": "2.13.0"}}
     (tmp_path / "run.json").write_text(json.dumps(run))
     rows = [
@@ -137,17 +138,19 @@ def test_what_a_model_answers_cannot_drive_a_terminal(folder):
     assert "\x1b" not in page and "\\x1b[2J\ta\n" in page
 
 
-def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(folder, tmp_path):
+def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(folder, tmp_path, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     page = write_report(folder).read_text()
     assert page.count("<svg") == 6 and "not finished: 4 steps so far" in page
-    assert tell(folder) == f"report: {folder}/report.html"
+    write_report_at_end(folder)
+    assert capsys.readouterr().out == f"report: {folder}/report.html\n"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('\n5\n[]\n{"step": "x"}\n{"step": 5, "loss": "abc"}\n' + "[" * 200_000 + "\n")
     assert write_report(folder).read_text().count("<svg") == 6
     (folder / "metrics.jsonl").write_text('{"step": 1, "samples": 3}\n')
-    assert "warning: no report (" in tell(folder)
+    write_report_at_end(folder)
+    assert "warning: no report (" in capsys.readouterr().out
     (folder / "metrics.jsonl").unlink()  # before the first step
     assert write_report(folder).read_text().count("<svg") == 5
     with pytest.raises(UserError, match=r"nothing/run.json: no record of a run .*; expected the folder of a run"):
