@@ -17,11 +17,7 @@ import xxhash
 from kit.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
-
-
 STATE = "state.json"
-
-
 FORMAT = 1
 
 

@@ -19,8 +19,6 @@ from kit.config.recipe import RECIPES
 from kit.console import show
 
 SCRIPT = RECIPES / "finetune.py"
-
-
 SECONDS_BETWEEN_LOOKS = 0.002  # a tenth of the duration of a step of a tiny model
 
 

@@ -25,8 +25,6 @@ def option(group: str, default: Any, meaning: str, unit: str = "", *, expected: 
 
 
 SHARE_OR_COUNT = "whole number, or share below 1,"
-
-
 # Text is stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 

@@ -15,8 +15,6 @@ def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> d
 
 
 OTHER_DATA = "the samples that dataset gives are others"
-
-
 OTHER_MODEL = "the weights at model_name_or_path are others"
 
 
