@@ -10,4 +10,4 @@ def looked(tokenizer, num_samples=5, **flags):
 
 
 def checks(gathered):
-    return {text: fine for fine, text in gathered.checks}
+    return {text: verdict for verdict, text in gathered.checks}

@@ -15,12 +15,12 @@ def test_what_is_as_it_should_be_is_told_apart_from_what_is_not(tmp_path, tokeni
     write(tmp_path / "train.jsonl", *rows)
     write(tmp_path / "eval.jsonl", chat("Other", "One"))
     good = checks(looked(tokenizer, chat_template="llama3", eval_dataset="eval.jsonl"))
-    assert all(good.values()), good
+    assert set(good.values()) == {"ok"}, good
     write(tmp_path / "train.jsonl", *rows, rows[3])
     write(tmp_path / "eval.jsonl", rows[5])
     # cut off before the end of turn, one sample twice, one evaluated on
     bad = checks(looked(tokenizer, chat_template="llama3", eval_dataset="eval.jsonl", max_length=28))
-    wrong = [text for text, fine in bad.items() if fine is False]
+    wrong = [text for text, verdict in bad.items() if verdict == "look"]
     assert len(wrong) == 3
     assert "teach to stop" in wrong[0] and wrong[1] == "2 samples are the same: train.jsonl:4, train.jsonl:21"
     assert "1 of 1 evaluation samples" in wrong[2]
@@ -48,29 +48,30 @@ def test_a_leak_is_told_once(tmp_path, tokenizer):
 )
 def test_samples_that_are_the_same_are_named(numbers, told, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *(chat(f"Question {i}", f"Answer {i}") for i in numbers))
-    assert checks(looked(tokenizer, chat_template="chatml"))[told] == (len(set(numbers)) == len(numbers))
+    verdict = "ok" if len(set(numbers)) == len(numbers) else "look"
+    assert checks(looked(tokenizer, chat_template="chatml"))[told] == verdict
 
 
 def test_a_template_without_bos_is_fine_unless_the_tokenizer_would_write_one(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
     found = checks(looked(tokenizer, chat_template="chatml"))
-    assert found["no sample begins with <bos>: the template writes none"] is True
+    assert found["no sample begins with <bos>: the template writes none"] == "ok"
     assert not [text for text in found if "twice" in text and "begin" in text]
     adds_bos = byte_level_tokenizer(bos_token="<bos>")
     adds_bos.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", adds_bos.bos_token_id)]
     )
     found = checks(looked(adds_bos, chat_template="chatml"))
-    assert found["no sample begins with <bos>, which the tokenizer puts before any other text"] is False
+    assert found["no sample begins with <bos>, which the tokenizer puts before any other text"] == "look"
     write(tmp_path / "train.jsonl", {"text": "Hello"})
-    assert checks(looked(adds_bos))["1 of 1 samples begin with <bos>"] is True
+    assert checks(looked(adds_bos))["1 of 1 samples begin with <bos>"] == "ok"
 
 
 def test_pieces_of_a_split_text_need_not_begin_or_end_like_a_text(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": "Hello there, how are you? " * 20})
     found = checks(looked(tokenizer, max_length=32, excess_length_strategy="split"))
-    assert False not in found.values()
-    told = [text for text, fine in found.items() if fine is None]
+    assert "look" not in found.values()
+    told = [text for text, verdict in found.items() if verdict == "note"]
     assert len(told) == 2 and all("as excess_length_strategy split makes pieces" in text for text in told)
     assert "begin with <bos>" in told[0] and "teach to stop" in told[1]
 
@@ -98,18 +99,18 @@ def test_last_tokens_that_are_next_to_none_are_not_listed(tmp_path, tokenizer):
 def test_a_special_token_that_someone_typed_into_an_answer_is_found(answer, flags, fine, tmp_path, tokenizer):
     turns = chat("One", "Good", "Two", "Better"), chat("Hi", answer), chat("Ho <|im_end|>", "Hum")
     write(tmp_path / "train.jsonl", *turns)
-    found = [(text, ok) for text, ok in checks(looked(tokenizer, chat_template="chatml", **flags)).items()]
+    found = checks(looked(tokenizer, chat_template="chatml", **flags)).items()
     token = (re.findall("<[|a-z_]+>", answer) or [""])[0]
     text = f"1 sample learns a special token in the middle of an answer, first train.jsonl:2 ({token!r})"
-    assert ((text, False) in found) != fine
+    assert ((text, "look") in found) != fine
     if not flags:
-        assert (("no answer goes on after a special token that ends a text", True) in found) == fine
+        assert (("no answer goes on after a special token that ends a text", "ok") in found) == fine
 
 
 def test_whole_texts_hold_no_answers_to_look_into(tmp_path, tokenizer):
     end = tokenizer.eos_token_id
     write(tmp_path / "train.jsonl", {"input_ids": [5, end, 6, end]}, {"input_ids": [6, end, 5, end]})
-    assert checks(looked(tokenizer))["no answer goes on after a special token that ends a text"] is True
+    assert checks(looked(tokenizer))["no answer goes on after a special token that ends a text"] == "ok"
 
 
 def test_what_was_cut_is_named(tmp_path, tokenizer):
@@ -117,5 +118,5 @@ def test_what_was_cut_is_named(tmp_path, tokenizer):
     ids = [[5 + n] * (length - 1) + [tokenizer.eos_token_id] for n, length in enumerate(lengths)]
     write(tmp_path / "train.jsonl", *({"input_ids": sample} for sample in ids))
     found = checks(looked(tokenizer, max_length=8))
-    assert found["3 cut at 8 tokens, first: train.jsonl:2, train.jsonl:4, train.jsonl:5"] is None
+    assert found["3 cut at 8 tokens, first: train.jsonl:2, train.jsonl:4, train.jsonl:5"] == "note"
     assert not [text for text in checks(looked(tokenizer, max_length=9)) if "cut" in text]
