@@ -11,6 +11,7 @@ from kit.checkpoint.manifest import read_state, verify
 from kit.errors import UserError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tie", "settings"),
     [
@@ -85,6 +86,7 @@ def test_adapters_of_another_rank_are_refused_with_both_shapes(folders, saved):
     assert same(model.state_dict(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -99,6 +101,7 @@ def test_a_checkpoint_of_another_method_or_optimiser_is_refused(folders, saved, 
         load_checkpoint(*build(folders["untied"], **settings), folder / "step-00000003")
 
 
+@pytest.mark.slow
 def test_scalars_of_another_optimiser_are_refused(folders, saved, tmp_path):
     settings = {"method": "full", "optim": "adamw_8bit"}
     model, optimizer = build(folders["untied"], **settings)

@@ -19,6 +19,7 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
 
 
+@pytest.mark.slow
 def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
     folder, save = saved
     for name in files(folder / "step-00000003"):
