@@ -388,6 +388,7 @@ def flags(finetune):
     return [f"--{name}={value}" for name, value in values.items()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_four_real_commands_do_the_same(flags, tmp_path):
     fsdp = CONFIGS / "fsdp.yaml"
@@ -438,6 +439,7 @@ def test_bad_data_on_two_ranks_is_told_once_and_no_rank_hangs(flags, tmp_path):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_printed_command_works_as_printed(flags, tmp_path):
     launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
