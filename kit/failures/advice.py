@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kit.strategy.topology import Topology
 
 _SMALL = 0.05  # what holds less of the peak is not worth changing
+_OF_TRAINING = ("gradient_checkpointing", "async_save", "optim")  # settings that help only where a step is taken
 
 
 class Setting(NamedTuple):
@@ -36,8 +37,13 @@ def explain(
     optimizer: "torch.optim.Optimizer | None",
     recipe: "Recipe",
     topology: "Topology",
+    trains: bool = True,
 ) -> UserError | None:
-    """What to tell the user; None if ``error`` is not about memory. Arguments are as in ``memory.measure``."""
+    """What to tell the user; None if ``error`` is not about memory.
+
+    Args:
+        trains: there are steps and checkpoints; the other arguments are as in ``memory.measure``.
+    """
     shortage = measure(error, model, optimizer, recipe, topology)
     if shortage is None:
         return None
@@ -45,7 +51,9 @@ def explain(
     # A model that knows no other attention is left with it.
     if model is not None and any(not getattr(module, "_supports_sdpa", True) for module in model.modules()):
         ways = [way for way in ways if way.key != "attn_implementation"]
-    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_listed(ways)))
+    if not trains:
+        ways = [way for way in ways if way.key not in _OF_TRAINING and way.text != "--method lora"]
+    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_listed(ways, trains)))
 
 
 def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[Setting]:
@@ -107,17 +115,21 @@ def _smaller_batch(recipe: "Recipe", num_processes: int) -> int:
     return next(n for n in range(recipe.per_device_train_batch_size // 2, 0, -1) if share % n == 0)
 
 
-def _listed(ways: list[Setting]) -> str:
+def _listed(ways: list[Setting], trains: bool) -> str:
     """The settings with what they cost, those that keep the run apart from those that make it another."""
     if not ways:
         return "a smaller model, or a device with more memory"
     width = max(len(way.text) for way in ways)
-    same = [way for way in ways if way.key not in IDENTITY]
-    other = [way for way in ways if way.key in IDENTITY]
+    order = "cheapest first, at the cost of"
+    groups = [(f"the same command with one of these; {order}", ways)]
+    if trains:
+        same = [way for way in ways if way.key not in IDENTITY]
+        other = [way for way in ways if way.key in IDENTITY]
+        groups = [
+            (f"the same command with one of these goes on from the last checkpoint; {order}", same),
+            (f"these make it another run, with an --output_dir of its own; {order}", other),
+        ]
     lines = []
-    for title, group in (
-        ("the same command with one of these goes on from the last checkpoint; cheapest first, at the cost of", same),
-        ("these make it another run, with an --output_dir of its own; cheapest first, at the cost of", other),
-    ):
+    for title, group in groups:
         lines += [f"-> {title}", *(f"   {way.text:{width}}  {way.cost}" for way in group)] if group else []
     return "\n    ".join(lines).removeprefix("-> ")

@@ -53,12 +53,16 @@ class RankStatus:
 class Watch:
     """The statuses of all ranks; one rank alone needs none and keeps only its own."""
 
-    def __init__(self, accelerator: "Accelerator", store: Any, timeout_seconds: float) -> None:
-        """``store``: a connection of its own to the ranks' key-value store; None where there is one rank."""
+    def __init__(self, accelerator: "Accelerator", store: Any, timeout_seconds: float, trains: bool = True) -> None:
+        """
+        Args:
+            store: a connection of its own to the ranks' key-value store; None where there is one rank.
+            trains: the same command goes on from a checkpoint.
+        """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._store, self._timeout = store, timeout_seconds
         self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
-        self._asks = False
+        self._asks, self._trains = False, trains
         if store is not None:
             threading.Thread(target=self._beat, daemon=True).start()
 
@@ -88,10 +92,10 @@ class Watch:
         if not gone:
             return None
         are, it = ("are", "They say") if len(gone) > 1 else ("is", "It says")
+        then = ";\n       the same command continues from the last checkpoint" if self._trains else ""
         return TrainingError(
             f"{_names(gone)} {are} gone, last seen: {_told(gone)}\n"
-            f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`);\n"
-            "       the same command continues from the last checkpoint"
+            f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
         )
 
     def _beat(self) -> None:

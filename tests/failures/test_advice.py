@@ -163,6 +163,25 @@ def test_a_model_without_another_attention_keeps_eager(build):
     assert "--attn_implementation" not in told(RuntimeError(ON_CPU), model, attn_implementation="eager")
 
 
+def test_a_command_that_trains_nothing_is_told_no_setting_of_training(monkeypatch):
+    """It has no step, no checkpoint and no run that could go on."""
+    monkeypatch.setattr(memory, "components", lambda *_: FULL)
+    monkeypatch.setattr(memory, "_device", lambda error: GPU)
+    monkeypatch.setattr(memory, "_phase_and_module", lambda error: (PHASE["evaluation"], ""))
+    topology = placed(device_type="cuda")
+    training = str(explain(RuntimeError(ON_CPU), None, None, make(method="full"), topology))
+    scoring = str(explain(RuntimeError(ON_CPU), None, None, make(method="full"), topology, trains=False))
+    assert "--optim adamw_8bit" in training and "--method lora" in training and "last checkpoint" in training
+    suggested = ["--per_device_train_batch_size 2", "--config fsdp", "--config fsdp_offload", "--max_length 1024"]
+    assert re.findall(r"^ +(--\w+ \S+)", scoring, re.M) == suggested
+    assert "the same command with one of these; cheapest first" in scoring
+    assert "checkpoint" not in scoring and "another run" not in scoring
+    text = str(explain(RuntimeError(ON_CPU), None, None, make(method="lora"), topology, trains=False))
+    assert "--method qlora" not in text  # nothing is frozen here
+    monkeypatch.setattr(memory, "components", lambda *_: LORA)
+    assert "--method qlora" in str(explain(MemoryError(), None, None, make(), topology, trains=False))
+
+
 def changed_by(flag, recipe):
     """The recipe with a flag of the message, as the schema takes it; None for a flag of the launch."""
     name, value = flag.removeprefix("--").split()

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 
 import pytest
 from conftest import export, make_model, run_ranks
@@ -155,11 +156,15 @@ def without_memory(_rank):
 
 
 def without_the_second_rank(rank):
-    """It dies in the evaluation, without a word, as by a scheduler or for lack of memory."""
+    """It dies in the evaluation, some heartbeats on, without a word, as by a scheduler or for lack of memory."""
     from transformers.models.llama.modeling_llama import LlamaMLP
 
+    def die(self, hidden):
+        time.sleep(3)
+        os._exit(9)
+
     if rank == 1:
-        LlamaMLP.forward = lambda self, hidden: os._exit(9)
+        LlamaMLP.forward = die
 
 
 def failed(finetune, prepare, processes, **flags):
@@ -177,7 +182,8 @@ def test_memory_that_runs_out_is_explained(finetune, flags, model_folder):
     assert "error: out of memory: 4.00 PiB asked for in evaluation (LlamaDecoderLayer)\n" in output
     for row in ("CPU", "peak of this process", "  trainable weights", "  the rest"):
         assert re.search(rf"^ +{row} +[1-9][\d.]* [KMGT]iB", output, re.M), output
-    assert "--per_device_train_batch_size 4 " in output and "--gradient_checkpointing" not in output
+    assert "--per_device_train_batch_size 4 " in output and "    -> the same command with one of these; " in output
+    assert not re.search("checkpoint|another run|--optim|--method", output), output
 
 
 @pytest.mark.slow
@@ -186,3 +192,4 @@ def test_a_lost_rank_is_named(finetune, fp32, flags, model_folder):
     status, output = failed(finetune, without_the_second_rank, 2, **flags)
     assert status == "1" and "Traceback" not in output, output
     assert "error: rank 0: rank 1 is gone, last seen: rank 1 evaluating\n" in output
+    assert "(see `dmesg`)\n" in output and "checkpoint" not in output
