@@ -43,7 +43,7 @@ def main() -> None:
     assert samples is not None
 
     accelerator, plan = start(recipe, topology)
-    guard = Guard(accelerator, recipe, topology)
+    guard = Guard(accelerator, recipe, topology, trains=False)
     guard.at(phases.LOADING)
     model = build_model(recipe, checked.config, plan)
     guard.holds(model)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kit.strategy.topology import Topology
 
 _SMALL = 0.05  # share of the peak; a component below it is not worth reducing
+_OF_TRAINING = ("gradient_checkpointing", "async_save", "optim")  # settings that help only where a step is taken
 
 
 class Setting(NamedTuple):
@@ -36,10 +37,12 @@ def explain(
     optimizer: "torch.optim.Optimizer | None",
     recipe: "Recipe",
     topology: "Topology",
+    trains: bool = True,
 ) -> UserError | None:
     """Return the error to show to the user; None if ``error`` is not about memory.
 
-    The arguments are those of ``memory.measure``.
+    Args:
+        trains: whether there are steps and checkpoints; the other arguments are those of ``memory.measure``.
     """
     shortage = measure(error, model, optimizer, recipe, topology)
     if shortage is None:
@@ -48,7 +51,9 @@ def explain(
     # Some models have no attention other than eager.
     if model is not None and any(not getattr(module, "_supports_sdpa", True) for module in model.modules()):
         options = [option for option in options if option.key != "attn_implementation"]
-    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_listed(options)))
+    if not trains:
+        options = [each for each in options if each.key not in _OF_TRAINING and each.text != "--method lora"]
+    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_listed(options, trains)))
 
 
 def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[Setting]:
@@ -110,17 +115,21 @@ def _smaller_batch(recipe: "Recipe", num_processes: int) -> int:
     return next(n for n in range(recipe.per_device_train_batch_size // 2, 0, -1) if share % n == 0)
 
 
-def _listed(options: list[Setting]) -> str:
-    """The settings as text, in two groups: the same run can continue with the first, the second need a new run."""
+def _listed(options: list[Setting], trains: bool) -> str:
+    """The settings as text; of training in two groups: a run can continue with the first, the second need a new run."""
     if not options:
         return "a smaller model, or a device with more memory"
     width = max(len(option.text) for option in options)
-    same = [option for option in options if option.key not in IDENTITY]
-    other = [option for option in options if option.key in IDENTITY]
+    order = "cheapest first, at the cost of"
+    groups = [(f"the same command with one of these; {order}", options)]
+    if trains:
+        same = [option for option in options if option.key not in IDENTITY]
+        other = [option for option in options if option.key in IDENTITY]
+        groups = [
+            (f"the same command with one of these goes on from the last checkpoint; {order}", same),
+            (f"these make it another run, with an --output_dir of its own; {order}", other),
+        ]
     lines = []
-    for title, group in (
-        ("the same command with one of these goes on from the last checkpoint; cheapest first, at the cost of", same),
-        ("these make it another run, with an --output_dir of its own; cheapest first, at the cost of", other),
-    ):
+    for title, group in groups:
         lines += [f"-> {title}", *(f"   {option.text:{width}}  {option.cost}" for option in group)] if group else []
     return "\n    ".join(lines).removeprefix("-> ")

@@ -23,13 +23,17 @@ class Guard:
     Every rank creates one, after the process group exists. It works until the process ends.
     """
 
-    def __init__(self, accelerator: "Accelerator", recipe: "Recipe", topology: "Topology") -> None:
-        self.watch = Watch(accelerator, open_store(), recipe.ddp_timeout)
+    def __init__(self, accelerator: "Accelerator", recipe: "Recipe", topology: "Topology", trains: bool = True) -> None:
+        """
+        Args:
+            trains: the same command goes on from a checkpoint.
+        """
+        self.watch = Watch(accelerator, open_store(), recipe.ddp_timeout, trains)
         self._model: torch.nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         exits.explain_with(self.watch.explain)
         exits.explain_with(
-            lambda error: advice.explain(error, self._model, self._optimizer, recipe, topology),
+            lambda error: advice.explain(error, self._model, self._optimizer, recipe, topology, trains),
         )
 
     def at(self, phase: Phase, step: int = 0) -> None:

@@ -54,16 +54,17 @@ class RankStatus:
 class Watch:
     """Writes the status of this rank, and reads those of the others when something fails."""
 
-    def __init__(self, accelerator: "Accelerator", store: Any, timeout_seconds: float) -> None:
+    def __init__(self, accelerator: "Accelerator", store: Any, timeout_seconds: float, trains: bool = True) -> None:
         """
         Args:
             store: a connection to the ranks' key-value store that nothing else uses; None with a single rank.
             timeout_seconds: without progress on any rank for so long, the process ends with an error message.
+            trains: whether the same command continues from a checkpoint.
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._store, self._timeout = store, timeout_seconds
         self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
-        self._is_asking = False
+        self._is_asking, self._trains = False, trains
         if store is not None:
             threading.Thread(target=self._beat, daemon=True).start()
 
@@ -100,10 +101,10 @@ class Watch:
         if not gone:
             return None
         are, it = ("are", "They say") if len(gone) > 1 else ("is", "It says")
+        then = ";\n       the same command continues from the last checkpoint" if self._trains else ""
         return TrainingError(
             f"{_names(gone)} {are} gone, last seen: {_listed(gone)}\n"
-            f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`);\n"
-            "       the same command continues from the last checkpoint"
+            f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
         )
 
     def _beat(self) -> None:

@@ -1,15 +1,12 @@
 """What is shown is what is trained on: the very tokens, learned or not, and what is wrong with them."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import make_model
 from data_helpers import chat, write
 from report_helpers import looked
 
-from kit.cli import main as cli
 from kit.report.samples_page import as_page, as_text, runs_of, tokens_of
 
 
@@ -160,54 +157,3 @@ def test_data_cannot_drive_a_terminal(tmp_path, tokenizer):
     text = as_text(gathered, colour=True)
     assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[2m", "\x1b[22m", "\x1b[0m"}
     assert "[[" not in text and r"a\x1b.jsonl:1" in text
-
-
-@pytest.fixture
-def model(tmp_path):
-    folder = make_model(tmp_path / "model", max_position_embeddings=2048)
-    write(tmp_path / "train.jsonl", *[chat(f"Question {i}", f"Answer {i}") for i in range(20)])
-    return SimpleNamespace(flags=["--model_name_or_path", str(folder), "--dataset", "train.jsonl"])
-
-
-def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
-    assert cli.main(["inspect", *model.flags, "-n", "2", "--html", "out.html"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("--- train.jsonl:") == 2 and "page: out.html" in printed
-    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--datset", "x"], "--datset: unknown flag"),
-        (["-n", "-1"], "-n: found -1; expected whole number from 0"),
-        (["--html", "nowhere/out.html"], "--html: nowhere/out.html: No such file or directory"),
-        (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be looked at as a whole"),
-        (["--max_length", "8"], "train.jsonl: none of 20 samples"),
-    ],
-)
-def test_a_mistake_is_told_with_status_2(flags, message, model, capsys):
-    assert cli.main(["inspect", *model.flags, *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_what_is_prepared_is_opened_by_the_run(model, capsys, monkeypatch, tmp_path):
-    assert cli.main(["prepare", *model.flags]) == 0
-    printed = capsys.readouterr().out
-    assert "20 samples" in printed and str(tmp_path / "cache") in printed
-    monkeypatch.setattr("kit.data.samples.rows.encode_all", lambda *_: pytest.fail("tokenised again"))
-    assert cli.main(["prepare", *model.flags]) == 0
-
-
-def test_a_stream_has_nothing_to_prepare(model, capsys):
-    assert cli.main(["prepare", *model.flags, "--streaming", "--max_steps", "3"]) == 2
-    assert "nothing to prepare" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["inspect", "prepare"])
-def test_help_says_what_it_takes(command, capsys):
-    try:
-        status = cli.main([command, "--help"])
-    except SystemExit as leaving:
-        status = leaving.code
-    assert status == 0 and "recipes/finetune.py" in capsys.readouterr().out
