@@ -315,6 +315,6 @@ def fp32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def pytest_collection_finish() -> None:
-    """Take what the imports left out of the garbage collector's view: it would look through all of it again and again."""
+    """Hide what the imports left from the garbage collector: it would search all of it again and again."""
     gc.collect()
     gc.freeze()

@@ -38,6 +38,7 @@ def test_what_a_failed_run_said_of_itself_is_said_and_nothing_of_its_launcher(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_mistake_found_under_a_launcher_is_one_block_and_status_2(flags, tmp_path, temporary, capsys):
     (tmp_path / "data.jsonl").write_text('{"messages": 3}\n')

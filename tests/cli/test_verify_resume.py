@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, matrix
 
 from kit.cli.main import main
 
@@ -41,7 +41,7 @@ def fake(loss="1 / step", continues=True, pause=0.2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["single", "ddp"])
+@pytest.mark.parametrize("config", matrix(["single", "ddp"]))
 def test_a_run_that_continues_exactly_is_said_to_and_nothing_stays(config, flags, temporary, tmp_path):
     keep = tmp_path / "keep"
     command = [sys.executable, "-m", "kit.cli.main", "verify-resume", "--steps", "5", "--kill-after", "2"]
@@ -73,6 +73,7 @@ runpy.run_path({root!r} + "/recipes/finetune.py", run_name="__main__")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_other_dropout_after_a_resume_is_found(flags, temporary, script, capsys):
     script(BROKEN.format(root=str(ROOT)))
@@ -88,6 +89,7 @@ def test_other_dropout_after_a_resume_is_found(flags, temporary, script, capsys)
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_script_that_begins_again_has_not_continued_though_all_is_equal(temporary, script, capsys):
     script(fake(continues=False))
     assert main(["verify-resume"]) == 1
@@ -95,6 +97,7 @@ def test_a_script_that_begins_again_has_not_continued_though_all_is_equal(tempor
     assert out.count("none\n") == 7 and out.endswith("not continued: the run began at step 1 again\n")
 
 
+@pytest.mark.slow
 def test_runs_that_differ_on_a_gpu_get_the_hint_that_helps(temporary, script, capsys):
     script(fake(loss="1 + os.getpid() * 1e-9"))
     assert main(["verify-resume", "--steps=3"]) == 1
@@ -161,6 +164,7 @@ def test_one_mistake_is_one_error(words, message, temporary, capsys):
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_flags_that_are_decided_here_are_named_and_no_others(temporary, script, flags, capsys):
     script(fake())
     pasted = {"output_dir": "runs/mine", "max_steps": 900, "logging_steps": 1, "report_to": "wandb", "seed": 3}

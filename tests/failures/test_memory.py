@@ -346,6 +346,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts so on Linux only")
 def test_a_process_that_meets_its_limit_can_still_tell(tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)

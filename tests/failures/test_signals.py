@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, matrix
 
 from kit.run.log import SECONDS_BETWEEN_LINES
 from kit.strategy.launcher import launcher_is_gone
@@ -47,14 +47,16 @@ def hear_hang_ups(rank):
 
 @pytest.mark.parametrize(
     ("config", "processes", "number", "rank"),
-    [
-        ("single", 1, signal.SIGTERM, 0),
-        ("single", 1, signal.SIGINT, 0),
-        ("single", 1, signal.SIGHUP, 0),
-        ("ddp", 2, signal.SIGUSR1, 1),
-        ("fsdp", 2, signal.SIGTERM, 0),
-        ("ddp", 3, signal.SIGTERM, 2),
-    ],
+    matrix(
+        [
+            ("fsdp", 2, signal.SIGTERM, 0),
+            ("single", 1, signal.SIGTERM, 0),
+            ("single", 1, signal.SIGINT, 0),
+            ("single", 1, signal.SIGHUP, 0),
+            ("ddp", 2, signal.SIGUSR1, 1),
+            ("ddp", 3, signal.SIGTERM, 2),
+        ]
+    ),
 )
 def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
     finetune, chat_file, config, processes, number, rank
@@ -79,7 +81,7 @@ def test_a_signal_to_one_rank_stops_all_after_a_whole_step_and_nothing_is_lost(
     assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 10
 
 
-@pytest.mark.parametrize(("config", "processes"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("single", 1), ("fsdp", 2)]))
 def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(finetune, chat_file, config, processes):
     """To one rank only; the evaluation is done after the same step when the run goes on."""
     flags = FLAGS | {"config": config, "eval_dataset": chat_file, "max_eval_samples": 40, "max_steps": 8}
@@ -240,12 +242,14 @@ ACCELERATE = ["-m", "accelerate.commands.launch"]
 
 @pytest.mark.parametrize(
     ("launcher", "config", "number"),
-    [
-        (ACCELERATE, "single", signal.SIGTERM),
-        (ACCELERATE, "ddp", signal.SIGTERM),
-        ([], "ddp", signal.SIGUSR1),
-        ([], "fsdp", signal.SIGTERM),
-    ],
+    matrix(
+        [
+            (ACCELERATE, "ddp", signal.SIGTERM),
+            (ACCELERATE, "single", signal.SIGTERM),
+            ([], "ddp", signal.SIGUSR1),
+            ([], "fsdp", signal.SIGTERM),
+        ]
+    ),
 )
 def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, launcher, config, number):
     """`accelerate launch` dies of SIGTERM without a word to what it started; Slurm and Kubernetes send it there."""

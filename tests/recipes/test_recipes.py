@@ -153,6 +153,7 @@ def test_the_accelerate_configs_differ_in_what_their_names_say():
     assert (fsdp["fsdp_version"], configs["fsdp1"].fsdp_config["fsdp_version"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_accelerate_launch_starts_two_processes_with_the_fsdp_settings(tmp_path):
     names = ["WORLD_SIZE", "ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_MIXED_PRECISION"]
     script = tmp_path / "show.py"

@@ -27,6 +27,7 @@ def test_the_default_run_learns_its_task(tmp_path):
     assert str(tmp_path / "run/final") in done.stdout and "next, with a real model" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_so_do_other_seeds_on_a_sharded_model(finetune, fp32, tmp_path, seed):
