@@ -20,6 +20,7 @@ from kit.failures import exits
 
 
 def main() -> None:
+    """Export one model, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a run's checkpoint, or an adapter such as final/, which is merged")
     parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the model")
