@@ -75,6 +75,20 @@ def test_every_flag_named_in_the_pages_exists():
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_changes_that_the_architecture_page_shows_still_fit():
+    """What a diff removes, or shows around its change, stands exactly once in the file; a new file is new."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    blocks = re.findall(r"^(New file )?`([\w./-]+)`:\n\n```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == page.count("```diff\n") + page.count("New file `")
+    for is_new, path, kind, body in blocks:
+        if is_new:
+            assert not (ROOT / path).exists(), path
+            continue
+        assert kind == "diff", path
+        old = "\n".join(line[1:] for line in body.splitlines() if line[:1] in ("-", " "))
+        assert (ROOT / path).read_text().count(old) == 1, f"{path}:\n{old}"
