@@ -1,10 +1,10 @@
-"""How far packed samples are from the same samples alone, on a model and data of your own, in fp32 on a CPU.
+"""Measure how much packed samples differ from the same samples alone, with your model and data, in fp32 on a CPU.
 
     python benchmarks/isolation.py --model_name_or_path M --dataset D --max_length 512 [any finetune flag]
 
-For the first packs of the run: the worst absolute difference of a logit between a sample in its pack and the sample
-alone, the same where packs are told apart by nothing (a control, which must be large), and the worst relative
-difference between the loss of a pack and that of its samples in padded rows.
+For the first packs of the run it prints: the largest absolute difference of a logit between a sample in its pack and
+the sample alone; the same if nothing separates the samples of a pack (a control, which must be large); and the largest
+relative difference between the loss of a pack and that of its samples in padded rows.
 """
 
 import sys
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def compare(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[float, float, float]:
-    """Worst logit difference, that of the control, and relative difference of the loss."""
+    """Return the largest logit difference, that of the control, and the relative difference of the loss."""
     batch = Collator(1, 0, packing=True).collate(samples, [pack])
     forward = {key: value for key, value in batch.model_inputs().items() if "target" not in key}
     if model.config._attn_implementation == "sdpa":

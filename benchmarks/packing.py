@@ -38,7 +38,7 @@ def measure(lengths: NDArray[np.int64], capacity: int) -> list[str]:
         start = time.perf_counter()
         packs = pack(lengths, capacity)
         seconds.append(time.perf_counter() - start)
-    tracemalloc.start()  # in a pass of its own: it slows down what it watches
+    tracemalloc.start()  # in a separate pass, because it slows packing down
     pack(lengths.copy(), capacity)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -1,9 +1,10 @@
-"""Worst difference of loss and gradient norm between topologies, in fp32, on a model and data of your own.
+"""Measure how much loss and gradient norm differ between topologies, in fp32, with your model and data.
 
     python benchmarks/parity.py --model_name_or_path M --dataset D --max_length 512 [any finetune flag]
 
-Runs recipes/finetune.py on every topology below with global_batch_size 8 and prints a Markdown table against one
-process with micro-batches of one. Two processes where a topology has several; without a GPU they rehearse.
+Runs recipes/finetune.py on every topology below with global_batch_size 8. Prints a Markdown table of the largest
+relative differences from a single process with micro-batches of one. Topologies with several processes use two; without
+a GPU they run on the CPU.
 """
 
 import json
@@ -41,7 +42,7 @@ KEYS = ("loss", "grad_norm")
 
 
 def run(folder: Path, flags: list[str], config: str, processes: int, micro_batch: int) -> list[dict[str, float]]:
-    """Metrics of each step of one run."""
+    """Run the script on one topology, and return the metrics of each step."""
     text = (ROOT / "accelerate_configs" / f"{config}.yaml").read_text()
     path = folder / f"{config}.yaml"
     path.write_text(text.replace("mixed_precision: bf16", 'mixed_precision: "no"'))

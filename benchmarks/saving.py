@@ -53,7 +53,7 @@ def build(layers: int, hidden: int, method: str) -> tuple[Any, torch.optim.Optim
 
 
 def step(model: Any, optimizer: torch.optim.Optimizer) -> float:
-    """Seconds of one small training step."""
+    """Do one small training step, and return its duration in seconds."""
     start = time.perf_counter()
     ids = torch.randint(32000, (1, 64))
     model(input_ids=ids, labels=ids).loss.backward()

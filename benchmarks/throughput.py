@@ -67,12 +67,12 @@ def make_model(folder: Path, shape: str) -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    # Ids of a small vocabulary serve any larger one.
+    # The tokenizer of a small vocabulary gives valid ids for any larger one.
     AutoTokenizer.from_pretrained(ROOT / "recipes/tiny/model").save_pretrained(folder)
 
 
 def make_data(path: Path, model: Path, max_length: int) -> None:
-    """Texts long enough to be cut at ``max_length``, of few words, so that the loss can fall."""
+    """Write texts that are longer than ``max_length``, of few different words, so that the loss can fall."""
     rng = random.Random(0)
     with path.open("w") as file:
         for _ in range(64):

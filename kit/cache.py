@@ -1,11 +1,11 @@
-"""The cache folder: content hashes that are remembered, and entries of plain arrays that are complete or absent.
+"""The cache folder: stored hashes of files, and entries of plain arrays.
 
 Promises:
 
-- ``file_digest`` is of the content. It is remembered under size, times and inode, so that a file that was not touched
-  is not read again; a file that was touched is.
-- An entry appears whole, by one rename, or not at all. One that was cut short or altered is noticed when it is opened.
-- Arrays are opened as memory maps: opening costs no memory, and all processes of a machine share one copy.
+- ``file_digest`` is a hash of the content. The cache stores it with the file's size, times and inode, so an unchanged
+  file is not read again. A changed file is.
+- An entry appears complete, by one rename, or not at all. Opening it detects if it was cut short or altered.
+- Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy.
 """
 
 import json
@@ -24,42 +24,43 @@ from filelock import FileLock
 from kit.errors import Problem, UserError
 
 ENTRY = "entry.json"
-# A file changed twice within a tick of its clock would keep its times: what is so young is not remembered.
+# A file that changes twice within one tick of the file system's clock keeps its times, so the digest of a file that
+# changed this recently is not stored.
 YOUNG_SECONDS = 2.0
 
 
 def cache_folder() -> Path:
-    """``$KIT_CACHE``, or ``kit`` in the user's cache folder."""
+    """The cache folder: ``$KIT_CACHE``, else ``kit`` in the user's cache folder (``$XDG_CACHE_HOME``)."""
     if os.environ.get("KIT_CACHE"):
         return Path(os.path.expanduser(os.environ["KIT_CACHE"]))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kit"
 
 
 def digest(*values: Any) -> str:
-    """Of values that JSON can hold."""
+    """Return the xxh3-128 hash, as hex, of ``values`` written as JSON. Equal values give equal hashes everywhere."""
     return xxhash.xxh3_128_hexdigest(json.dumps(values).encode())
 
 
 def file_digest(path: Path) -> str:
-    """xxh3-128 of a file's content, as hex. Raises ``OSError``."""
+    """Return the xxh3-128 hash of a file's content, as hex. Raises ``OSError`` if the file cannot be read."""
     path = path.resolve()
-    known = _remembered(path)
-    if known:
-        return known
-    with _one_at_a_time(cache_folder() / "digests"):  # the ranks of a machine ask together: one reads, all remember
-        return _remembered(path) or _read_digest(path)
+    stored = _stored_digest(path)
+    if stored:
+        return stored
+    with _exclusive(cache_folder() / "digests"):  # all ranks of a machine ask at once: one reads the file
+        return _stored_digest(path) or _read_digest(path)
 
 
-def _remembered(path: Path) -> str | None:
+def _stored_digest(path: Path) -> str | None:
     try:
-        known = json.loads(_memory(path).read_text(encoding="utf-8"))
-        return known["digest"] if known["stamp"] == file_stamp(path) else None
+        stored = json.loads(_digest_path(path).read_text(encoding="utf-8"))
+        return stored["digest"] if stored["stamp"] == file_stamp(path) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def file_stamp(path: Path) -> list[int]:
-    """Size, times and inode: as long as they are the same, so is the content."""
+    """Return a file's size, two times and inode. While these are equal, the content counts as unchanged."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -72,52 +73,56 @@ def _read_digest(path: Path) -> str:
         while size := file.readinto(buffer):
             state.update(buffer[:size])
     if stamp == file_stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
-        _remember(path, stamp, state.hexdigest())
+        _store_digest(path, stamp, state.hexdigest())
     return state.hexdigest()
 
 
-def _memory(path: Path) -> Path:
+def _digest_path(path: Path) -> Path:
     return cache_folder() / "digests" / f"{digest(str(path))}.json"
 
 
-def _remember(path: Path, stamp: list[int], known: str) -> None:
-    memory = _memory(path)
-    aside = memory.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # a cache that cannot be written costs time, no more
+def _store_digest(path: Path, stamp: list[int], value: str) -> None:
+    file = _digest_path(path)
+    temporary = file.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # if the cache cannot be written, the file is read again next time
         try:
-            aside.write_text(json.dumps({"stamp": stamp, "digest": known}), encoding="utf-8")
-            aside.replace(memory)
+            temporary.write_text(json.dumps({"stamp": stamp, "digest": value}), encoding="utf-8")
+            temporary.replace(file)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     with ExitStack() as lock:
-        with suppress(OSError):  # where no lock can be had, each reads for itself
+        with suppress(OSError):  # without a lock, each process reads the file itself
             folder.mkdir(parents=True, exist_ok=True)
             lock.enter_context(FileLock(folder / ".lock"))
         yield
 
 
 class Writer:
-    """Arrays of an entry, written piece by piece next to where the entry will be; alone there, see ``locked``."""
+    """Writes the arrays of a cache entry piece by piece into a temporary folder, which ``finish`` renames.
+
+    Only one process may write an entry at a time: use it inside ``locked``.
+    """
 
     def __init__(self, folder: Path) -> None:
+        """``folder``: where the entry will be."""
         self._folder = folder
-        for left in folder.parent.glob(f".{folder.name}.*"):  # by one that was killed
+        for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        self._aside = folder.parent / f".{folder.name}.{os.getpid()}"
-        self._aside.mkdir()
+        self._temporary = folder.parent / f".{folder.name}.{os.getpid()}"
+        self._temporary.mkdir()
         self._files: dict[str, Any] = {}
         self._states: dict[str, Any] = {}
         self._types: dict[str, np.dtype[Any]] = {}
 
     def append(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """One-dimensional pieces; each name keeps its dtype."""
+        """Append a one-dimensional piece to each named array. The first piece of an array sets its dtype."""
         for name, array in arrays.items():
             if name not in self._files:
-                self._files[name] = (self._aside / f"{name}.bin").open("wb")
+                self._files[name] = (self._temporary / f"{name}.bin").open("wb")
                 self._states[name], self._types[name] = xxhash.xxh3_128(), array.dtype
             assert array.dtype == self._types[name]
             data = np.ascontiguousarray(array).view(np.uint8).data
@@ -125,46 +130,47 @@ class Writer:
             self._states[name].update(data)
 
     def finish(self, info: Mapping[str, Any]) -> None:
-        """Make the entry appear, with ``info``, which JSON can hold."""
+        """Complete the entry and move it to its folder. ``info`` is stored as JSON beside the arrays."""
         arrays = {
             name: {"dtype": self._types[name].descr, "bytes": file.tell(), "digest": self._states[name].hexdigest()}
             for name, file in self._files.items()
         }
         for file in self._files.values():
             file.close()
-        (self._aside / ENTRY).write_text(json.dumps({"arrays": arrays, "info": info}), encoding="utf-8")
-        if self._folder.exists():  # damaged, or another machine's on a shared disk whose locks do not hold
+        (self._temporary / ENTRY).write_text(json.dumps({"arrays": arrays, "info": info}), encoding="utf-8")
+        if self._folder.exists():  # damaged, or written by another machine on a shared disk without working locks
             shutil.rmtree(self._folder, ignore_errors=True)
         try:
-            self._aside.rename(self._folder)
+            self._temporary.rename(self._folder)
         except OSError:
             if not (self._folder / ENTRY).is_file():
                 raise
-            self.discard()  # the other machine was first, with the same content
+            self.discard()  # the other machine finished first, with the same content
             return
-        for name, about in arrays.items():
+        for name, entry in arrays.items():
             path = self._folder.resolve() / f"{name}.bin"
-            _remember(path, file_stamp(path), about["digest"])
+            _store_digest(path, file_stamp(path), entry["digest"])
 
     def discard(self) -> None:
+        """Delete what was written so far."""
         for file in self._files.values():
-            with suppress(OSError):  # closing writes what is left, where there may be no room
+            with suppress(OSError):  # closing writes buffered bytes, and the disk may be full
                 file.close()
-        shutil.rmtree(self._aside, ignore_errors=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Arrays, memory-mapped and read-only, and info; None where the entry is absent or damaged."""
+    """Return the arrays of an entry (read-only memory maps) and its ``info``; None if it is absent or damaged."""
     try:
         entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
         arrays = {}
-        for name, about in entry["arrays"].items():
+        for name, array in entry["arrays"].items():
             path = folder / f"{name}.bin"
-            if path.stat().st_size != about["bytes"] or file_digest(path) != about["digest"]:
+            if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:
                 return None
-            dtype = np.dtype([tuple(column) for column in about["dtype"]] if len(about["dtype"]) > 1 else
-                             about["dtype"][0][1])  # fmt: skip
-            arrays[name] = np.memmap(path, dtype, mode="r") if about["bytes"] else np.empty(0, dtype)
+            dtype = np.dtype([tuple(column) for column in array["dtype"]] if len(array["dtype"]) > 1 else
+                             array["dtype"][0][1])  # fmt: skip
+            arrays[name] = np.memmap(path, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
         return arrays, entry["info"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
@@ -172,7 +178,10 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Alone at ``folder`` among all processes that share the disk. Raises ``UserError`` if it cannot be written."""
+    """Hold the lock of ``folder`` among all processes that share the disk; wait for it first.
+
+    Raises ``UserError`` if the lock file cannot be written.
+    """
     with cannot_write(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{folder}.lock")
@@ -185,7 +194,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def cannot_write(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong in writing to the cache into a problem with a way out."""
+    """Turn an ``OSError`` raised while writing to the cache into a ``UserError`` that says how to fix it."""
     try:
         yield
     except OSError as error:

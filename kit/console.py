@@ -1,7 +1,7 @@
-"""What a person reads while a command runs: lines and progress bars, from one process of a run.
+"""Lines and progress bars for the user of a running command, printed by the main process only.
 
-Promises: only the main process speaks; no line holds a credential; a reader who went away ends nothing.
-Plain Python and tqdm: usable before anything heavy is imported.
+Promises: only the main process prints; no line holds a credential; a closed terminal or pipe does not end a run.
+Imports only plain Python and tqdm, so it can be used before anything slow is imported.
 """
 
 import logging
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from kit.secrets import redacted
 
-# Third-party messages no user can act on: deprecations between libraries, and remarks on what the kit does on purpose.
+# Messages of libraries that no user can act on: deprecations, and remarks on what the kit does on purpose.
 _SILENCED_MESSAGES = (
     ".*is_gradient_checkpointing.*deprecated.*",
     ".*torch.distributed is disabled, unavailable or uninitialized.*",
@@ -28,12 +28,15 @@ _SILENCED_LOGGERS = ("bitsandbytes", "torch.distributed.fsdp._state_dict_utils",
 
 
 def rank() -> int:
-    """The global rank of this process as its launcher set it, 0 without one; known before the process group exists."""
+    """Return the global rank that the launcher gave this process; 0 without a launcher.
+
+    It is known before the process group exists.
+    """
     return int(os.environ.get("RANK", "0"))
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """Return whether this process is the main process (rank 0), the only one that prints and writes."""
     return rank() == 0
 
 
@@ -47,19 +50,22 @@ def say(*lines: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print the output of a command, and take it calmly when the reader has gone, as ``head`` does."""
+    """Print the output of a command. If the reader has closed the pipe, as ``head`` does, the output is discarded."""
     try:
-        # Data may hold what a terminal's encoding cannot.
+        # The data may hold characters that the terminal's encoding lacks.
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         print(redacted(text).encode(encoding, "replace").decode(encoding), flush=True)
     except BrokenPipeError:
-        # The interpreter flushes once more at exit.
+        # The interpreter flushes once more at exit, which would fail again.
         _discard_output()
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Go on when standard output is gone: a closed terminal, or a `tee` that the same Ctrl-C ended, stops no run."""
+    """Ignore a failed write to standard output, and discard what is printed from then on.
+
+    A closed terminal, or a `tee` that the same Ctrl-C ended, must not stop a run.
+    """
     try:
         yield
     except OSError:
@@ -68,19 +74,24 @@ def unheard() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def progress(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
-    """``items`` with a progress bar, on the main process and where standard error is a terminal."""
+    """Return ``items`` with a progress bar, shown by the main process if standard error is a terminal.
+
+    Args:
+        name: the text beside the bar.
+        total: the number of items.
+    """
     visible = is_main() and sys.stderr.isatty()
     return tqdm(items, desc=name, total=total, leave=False, dynamic_ncols=True, disable=not visible)
 
 
 def silence_libraries() -> None:
-    """Hide the warnings of libraries that no user can act on. Call it before models are touched."""
+    """Hide the warnings of libraries that no user can act on. Call it before a model is opened."""
     import transformers
 
     for message in _SILENCED_MESSAGES:

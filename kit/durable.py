@@ -1,4 +1,4 @@
-"""Files that outlive a loss of power: on the disk before their names say that they are there."""
+"""Files that survive a loss of power: their content is on the disk before their final name is."""
 
 import os
 from pathlib import Path
@@ -14,15 +14,18 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """The same for all that is in a folder, and the folder."""
+    """Call ``sync`` for each file and folder in ``folder``, then for ``folder`` itself."""
     for path in [*folder.rglob("*"), folder]:
         sync(path)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write aside, sync, and rename: there is the old content or the new one, never a part."""
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    sync(aside)
-    os.replace(aside, path)
+    """Replace a text file atomically: a reader, or a restart after a crash, finds the old text or the new text.
+
+    Writes to a temporary file, syncs it, and renames it.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, path)
     sync(path.parent)

@@ -1,7 +1,7 @@
-"""What a user can be told: problems with a place, what was found, what was expected, what to do.
+"""Errors for the user: a problem says where it is, what was found, what was expected and what to do.
 
-Plain Python, imported before anything heavy. A ``UserError`` ends the script with status 2 and one ``error:``
-block; every other exception is a failure and keeps its traceback.
+Plain Python, imported before anything slow. A ``UserError`` ends the script with status 2 and one ``error:``
+block. A ``TrainingError`` ends it with status 1 and a message. Every other exception keeps its traceback.
 """
 
 import errno
@@ -15,13 +15,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing the user can mend. ``where`` is a field, a flag or ``file:line``."""
+    """One mistake that the user can fix."""
 
-    where: str
+    where: str  # a field, a flag or ``file:line``
     found: str
     expected: str = ""
-    fix: str = ""
-    num_others: int = 0  # that this one only counts
+    fix: str = ""  # what to type or change
+    num_others: int = 0  # above 0: this problem stands for so many others, which are not shown
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.found}"
@@ -33,7 +33,7 @@ class Problem:
 
 
 class UserError(Exception):
-    """One or more problems, told all at once. Exit status 2."""
+    """One or more problems, reported together. The exit status of the script is 2."""
 
     exit_status = 2
 
@@ -51,33 +51,36 @@ class UserError(Exception):
 
 
 class TrainingError(Exception):
-    """The run cannot go on, and no setting is plainly at fault (a non-finite loss, a lost rank). Exit status 1."""
+    """The run cannot continue, for a reason other than a wrong setting: a non-finite loss, a lost rank.
+
+    The exit status of the script is 1.
+    """
 
     exit_status = 1
 
 
 def raise_if(problems: Iterable[Problem]) -> None:
-    """Raise one ``UserError`` holding all ``problems``, if there are any."""
+    """Raise one ``UserError`` with all ``problems``, if there are any."""
     problems = list(problems)
     if problems:
         raise UserError(*problems)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A hint such as ``did you mean 'learning_rate'?``, or an empty string."""
+    """Return a hint such as ``did you mean 'learning_rate'?``, or an empty string if no choice is similar."""
     close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
 
 
 def kind(value: Any) -> str:
-    """What a value is called where another was expected, in the words of JSON: ``a text``, ``an object``, ``null``."""
+    """Return the type of a value in the words of JSON, for a message: ``a text``, ``an object``, ``null``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     names = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
-# The last is what safetensors makes of a MemoryError.
+# The last one is the message into which safetensors turns a MemoryError.
 _NO_MEMORY = re.compile(
     r"out of memory|_STATUS_ALLOC_FAILED|(can't|cannot) allocate memory|bad_alloc|PyObject pointer is null",
     re.IGNORECASE,
@@ -85,33 +88,34 @@ _NO_MEMORY = re.compile(
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """``error``, and all it was raised from or while handling, the first cause last."""
-    found = [error]
-    for each in found:
-        found += [other for other in (each.__cause__, each.__context__) if other is not None and other not in found]
-    return found
+    """Return ``error`` and the exceptions that led to it (``__cause__`` and ``__context__``), the earliest last."""
+    errors = [error]
+    for later in errors:
+        errors += [other for other in (later.__cause__, later.__context__) if other is not None and other not in errors]
+    return errors
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:
-    """The one of its ``causes`` that says memory ran out, of a GPU or of the CPU; None if none does."""
-    for each in causes(error):
-        if isinstance(each, MemoryError) or (isinstance(each, OSError) and each.errno == errno.ENOMEM):
-            return each
-        if isinstance(each, RuntimeError | OSError) and _NO_MEMORY.search(str(each)):
-            return each
+    """Return the first of ``causes(error)`` that reports a lack of GPU or CPU memory; None if none does."""
+    for cause in causes(error):
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
+            return cause
+        if isinstance(cause, RuntimeError | OSError) and _NO_MEMORY.search(str(cause)):
+            return cause
     return None
 
 
 class Problems(list[Problem]):
-    """Collects what several checks find, to tell it all at once."""
+    """The problems that several checks found, collected so that they can be reported together."""
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Keep the problems of a ``UserError`` raised inside, and go on after the block."""
+        """Catch a ``UserError`` raised in the ``with`` block, add its problems to this list, and continue after it."""
         try:
             yield
         except UserError as error:
             self += error.problems
 
     def raise_if_any(self) -> None:
+        """Raise one ``UserError`` with all problems, if there are any."""
         raise_if(self)

@@ -1,4 +1,7 @@
-"""Token-weighted loss and exact match over an evaluation set, each sample counted once on any number of ranks."""
+"""Token-weighted loss and exact match over an evaluation set.
+
+Promises: each sample counts exactly once, on any number of ranks.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,28 +23,34 @@ if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
 NUM_SHOWN = 3
-# Gives an iterable a progress bar, from its name and length.
+# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said to one evaluation prompt, and what it should have said."""
+    """The model's answer to one evaluation prompt, and the expected answer."""
 
     prompt: str
-    reference: str
-    text: str
+    reference: str  # the expected answer
+    text: str  # the model's answer
 
     @property
     def exact(self) -> bool:
+        """Whether the answer equals the reference, apart from whitespace at both ends."""
         return self.text.strip() == self.reference.strip()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``metrics``: ``eval_loss`` in nats per supervised token, ``eval_perplexity``, ``eval_tokens`` (supervised),
-    ``eval_loss/<name>`` and ``eval_tokens/<name>`` for each of several data sets, and with generation
-    ``eval_exact_match`` (a share). The same on every rank."""
+    """The result of an evaluation.
+
+    Attributes:
+        metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
+            ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
+            ``eval_tokens/<name>``; with generation ``eval_exact_match`` (a share from 0 to 1).
+        answers: the first ``NUM_SHOWN`` answers, if answers were generated.
+    """
 
     metrics: dict[str, float]
     answers: list[Answer] = field(default_factory=list)
@@ -54,10 +63,13 @@ def evaluate(
     samples: Samples,
     progress: Progress = progress,
 ) -> Evaluation:
-    """Evaluate with dropout off; sums run on and no logits are kept.
+    """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
+
+    Dropout is off. Only sums are kept from batch to batch, so memory does not grow with the number of samples.
 
     Args:
-        progress: what it raises, on all ranks alike, ends the evaluation.
+        progress: wraps each loop over batches. It may raise an exception to end the evaluation, if it does so on all
+            ranks at the same batch.
     """
     model = prepared.model
     was_training = model.training
@@ -87,7 +99,7 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
     sums = ranks.sum(sums)
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
-    # exp overflows a float beyond this; a loss so high needs no exact perplexity.
+    # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
     metrics = {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
     for name, (part, part_weight, part_tokens) in zip(samples.names, sums.T.tolist(), strict=True):
         if num_sources > 1 and part_weight:
@@ -98,10 +110,11 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
 def _answers(
     prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress
 ) -> tuple[list[Answer], float]:
-    """Greedy answers to every prompt: the first few, and the share that is exactly right."""
+    """Answer every prompt greedily. Returns the first ``NUM_SHOWN`` answers, and the share of exact answers."""
     accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.per_device_train_batch_size
     mine = list(range(ranks.index, len(samples), ranks.count))
-    # Similar lengths together; every rank makes equally many calls, because sharded weights are gathered in each.
+    # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
+    # sharded weights.
     mine.sort(key=lambda i: samples.lengths[i])
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
     exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)

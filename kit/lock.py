@@ -1,7 +1,7 @@
-"""One run per folder: a lock that the kernel holds for as long as the process lives, and a note on who holds it.
+"""The lock of an output folder: only one run at a time may work in it.
 
-Promises: the lock ends with its process, however that ends; the note tells an orderly end from a kill, and restarted
-ranks what was done before them.
+The kernel releases the lock when the process ends, however it ends. The lock file also holds a signature: which process
+holds the lock, whether it ended in order or was killed, and whether it emptied the folder first.
 """
 
 import fcntl
@@ -16,22 +16,22 @@ from typing import Any
 from kit.errors import Problem, UserError
 
 NAME = ".lock"  # in an output_dir
-_SECONDS = 1.0  # another start that only looks whether the folder is free holds it for less
-_held: dict[Path, Any] = {}  # open until this process ends
+_SECONDS = 1.0  # how long to wait: ``look`` of another process holds the lock for less
+_held: dict[Path, Any] = {}  # the open lock file of each locked folder; stays open until this process ends
 
 
 def take(folder: Path) -> list[str]:
     """Lock ``folder`` until this process ends.
 
     Returns:
-        What the user should know: who had it and was killed, or that this disk knows no locks.
+        Notes for the user: the previous process was killed, or this disk does not support locks.
 
     Raises:
-        UserError: another process has it.
+        UserError: another process holds the lock.
     """
     if folder.resolve() in _held:
         return []
-    # No link is followed: what is written here would be written to somebody's file.
+    # O_NOFOLLOW: through a link, the signature would overwrite a file elsewhere.
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     file = os.fdopen(os.open(folder / NAME, flags, 0o666), "a+", encoding="utf-8")
     notes = []
@@ -55,21 +55,32 @@ def take(folder: Path) -> list[str]:
 
 
 def sign(folder: Path, emptied: bool) -> None:
-    """Say who holds the lock now; ``emptied``: and that what was in the folder before is gone."""
+    """Write the signature of this process into the lock file.
+
+    Args:
+        folder: a folder that this process has locked.
+        emptied: whether this process deleted what was in the folder.
+    """
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "at": time.time(), "emptied": emptied}
-    _write(folder.resolve(), about)
+    signature = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": since,
+        "at": time.time(),
+        "emptied": emptied,
+    }
+    _write(folder.resolve(), signature)
 
 
 def sign_off() -> None:
-    """Say of all locks held that this process comes to an end of its own."""
+    """Add to the signature in every held lock that this process ended in order."""
     for folder in _held:
         with suppress(OSError):  # a full disk
             _write(folder, {**read(folder), "ended": True})
 
 
 def look(folder: Path) -> None:
-    """Raise ``UserError`` if a run is at work in ``folder``; shared, so that the ranks of a run may look together."""
+    """Raise ``UserError`` if a run holds the lock of ``folder``. All ranks of a run may call this at the same time."""
     if folder.resolve() in _held or not (folder / NAME).is_file():
         return
     try:
@@ -83,24 +94,24 @@ def look(folder: Path) -> None:
         except BlockingIOError:
             raise _in_use(folder) from None
         except OSError:
-            return  # a disk without locks: said when the run starts
+            return  # a disk without locks: ``take`` warns about it
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What was signed last, with ``at`` in seconds since the epoch; empty if nothing that can be read."""
+    """Return the last signature, with ``at`` in seconds since the epoch; empty if there is none or it is damaged."""
     if not (folder / NAME).is_file():
         return {}
     try:
-        about = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        return {**about, "at": float(about["at"])}
+        signature = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return {**signature, "at": float(signature["at"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
-def _write(folder: Path, about: dict[str, Any]) -> None:
+def _write(folder: Path, signature: dict[str, Any]) -> None:
     file = _held[folder]
     file.truncate(0)
-    file.write(json.dumps(about) + "\n")
+    file.write(json.dumps(signature) + "\n")
     file.flush()
 
 
@@ -109,17 +120,17 @@ def _in_use(folder: Path) -> UserError:
     return UserError(Problem("output_dir", found, fix="wait for it, end it, or choose another --output_dir"))
 
 
-def _owner(about: dict[str, Any]) -> str:
-    if not {"pid", "host", "since"} <= about.keys():
+def _owner(signature: dict[str, Any]) -> str:
+    if not {"pid", "host", "since"} <= signature.keys():
         return "another run"
-    return f"process {about['pid']} on {about['host']} (since {about['since']})"
+    return f"process {signature['pid']} on {signature['host']} (since {signature['since']})"
 
 
-def _let_go() -> None:
-    """In a forked child, which may outlive its parent."""
+def _close_in_child() -> None:
+    """Close the lock files in a forked child: the child would keep the locks after its parent has ended."""
     for file in _held.values():
         file.close()
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,6 +1,6 @@
-"""Every check that a command can make before a weight is read, and what the checks opened, as one result.
+"""All checks that can be made before any weight is read.
 
-Promises: all problems at once; nothing is written but the tokenised data in the cache.
+Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
 from dataclasses import dataclass
@@ -22,34 +22,34 @@ from kit.strategy.topology import Topology
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a run starts with."""
+    """What the checks opened: everything that a run needs before it loads weights."""
 
     recipe: Recipe
-    config: Any  # of the model
-    meta_model: Any  # its modules and shapes, without memory
+    config: Any  # the model's config
+    meta_model: Any  # the model on the meta device: modules and shapes, no weights
     tokenizer: Any  # with the chat template that is saved with the model
     data: Data | Stream
-    folder: RunFolder | None  # None where the command writes none
-    total_steps: int
+    folder: RunFolder | None  # None for a command without an output folder
+    total_steps: int  # optimiser steps of the whole run
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the model's embedding."""
+        """The number of rows of the model's embedding."""
         return self.config.get_text_config().vocab_size
 
 
 def check(
     recipe: Recipe, topology: Topology | None = None, recipe_name: str | None = None, shorten: bool = False
 ) -> Preflight:
-    """Open and check the model's config, its shapes, the tokenizer, the data, and the output folder.
+    """Open and check the model's config, its shapes, the tokenizer, the data and the output folder.
 
     Args:
-        topology: what will run; None where nothing is to run, as when data is only looked at.
-        recipe_name: of the run whose output folder is checked too; None for a command that has none.
-        shorten: a ``max_length`` that was not set becomes what the model can read.
+        topology: how the run will be distributed; None for a command that runs no model.
+        recipe_name: the name of the recipe in ``run.json``; None for a command without an output folder.
+        shorten: if the recipe does not set ``max_length``, limit its default to what the model can read.
 
     Raises:
-        UserError: everything that is wrong.
+        UserError: with all problems.
     """
     silence_libraries()
     problems = Problems()
@@ -70,8 +70,8 @@ def check(
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
-                which = identity(recipe, data.fingerprint, fingerprint(recipe, config))
-                folder = RunFolder(recipe, recipe_name, which)
+                run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
+                folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()
     assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
@@ -79,7 +79,7 @@ def check(
 
 
 def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
-    """What a run would do, for ``--dry_run``: the strategy, the data and the number of steps, in words."""
+    """Describe for ``--dry_run`` what the run would do: strategy, data and number of steps, one line each."""
     recipe, data = checked.recipe, checked.data
     strategy = planned(topology, attach_adapter(checked.meta_model, recipe))
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})

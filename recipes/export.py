@@ -20,7 +20,7 @@ from kit.failures import exits
 
 
 def main() -> None:
-    """Export one model, as the command line says."""
+    """Export a checkpoint as ``final/`` would be, or merge an adapter. Raises ``UserError``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a run's checkpoint, or an adapter such as final/, which is merged")
     parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the model")
@@ -62,7 +62,12 @@ def main() -> None:
 
 
 def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
-    """What opens the base with its adapter, the checkpoint to load into that, and the record of the run."""
+    """Find out what ``args.source`` is, and how to open it.
+
+    Returns:
+        A recipe that opens the base with its adapter; the checkpoint to load into it, None for an adapter; and the path
+        of ``run.json`` of the run.
+    """
     from kit.checkpoint.manifest import MANIFEST
     from kit.model.locate import base_of_adapter, hint_final
     from kit.run.record import recipe_of_checkpoint
@@ -77,7 +82,7 @@ def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
         expected = "a complete checkpoint, or final/ of a lora or qlora run"
         raise UserError(Problem(str(args.source), found, expected, hint_final(args.source)))
     names = {"model_name_or_path": base or str(source), "adapter_name_or_path": adapter}
-    values = {"dataset": "none", "max_length": 8, "attn_implementation": "eager"}  # nothing is trained
+    values = {"dataset": "none", "max_length": 8, "attn_implementation": "eager"}  # not used: nothing is trained
     recipe = Recipe.model_validate({**names, **values, "trust_remote_code": args.trust_remote_code})
     if adapter:
         return recipe, None, source.parent / "run.json"

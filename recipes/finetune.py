@@ -22,11 +22,11 @@ NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe l
 
 
 def main() -> None:
-    """One run, top to bottom. Does not return from ``resolve`` where it has to start more processes."""
+    """One run, from top to bottom. If it needs more processes, ``resolve`` replaces this one by torchrun."""
     request = read_command_line(sys.argv[1:])
     recipe, topology = launch.resolve(request)
 
-    # Only now the heavy imports: a mistyped flag is answered before them.
+    # The slow imports come here, so that a mistyped flag is reported before them.
     from kit import preflight
     from kit.checkpoint.load import load_checkpoint
     from kit.checkpoint.save import Saver
@@ -59,11 +59,11 @@ def main() -> None:
     if folder.is_finished(state.step, total_steps):
         return
 
-    # --- build: process group, weights, optimiser; sharded, and where the last checkpoint left them
+    # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
     accelerator, load_plan = start(recipe, topology)
     guard = Guard(accelerator, recipe, topology)
     agree(accelerator, dataset=(data.fingerprint, total_steps), output_dir=str(folder.checkpoint))  # on all machines
-    with together(accelerator):  # a mistake only one rank can see stops all of them
+    with together(accelerator):  # an error on one rank stops all ranks
         folder.open()
     guard.at(phases.LOADING)
     with together(accelerator):
@@ -84,13 +84,13 @@ def main() -> None:
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
     say(prepared.strategy.describe(recipe), *data.notes, *feed.notes(), *check_replicas.notes())
 
-    # --- train: a step is a function of the seed and its number, whatever the topology
+    # --- train: a step depends only on the seed and its number, not on the topology
     objective = SupervisedLoss(data.names)
     schedule = (recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
     stop = StopRequest(accelerator)
 
     def evaluate_after(done: int) -> bool | None:
-        """Evaluate if that is due. Returns whether the loss is the lowest so far; None where a signal came."""
+        """Evaluate if it is due. Returns whether the loss is the lowest so far; None if a signal stopped it."""
         if data.evaluation is None or not evaluation_is_due(recipe, total_steps, done):
             return False
         guard.at(phases.EVALUATING, done)
@@ -102,7 +102,7 @@ def main() -> None:
         return state.end_evaluation(done, evaluation.metrics)
 
     first = state.step
-    # On resume too: a signal may have come before the evaluation of the last step ended.
+    # Also after a resume: a signal may have stopped the evaluation of the last step.
     stopped = state.evaluated_step != first and evaluate_after(first) is None
     for step in range(first, first if stopped else total_steps):
         done = step + 1
@@ -113,7 +113,7 @@ def main() -> None:
             settle_strategy(prepared, batch)
         seed_everything(recipe.seed, step, prepared.ranks.index)
         rate = learning_rate(step, total_steps, *schedule)
-        # A save that failed is raised by the next one, on all ranks: so stop and save.
+        # If the last save failed, stop: the save that follows raises the error on all ranks.
         must_stop, check = stop.is_made or saver.has_failed, partial(check_replicas, done)
         # forward, backward, clip, update: kit/train/step.py
         result = train_step(prepared, objective, batch, rate, recipe.max_grad_norm, stop=must_stop, before_update=check)
@@ -133,7 +133,7 @@ def main() -> None:
         if stopped:
             break
 
-    # --- leave: what from_pretrained opens, or what the same command continues from
+    # --- end: write the final model; after a signal there is the checkpoint, from which the same command continues
     saver.wait()
     if not stopped:
         guard.at(phases.WRITING_FINAL)

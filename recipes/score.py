@@ -22,8 +22,8 @@ from kit.strategy import launch
 
 
 def main() -> None:
-    """Print one JSON line of metrics, and a few answers with ``--predict_with_generate``."""
-    # Nothing is trained on, so the evaluation data stands for the training data too.
+    """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
+    # Nothing is trained, so the evaluation data are used where a recipe needs training data.
     recipe, topology = launch.resolve(read_command_line(sys.argv[1:], stands_for={"eval_dataset": "dataset"}))
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
@@ -43,7 +43,7 @@ def main() -> None:
     assert samples is not None
 
     accelerator, plan = start(recipe, topology)
-    guard = Guard(accelerator, recipe, topology)
+    guard = Guard(accelerator, recipe, topology, trains=False)
     guard.at(phases.LOADING)
     model = build_model(recipe, checked.config, plan)
     guard.holds(model)
@@ -59,7 +59,11 @@ def main() -> None:
 
 
 def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
-    """The recipe that opens what ``model_name_or_path`` is, and the checkpoint to load into that."""
+    """Find out what ``model_name_or_path`` is, and how to open it.
+
+    Returns:
+        The recipe that opens it; and the checkpoint to load into that model, None if it is not a checkpoint.
+    """
     from kit.checkpoint.manifest import MANIFEST
     from kit.model.locate import base_of_adapter
     from kit.run.record import read_run, recipe_of_checkpoint
@@ -67,7 +71,7 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
     is_checkpoint = os.path.isfile(target / MANIFEST)
     if target.name == "final" and os.path.isfile(target.parent / "run.json") and recipe.chat_template is None:
-        trained, _ = read_run(target.parent / "run.json")  # what it learned from looked so
+        trained, _ = read_run(target.parent / "run.json")  # the template that it was trained with
         recipe = recipe.model_copy(update={"chat_template": trained.chat_template})
     adapted = "qlora" if recipe.method == "qlora" else "lora"
     if not is_checkpoint and not os.path.isfile(target / "adapter_config.json"):

@@ -1,5 +1,6 @@
 """Fixtures: a tiny random Llama with its tokenizer, a chat data set, and the real script run as real processes."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -271,6 +272,25 @@ def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"xxh3_128": digest_of(manifest)}))
 
 
+def actual_strategy(**changes: Any) -> Any:
+    """What a run on two processes of FSDP2 says of itself."""
+    from kit.strategy.topology import ActualStrategy, ShardedLayers
+
+    values: dict[str, Any] = {
+        "type": "fsdp2",
+        "config": "fsdp",
+        "num_processes": 2,
+        "mixed_precision": "bf16",
+        "device": "cpu",
+        "rehearsal": False,
+        "sharded_layers": ShardedLayers(["LlamaDecoderLayer"], 4),
+        "offload": False,
+        "num_threads": 1,
+        "trainable_parameters": 1234567,
+    }
+    return ActualStrategy(**(values | changes))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -292,3 +312,9 @@ def fp32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / path.name).write_text(text)
         paths[path.stem] = str(folder / path.name)
     return paths
+
+
+def pytest_collection_finish() -> None:
+    """Take what the imports left out of the garbage collector's view: it would look through all of it again and again."""
+    gc.collect()
+    gc.freeze()

@@ -98,6 +98,7 @@ def by_hand(setting, num):
     return total, count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4, 100])
 def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run, batch):
     total, count = by_hand(setting, 61)
@@ -214,6 +215,7 @@ def test_the_first_few_samples_are_shown_with_their_texts(setting, run, knowing)
     assert result.answers[1].text.strip() == "no idea"
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_greedy_answers(setting, run, monkeypatch):
     """A real model, prompts of very different lengths: alone, and padded on the left in a batch."""
     monkeypatch.setattr(evaluate_module, "NUM_SHOWN", 24)

@@ -1,1 +1,1 @@
-"""Checkpoints: complete or absent, readable under any strategy, nothing pickled."""
+"""Checkpoints: complete or absent, readable under every strategy, without pickled data."""

@@ -1,7 +1,8 @@
-"""A checkpoint's tensors: collected from a run under any strategy, and loaded into a run under any other.
+"""The tensors of a checkpoint: collect them for a save, and load them, under any strategy.
 
-A checkpoint holds what training changes (trainable weights, optimiser) and nothing a pickle could hide in: tensors are
-safetensors written by every rank through torch's distributed checkpoint, the rest is JSON.
+The strategy of the run that loads a checkpoint may differ from that of the run that saved it. A checkpoint holds what
+training changes: trainable weights and optimiser state. Tensors are stored as safetensors, which every rank writes
+through torch's distributed checkpoint; all else is JSON. Nothing is pickled.
 """
 
 from collections.abc import Iterator
@@ -25,14 +26,14 @@ from kit.strategy.weights import trainable_only
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
-    """Load into a prepared model and optimiser, whatever strategy wrote it. Called by all ranks.
+    """Load a checkpoint into a prepared model and optimiser. Called by all ranks.
 
     Raises:
-        UserError: tensors are missing or of another shape.
+        UserError: tensors are missing or have another shape, or the optimiser is another one.
     """
     scalars = read_state(path)["optimizer_scalars"]
     stored = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    if not any(name.startswith("optimizer.") for name in stored):  # no step had changed it yet
+    if not any(name.startswith("optimizer.") for name in stored):  # saved before the first step
         return load_weights(model, path)
     tensors, wanted = _collect_all(model, optimizer)
     _read_tensors(path, tensors)
@@ -48,21 +49,27 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Load a checkpoint's weights into a prepared model, whichever optimiser they came from. Called by all ranks.
+    """Load only the weights of a checkpoint into a prepared model; any optimiser may have made them.
+
+    Called by all ranks.
 
     Raises:
-        UserError: tensors are missing or of another shape.
+        UserError: tensors are missing or have another shape.
     """
     options = StateDictOptions(strict=False, ignore_frozen_params=True)
     set_model_state_dict(model, {**read_weights(model, path)}, options=options)
 
 
 def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint's weights by their names in ``model``, read into the model's own tensors where these have memory,
-    else into new ones. Called by all ranks.
+    """Read the weights of a checkpoint. Called by all ranks.
+
+    They are read into the tensors of ``model``; for a tensor on the meta device, into a new one on the CPU.
+
+    Returns:
+        The tensors by their names in ``model``.
 
     Raises:
-        UserError: tensors are missing or of another shape.
+        UserError: tensors are missing or have another shape.
     """
     state = get_model_state_dict(model, options=StateDictOptions(strict=False, ignore_frozen_params=True))
     tensors = {
@@ -74,7 +81,7 @@ def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = "") -> None:
-    """Fill ``tensors`` from the checkpoint, which must hold these, and no others that begin with ``prefix``."""
+    """Fill ``tensors`` from the checkpoint. It must hold all of them, and no other whose name has the prefix."""
     reader = HuggingFaceStorageReader(str(path))
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     sizes = {name: entry.size for name, entry in stored.items() if name.startswith(prefix)}
@@ -94,14 +101,19 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = ""
 
 
 def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """State of what trains, by plain parameter names under every strategy; sharded where the model is."""
+    """State of trainable weights and of the optimiser, by plain parameter names; sharded if the model is."""
     model_state, optimizer_state = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
     return trainable_only(model, model_state), optimizer_state
 
 
 def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Flat tensors for the checkpoint, sharded where the model is, and the optimiser's values that are none."""
-    if not optimizer.state:  # torch would make one step of it, to have something to tell
+    """Collect what a checkpoint stores. Called by all ranks.
+
+    Returns:
+        The tensors by name, ``model.<name>`` and ``optimizer.<name>``, sharded if the model is; and the values of the
+        optimiser that are not tensors.
+    """
+    if not optimizer.state:  # without a state torch would run an optimiser step to create one
         state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
         return {f"model.{name}": tensor for name, tensor in trainable_only(model, state).items()}, {}
     return _collect_all(model, optimizer)
@@ -121,7 +133,10 @@ def _collect_all(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torc
 
 
 def _optimizer_values(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Every value by its full name, with the mapping that holds it; bitsandbytes nests its 8-bit ones one deeper."""
+    """Yield (full name, mapping that holds the value, its key) for each value of an optimiser state.
+
+    bitsandbytes nests its 8-bit values one level deeper.
+    """
     for key, value in state.items():
         if isinstance(value, dict):
             yield from _optimizer_values(value, f"{prefix}{key}.")
@@ -130,5 +145,5 @@ def _optimizer_values(state: dict[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def alone() -> bool:
-    """Whether this is the only process."""
+    """Return whether this process has no process group, so is the only one."""
     return not torch.distributed.is_initialized()

@@ -1,7 +1,7 @@
-"""What is in a checkpoint, whether it is whole, and which one to continue from.
+"""Checkpoint folders: list and verify them, read their manifest and state, choose one to resume from, delete them.
 
-A checkpoint is complete if and only if its manifest is there, which has the size and the hash of every file, and says
-which run and step it is of. Needs no torch: a folder can be looked at before anything heavy is imported.
+A checkpoint is complete if and only if its manifest exists. The manifest has the size and the hash of every file, and
+names the run and the step. This module does not import torch, so a folder can be checked before the slow imports.
 """
 
 import json
@@ -17,19 +17,19 @@ import xxhash
 from kit.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
-
-
 STATE = "state.json"
-
-
 FORMAT = 1
 
 
 def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The ``state`` given to ``Saver.save``; what an earlier version did not keep is as in ``like``.
+    """Read the ``state`` that was given to ``Saver.save``.
+
+    Args:
+        like: default values. A key that an earlier version of the kit did not store gets the value from here.
 
     Raises:
-        UserError: it is not of the form of ``like``: values of these types, numbers in lists and objects.
+        UserError: the file is damaged, or a value has another type than in ``like``, or a list or an object has
+            anything but numbers.
     """
     form = {"step": 0, "optimizer_scalars": {}, **(like or {})}
     try:
@@ -43,21 +43,29 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
 
 
 def _is_numeric(value: Any) -> bool:
-    """Whether there are only numbers in a list or an object; text is no matter where it stands alone."""
+    """Whether a list or an object has only numbers, at any depth. True for a value that is neither."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return all(_is_numeric(each) and not isinstance(each, str | bool | None) for each in inner)
+    return all(_is_numeric(item) and not isinstance(item, str | bool | None) for item in inner)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself and of its run: ``identity``, ``strategy``, ``versions``, ``files``."""
+    """Read a checkpoint's manifest: ``step``, ``identity``, ``strategy`` and ``versions`` of its run, ``files``."""
     return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
 
 
 def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
-    """The checkpoint to resume from: the newest that verifies (``auto``), the one named, or None.
+    """Find the checkpoint to resume from.
+
+    Args:
+        folder: the folder ``checkpoints`` of the run.
+        wanted: ``auto`` for the newest one that is not damaged, ``none``, or the path of a checkpoint.
+        say: prints a line for each damaged checkpoint that is skipped.
+
+    Returns:
+        The checkpoint; None for ``none``, and for ``auto`` if there is no checkpoint.
 
     Raises:
-        UserError: the one named is absent or broken.
+        UserError: the checkpoint at the path is absent or damaged, or all checkpoints are.
     """
     if wanted == "none":
         return None
@@ -83,7 +91,10 @@ def find_checkpoint(folder: Path, wanted: str, say: Any) -> Path | None:
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Delete the checkpoints a run leaves behind by going on after ``step``, and what a killed save left."""
+    """Delete the checkpoints of later steps than ``step``, and what a killed save or deletion left.
+
+    The run that continues after ``step`` repeats the later steps.
+    """
     for path in _folders(folder):
         if path.name > name_of(step):
             delete(path)
@@ -93,30 +104,30 @@ def drop_after(folder: Path, step: int) -> None:
 
 
 def name_of(step: int) -> str:
-    """The folder of the checkpoint after ``step`` steps; in the order of steps."""
+    """Return the folder name of the checkpoint after ``step`` steps. Names sort in the order of steps."""
     return f"step-{step:08d}"
 
 
 def delete(path: Path) -> None:
-    """Delete a checkpoint; a kill in between leaves none that looks damaged."""
+    """Delete a checkpoint. It is renamed first, so that a kill in between leaves no damaged checkpoint."""
     hidden = path.with_name(f".{path.name}.deleted")
     os.replace(path, hidden)
     shutil.rmtree(hidden)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Return the complete checkpoints in ``folder``, oldest first."""
     return [path for path in _folders(folder) if (path / MANIFEST).is_file()]
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Those that ``name_of`` names, oldest first; a user's copies, links and notes beside them are not ours."""
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not _is_renamed(path))
+    """The folders named by ``name_of``, oldest first. A user's copies, links and other files are left out."""
+    matching = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
+    return sorted(path for path in matching if path.is_dir() and not path.is_symlink() and not _is_renamed(path))
 
 
 def _is_renamed(path: Path) -> bool:
-    """Whether it says that it is of another step than its name."""
+    """Whether the manifest names another step than the folder name, so a user renamed or copied the folder."""
     try:
         return name_of(read_manifest(path)["step"]) != path.name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -124,7 +135,7 @@ def _is_renamed(path: Path) -> bool:
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint, read from its bytes; an empty list when it is whole."""
+    """Read all bytes of a checkpoint and return what is wrong with it; an empty list if it is complete."""
     if not (path / MANIFEST).is_file():
         return [f"not a complete checkpoint (no {MANIFEST})"]
     try:
@@ -140,7 +151,7 @@ def verify(path: Path) -> list[str]:
             return [f"{MANIFEST} was altered: its hash differs from what it says"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
-    # Every such file in the folder is read, and would replace another.
+    # torch reads every safetensors file in the folder, so an additional one would override tensors.
     strange = sorted({file.name for file in path.glob("*.safetensors")} - expected.keys())
     faults = [f"{name} is not one of its files" for name in strange]
     for name, (size, digest) in expected.items():
@@ -155,12 +166,12 @@ def verify(path: Path) -> list[str]:
 
 
 def digest_of(manifest: dict[str, Any]) -> str:
-    """Of a manifest without its own."""
+    """Return the hash of a manifest, which must not contain ``xxh3_128``, the hash itself."""
     return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Size in bytes and hash, read from the disk in small pieces."""
+    """Return the manifest's entry for a file: its size in bytes and its hash."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):

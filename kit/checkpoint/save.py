@@ -1,8 +1,14 @@
-"""Writes checkpoints while training goes on: complete or absent, whenever a process is killed.
+"""Write checkpoints while training continues. A checkpoint is complete or absent, even if a process is killed.
 
-Order of a save: every rank's state is copied (only that pauses the loop); in the background every rank writes and syncs
-its files in a staging folder and hashes its share of all files; when all have, the manifest, one rename, and the names
-on disk. Older checkpoints go after that. One save at a time; the next one waits.
+A save has these steps:
+
+1. Every rank copies its state. Only this pauses the training loop.
+2. In the background, every rank writes its files to a staging folder and syncs them.
+3. Every rank hashes its share of all files.
+4. Rank 0 writes the manifest, renames the staging folder, and syncs the folder.
+5. Rank 0 deletes older checkpoints.
+
+Only one save runs at a time; the next one waits for it.
 """
 
 import json
@@ -15,8 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter
 
 from kit import durable
 from kit.checkpoint.load import alone, collect
@@ -34,7 +39,7 @@ T = TypeVar("T")
 
 
 class Saver:
-    """The checkpoints of one run, in ``folder``. Every rank makes one, and calls it equally often."""
+    """Writes the checkpoints of a run. Every rank creates one and makes the same calls."""
 
     def __init__(
         self,
@@ -47,14 +52,16 @@ class Saver:
     ) -> None:
         """
         Args:
-            about: what the manifest says of the run besides its files: ``identity``, ``strategy``, ``versions``.
-            synced_first: a file that must not be behind a checkpoint after a loss of power.
-            on_work: called in the background with what this rank does for a save; an empty text when that is done.
+            folder: the folder ``checkpoints`` of the run.
+            about: the entries ``identity``, ``strategy`` and ``versions`` of the manifest.
+            synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
+                older than the checkpoint.
+            on_work: called with what this rank begins to do for a save; with an empty text when it is done.
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._in_background, self._limit, self._keep_best = recipe.async_save, recipe.save_total_limit, recipe.keep_best
         self._folder, self._about, self._synced_first, self._on_work = folder, about, synced_first, on_work
-        # Training's collectives and those of a save in the background must not meet.
+        # Saves have a process group of their own, because their collectives run beside those of training.
         timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
@@ -62,14 +69,14 @@ class Saver:
         self._step = 0
 
     def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
-        """Begin to write ``step-NNNNNNNN``, after the save before it has ended.
+        """Begin to write the checkpoint ``step-NNNNNNNN``. Waits for the save before it. Called by all ranks.
 
         Args:
-            state: JSON values to come back on load: ``step``, the steps done, and with ``keep_best`` ``best``, whose
-                ``step`` has the checkpoint that is never pruned.
+            state: JSON values that ``read_state`` returns. It has ``step``, the number of steps done, and with
+                ``keep_best`` also ``best``; the checkpoint of the step in ``best`` is never deleted.
 
         Raises:
-            UserError: this save, where it is not in the background, or the one before it has failed.
+            UserError: the save before this one failed; or this one, if saves are not in the background.
         """
         self.wait()
         self._step = state["step"]
@@ -81,7 +88,7 @@ class Saver:
         options["storage_writer"] = HuggingFaceStorageWriter(str(staging), save_distributed=True)
         state = {**state, "optimizer_scalars": scalars}
         if self._in_background:
-            copied: Any = dcp.async_save(tensors, **options)  # returns when it has a copy
+            copied: Any = dcp.async_save(tensors, **options)  # returns after copying
             self._saving = self._thread.submit(self._complete, copied, staging, target, state, best_step)
             return
         written: Future[Any] = Future()
@@ -95,11 +102,16 @@ class Saver:
 
     @property
     def has_failed(self) -> bool:
-        """Whether ``wait`` would raise at once."""
+        """Whether the last save has failed, so that ``wait`` would raise at once."""
         return self._saving is not None and self._saving.done() and self._saving.exception() is not None
 
     def wait(self) -> None:
-        """Until the last save is complete, on all ranks. Raises ``UserError`` on all of them if it failed on any."""
+        """Wait until the last save is complete on all ranks.
+
+        Raises:
+            UserError: on all ranks, if the disk made the save fail on any rank.
+            RuntimeError: on all ranks, if the save failed on any rank for another reason.
+        """
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -118,7 +130,7 @@ class Saver:
             raise UserError(Problem("output_dir", found, fix=fix)) from None
 
     def finish(self, seconds: float = 20.0) -> None:
-        """Where the run ends with an error: give a save in the background the time to end, well or not."""
+        """Wait up to ``seconds`` for a save in the background. For a run that ends with an error; never raises."""
         if self._saving is not None:
             wait([self._saving], seconds)
 
@@ -126,14 +138,14 @@ class Saver:
         self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None
     ) -> None:
         self._on_work(f"writing the checkpoint of step {state['step']}")
-        written.result()  # of all ranks; raises on all where one failed
+        written.result()  # waits for all ranks; raises on all ranks if one failed
 
-        def describe_mine() -> tuple[list[str], dict[str, Any]]:
+        def describe_share() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
             return names, {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
 
         self._on_work(f"reading back the checkpoint of step {state['step']}")
-        parts = self._on_all(describe_mine)
+        parts = self._on_all(describe_share)
         self._on_work("")
         if any(names != parts[0][0] for names, _ in parts):
             raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
@@ -156,14 +168,14 @@ class Saver:
         self._on_all(publish)
 
     def _on_all(self, work: Callable[[], T]) -> list[T]:
-        """What ``work`` gives on each rank; raises on all of them where it does on any."""
+        """Call ``work`` on each rank and return the results of all. If it raises on any rank, raise on all."""
         result: T | None = None
         error: Exception | None = None
         try:
             result = work()
         except OSError as caught:
             error = caught
-        except Exception as caught:  # as text, for not every exception can be sent
+        except Exception as caught:  # as text, because not every exception can be sent
             error = RuntimeError(f"rank {self._rank}: {type(caught).__name__}: {caught}")
         outcomes = [(result, error)]
         if self._group is not None:
@@ -175,7 +187,7 @@ class Saver:
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
     def _prune(self, best_step: int | None) -> None:
-        """What cannot be deleted costs room, and no run."""
+        """Delete older checkpoints. If that fails, the run continues with a warning."""
         complete = list_checkpoints(self._folder)
         for old in complete[: -self._limit] if self._limit else []:
             if best_step is None or old.name != name_of(best_step):
@@ -186,7 +198,7 @@ class Saver:
 
 
 def _cause(error: BaseException) -> tuple[str, BaseException]:
-    """The rank where it is known, and what it raised, which torch wraps."""
+    """The rank that failed, as text (empty if unknown), and its exception, unwrapped from torch's."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, *_) = next(iter(error.failures.items()))
         return f"rank {rank}: ", cause

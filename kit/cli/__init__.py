@@ -1,1 +1,1 @@
-"""The ``kit`` command, a module for each of its commands."""
+"""The ``kit`` command: one module for each of its commands."""

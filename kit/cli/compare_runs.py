@@ -1,4 +1,4 @@
-"""Whether two finished runs are the same to the last bit, from what they left in their output folders."""
+"""Compare two finished runs bit for bit, from their output folders."""
 
 import filecmp
 import math
@@ -15,28 +15,30 @@ Row = dict[str, Any]  # a line of metrics.jsonl
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common: a table, and one line."""
+    """The result of a comparison."""
 
     result: Literal["exact", "differs", "not continued"]
-    table: list[str]
-    verdict: str
+    table: list[str]  # a line for each step, and one for the final weights
+    verdict: str  # the result in words, for the user
 
 
 def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
-    """Compare two finished runs by their output folders.
+    """Compare a run without interruption with one that was killed and continued.
 
     Args:
-        before_kill: the metrics of ``continued`` as they were when it was killed.
+        whole: output folder of the uninterrupted run.
+        continued: output folder of the other run.
+        before_kill: the metrics of ``continued`` at the time of the kill.
     """
     rows = read_metrics(continued)
-    # A step that was done again has other timings, so the lines that are the same were not.
+    # A repeated step has other timings. So a row that is the same as before belongs to a step that was not repeated.
     kept = max((row["step"] for row in rows if "loss" in row and row in before_kill), default=0)
-    ours, theirs = _measures(read_metrics(whole)), _measures(rows)
+    of_whole, of_continued = _measures(read_metrics(whole)), _measures(rows)
     worst: dict[str, float] = {}
     first = None
     table = [f"{'step':<6}{'uninterrupted':<22}{'continued':<22}difference"]
-    for step in sorted(ours.keys() | theirs.keys()):
-        a, b = ours.get(step, {}), theirs.get(step, {})
+    for step in sorted(of_whole.keys() | of_continued.keys()):
+        a, b = of_whole.get(step, {}), of_continued.get(step, {})
         differences = {
             name: _relative(a.get(name, math.nan), b.get(name, math.nan))
             for name in a | b
@@ -49,10 +51,10 @@ def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
         table.append(f"{step:<6}{_shown(a):<22}{_shown(b):<22}{text}")
     weights = _weights_difference(whole / "final", continued / "final")
     table.append(f"{'final weights':<50}{weights or 'none'}")
-    num_steps = max(ours)
+    num_steps = max(of_whole)
     if not kept or kept >= num_steps:
-        how = "began at step 1 again" if not kept else "had no step left to do"
-        return Comparison("not continued", table, f"not continued: the run {how}")
+        reason = "began at step 1 again" if not kept else "had no step left to do"
+        return Comparison("not continued", table, f"not continued: the run {reason}")
     if first is None and not weights:
         num = num_steps - kept
         steps = f"{num} step{'s' * (num > 1)}"
@@ -67,7 +69,7 @@ def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
 
 
 def _measures(rows: list[Row]) -> dict[int, dict[str, float]]:
-    """What is compared, by step: of its training row, and of the evaluation after it."""
+    """The compared values of each step, from its training row and the evaluation after it."""
     measures: dict[int, dict[str, float]] = {}
     for row in rows:
         named = {name: float(row[name]) for name in MEASURES if name in row}
@@ -86,7 +88,7 @@ def _shown(values: dict[str, float]) -> str:
 
 
 def _weights_difference(whole: Path, continued: Path) -> str:
-    """How the tensors of two folders differ; an empty text if no bit does."""
+    """How the tensors in two folders differ, as text; empty if they are equal bit for bit."""
     files = [sorted(folder.glob("*.safetensors")) for folder in (whole, continued)]
     if not all(files):
         return "missing"
@@ -97,12 +99,12 @@ def _weights_difference(whole: Path, continued: Path) -> str:
     from safetensors import safe_open
 
     opened = [[safe_open(file, "pt") for file in group] for group in files]
-    ours, theirs = ({name: file for file in group for name in file.keys()} for group in opened)  # noqa: SIM118
-    num, worst = len(ours.keys() ^ theirs.keys()), 0.0
-    for name in ours.keys() & theirs.keys():
-        a, b = ours[name].get_tensor(name).flatten(), theirs[name].get_tensor(name).flatten()
+    one, other = ({name: file for file in group for name in file.keys()} for group in opened)  # noqa: SIM118
+    num, worst = len(one.keys() ^ other.keys()), 0.0
+    for name in one.keys() & other.keys():
+        a, b = one[name].get_tensor(name).flatten(), other[name].get_tensor(name).flatten()
         same_kind = a.dtype == b.dtype and a.shape == b.shape
         if not same_kind or not torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
             num += 1
             worst = max(worst, (a.double() - b.double()).abs().max().item() if same_kind else math.inf)
-    return f"{num} of {len(ours)} tensors differ, by up to {worst:.1e}" if num else ""
+    return f"{num} of {len(one)} tensors differ, by up to {worst:.1e}" if num else ""

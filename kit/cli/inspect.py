@@ -1,4 +1,4 @@
-"""``kit inspect``: what a run with these flags would learn from."""
+"""``kit inspect``: show the samples that a run with these flags would train on."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ HELP = "show samples as they are tokenised, with what is learned from marked"
 
 
 def run(argv: list[str]) -> int:
-    """Print samples and checks, and write the page. Raises ``UserError`` with everything that is wrong."""
+    """Print samples and checks, and with ``--html`` write a page. Raises ``UserError`` with all problems."""
     parser = argparse.ArgumentParser(
         prog="kit inspect",
         description=HELP + ".",

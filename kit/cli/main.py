@@ -1,7 +1,8 @@
 """The ``kit`` command: small tools around the recipes.
 
-A command is a module here with ``HELP``, its line in the list, and ``run``, which takes the remaining words and returns
-the exit status. Importing it must load nothing slow: torch and the like are imported inside ``run``.
+Each command is a module of this package. It has ``HELP``, its line in the list of commands, and ``run``, which takes
+the remaining words of the command line and returns the exit status. Its import must be fast: torch and other slow
+packages are imported inside ``run``.
 """
 
 import sys
@@ -23,7 +24,14 @@ COMMANDS: dict[str, ModuleType] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 2 where the user can mend something."""
+    """Run one command.
+
+    Args:
+        argv: the words after ``kit``; None: those of this process.
+
+    Returns:
+        The exit status: that of the command, 2 for a mistake of the user, 1 for a failure, 130 for Ctrl-C.
+    """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         lines = [f"  {command:<14} {module.HELP}" for command, module in COMMANDS.items()]

@@ -1,4 +1,4 @@
-"""``kit prepare``: tokenise ahead of a run, on a machine without a GPU."""
+"""``kit prepare``: tokenise the data before a run, on a machine without a GPU."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ HELP = "tokenise the data of a run ahead of it, on a machine without a GPU"
 
 
 def run(argv: list[str]) -> int:
-    """Fill the cache that the run then opens. Raises ``UserError`` with everything that is wrong."""
+    """Tokenise the data into the cache, where the run finds them. Raises ``UserError`` with all problems."""
     if {"-h", "--help"} & set(argv):
         show("usage: kit prepare [--recipe R] [--flag value ...]\n\n" + HELP + ".")
         show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")

@@ -1,4 +1,4 @@
-"""``kit recipes``: the shipped recipes, as the headers of their files describe them."""
+"""``kit recipes``: list the shipped recipes, from the headers of their files."""
 
 import argparse
 import re
@@ -17,28 +17,29 @@ SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What the comment at the top of a recipe says."""
+    """The header of a recipe file: the comment in its first four lines."""
 
     title: str
-    launch: list[str]  # the words after the script
-    model: str
-    parameters: str  # "8.03B"
+    launch: list[str]  # the words after the script in its command
+    model: str  # hub id
+    parameters: str  # number of parameters as text: "8.03B"
     hardware: str
-    num_gpus: int  # 0: none needed
-    gpu_gigabytes: int
+    num_gpus: int  # 0: no GPU needed
+    gpu_gigabytes: int  # memory of each GPU
 
     @property
     def num_parameters(self) -> float:
+        """The number of parameters as a number."""
         return float(self.parameters.rstrip("KMB")) * SCALES[self.parameters.lstrip("0123456789.")]
 
     @property
     def config(self) -> str:
-        """The Accelerate config its command names; ``-`` where the launcher decides."""
+        """The Accelerate config in its command; ``-`` if the command has none."""
         return self.launch[self.launch.index("--config") + 1] if "--config" in self.launch else "-"
 
 
 def read_header(path: Path) -> Header:
-    """The four lines every shipped recipe begins with. Raises ``UserError`` where one is missing."""
+    """Read the header of a recipe file. Raises ``UserError`` if one of its four lines is missing."""
     lines = path.read_text(encoding="utf-8").splitlines()[:4] + [""] * 4
     forms = {
         "title": r"# (.+)\.",
@@ -47,8 +48,8 @@ def read_header(path: Path) -> Header:
         "hardware": r"# Hardware: +(.+)",
     }
     found = {key: re.fullmatch(form, line) for (key, form), line in zip(forms.items(), lines, strict=False)}
-    places = {key: f"{path}:{number}" for number, key in enumerate(forms, 1)}
-    raise_if(Problem(places[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
+    where = {key: f"{path}:{number}" for number, key in enumerate(forms, 1)}
+    raise_if(Problem(where[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
     title, launch, model, hardware = (match.groups() for match in found.values() if match)
     gpus = re.match(r"(\d+) GPUs? with (\d+) GB", hardware[0])
     return Header(
@@ -63,7 +64,7 @@ def read_header(path: Path) -> Header:
 
 
 def run(argv: list[str]) -> int:
-    """Print a table of all recipes. Raises ``UserError`` for those that cannot be read, after the table."""
+    """Print a table of all recipes. Then raise ``UserError`` if a recipe cannot be read."""
     argparse.ArgumentParser(prog="kit recipes", description=HELP).parse_args(argv)
     rows = []
     problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""``kit report``: make the report of a run anew, also of one that was killed or still goes on."""
+"""``kit report``: write the report of a run again, also of a run that was killed or is still running."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ HELP = "write report.html of a run as far as it has come: curves, evaluations, d
 
 
 def run(argv: list[str]) -> int:
-    """Write the page. Raises ``UserError`` where there is no run."""
+    """Write ``report.html`` of a run. Raises ``UserError`` if the folder holds no run."""
     parser = argparse.ArgumentParser(prog="kit report", description=HELP + ".", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="its output_dir")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Starts of ``recipes/finetune.py`` as a user would type them, watched, killed, and leaving no process behind."""
+"""Start ``recipes/finetune.py`` as a user would, watch it, and kill it. No process is left behind."""
 
 import os
 import re
@@ -19,40 +19,42 @@ from kit.config.recipe import RECIPES
 from kit.console import show
 
 SCRIPT = RECIPES / "finetune.py"
-
-
-SECONDS_BETWEEN_LOOKS = 0.002  # a step of a tiny model takes ten times as long
+SECONDS_BETWEEN_LOOKS = 0.002  # a tenth of the duration of a step of a tiny model
 
 
 class RunFailed(Exception):
-    """A start of the script ended by itself with ``status``, never 0, and said ``text``."""
+    """The script ended by itself with an exit status other than 0."""
 
     def __init__(self, status: int, text: str) -> None:
+        """``text``: the error message of the script."""
         self.status = status
         super().__init__(text)
 
 
 class Starts:
-    """Starts of the script with the same flags, one after the other."""
+    """Runs the script several times with the same flags, one run after the other."""
 
     def __init__(self, flags: dict[str, str], folder: Path, temporary: Path) -> None:
         """
         Args:
-            flags: of the script, without ``output_dir``.
+            flags: flags of the script, without ``output_dir``.
             folder: for the logs.
-            temporary: the ``TMPDIR`` of all processes, by which they are found.
+            temporary: the ``TMPDIR`` of all processes. ``kill_all`` finds them by it.
         """
         self.flags, self.folder, self.temporary = flags, folder, temporary
-        self.titles: list[str] = []  # those said so far
+        self.titles: list[str] = []  # printed so far
 
     def run(self, title: str, output_dir: Path, until: Callable[[], bool] | None = None) -> bool:
-        """Start the script and wait for its end, or kill all its processes as soon as ``until`` is true.
+        """Start the script and wait for its end, or kill all its processes as soon as ``until`` returns true.
+
+        Args:
+            title: printed before the first run with this title.
 
         Returns:
-            Whether it was killed.
+            Whether the script was killed.
 
         Raises:
-            RunFailed: it ended by itself with another status than 0.
+            RunFailed: the script ended by itself with an exit status other than 0.
         """
         if title not in self.titles:
             self.titles.append(title)
@@ -66,7 +68,7 @@ class Starts:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is ours to answer
+                start_new_session=True,  # Ctrl-C must reach only this process, which then kills the others
                 env={**os.environ, "TMPDIR": str(self.temporary)},
             )
         num_shown = 0
@@ -89,7 +91,7 @@ class Starts:
 
 
 def _show_new_lines(log: Path, start: int) -> int:
-    """Show what the script said of its steps from byte ``start`` on. Returns where the next line begins."""
+    """Print the lines about steps that the script wrote from byte ``start`` on. Returns where the next line begins."""
     if log.stat().st_size == start:
         return start
     with log.open("rb") as file:
@@ -103,29 +105,29 @@ def _show_new_lines(log: Path, start: int) -> int:
 
 
 def _failure(number: int, status: int, text: str) -> RunFailed:
-    """What the script itself said: a launcher turns its status 2 into 1, and talks around the one block that counts."""
+    """The error message of the script, found in the log. A launcher adds lines, and turns exit status 2 into 1."""
     block = re.search(r"^error: (rank \d)?.*(\n[ \t]+\S.*)*", text, re.MULTILINE)
     if block:
         return RunFailed(max(status, 1) if block[1] else 2, block[0])
     crash = re.search(r"^rank \d+ failed:", text, re.MULTILINE)
     lines = text[crash.start() :].splitlines()[:60] if crash else text.splitlines()[-60:]
-    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return RunFailed(max(status, 1), "\n".join([*lines, f"error: run {number} of 3 {how}"]))
+    end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    return RunFailed(max(status, 1), "\n".join([*lines, f"error: run {number} of 3 {end}"]))
 
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A temporary folder; at the end it goes, and with it every process that has it as its ``TMPDIR``.
+    """Yield a temporary folder. At the end, delete it and kill every process that has it as its ``TMPDIR``.
 
-    SIGTERM and a lost terminal do what Ctrl-C does.
+    In the ``with`` block, SIGTERM and SIGHUP (a closed terminal) act like Ctrl-C.
     """
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # `nohup` and background jobs have some of them ignored.
-    handlers = {number: old for number in asking if (old := signal.getsignal(number)) != signal.SIG_IGN}
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # `nohup` and background jobs ignore some of them; these stay ignored.
+    handlers = {number: old for number in signals if (old := signal.getsignal(number)) != signal.SIG_IGN}
 
     def leave(number: int, frame: Any) -> NoReturn:
-        for each in handlers:  # asking twice must not leave half of it
-            signal.signal(each, signal.SIG_IGN)
+        for other in handlers:  # a second signal must not interrupt the clean-up
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     folder = Path(tempfile.mkdtemp(prefix="kit-"))
@@ -143,13 +145,13 @@ def workplace() -> Iterator[Path]:
 
 
 def kill_all(temporary: Path) -> None:
-    """SIGKILL to every process that was started with this ``TMPDIR``; returns when they are gone.
+    """Kill every process that has this ``TMPDIR`` (SIGKILL), and wait until they are gone.
 
-    Launchers put ranks in sessions of their own, and ranks that lost their launcher have no parent to be found by:
-    what all of them share is their environment.
+    Launchers put ranks in sessions of their own, and ranks whose launcher has died have no parent, so the processes
+    can only be found by their environment.
     """
     stopped: set[psutil.Process] = set()
-    while found := _processes(temporary) - stopped:  # one that stands still starts no other, and saves nothing
+    while found := _processes(temporary) - stopped:  # a suspended process starts no other and saves nothing
         for process in found:
             with suppress(psutil.Error):
                 process.suspend()

@@ -1,8 +1,10 @@
-"""``kit verify-resume``: does a killed run continue exactly, with these flags, on this machine?
+"""``kit verify-resume``: check that a killed run continues exactly, with these flags, on this machine.
 
-Three real starts of ``recipes/finetune.py``, shrunk to a few steps: one left alone, one killed without warning, and
-the same command again. Promises: "exact" is said only where steps were done after a checkpoint was loaded and every
-bit is equal; no process and no temporary file outlives the command, Ctrl-C included.
+It starts ``recipes/finetune.py`` three times with a few steps: one run without interruption, one that is killed, and
+the same command again.
+
+Promises: the result is "exact" only if steps were done after a checkpoint was loaded and every bit is equal. No process
+and no temporary file is left behind, not even after Ctrl-C.
 """
 
 import json
@@ -47,21 +49,24 @@ Exit status: 0 exact, 1 not, 2 where you can mend something."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, as the command line says."""
+    """The parsed command line."""
 
-    steps: int
-    kill_after: int
-    keep: Path | None
-    flags: dict[str, str]  # of the script, without output_dir
-    passed_over: list[str]  # flags that say otherwise
-    request: Request
+    steps: int  # of each run
+    kill_after: int  # step of the checkpoint after which the run is killed
+    keep: Path | None  # folder to run in and to keep; None: a temporary one
+    flags: dict[str, str]  # flags of the script, without output_dir
+    passed_over: list[str]  # the user's flags that this command overrides
+    request: Request  # of the script, with ``flags``
 
 
 def run(argv: list[str]) -> int:
-    """Returns 0 if exact, 1 if not or if a run failed, 2 if a run was refused.
+    """Run the three runs, print the comparison, and return the exit status.
+
+    Returns:
+        0 if the result is exact; 1 if it is not, or if a run failed; 2 if a run was refused because of its settings.
 
     Raises:
-        UserError: flags that are wrong, or runs that end too early to be killed.
+        UserError: flags are wrong, or the runs end before they can be killed.
     """
     if {"-h", "--help"} & set(argv):
         show(USAGE)
@@ -83,12 +88,12 @@ def run(argv: list[str]) -> int:
 
 
 def read_plan(argv: list[str]) -> Plan:
-    """Flags of this command and of the script. Raises ``UserError`` with everything wrong; writes nothing."""
+    """Parse the flags of this command and of the script. Raises ``UserError`` with all problems; writes nothing."""
     flags, problems = read_flags(argv)
     given = dict(flags)
     for name in [name for name in given if name not in {*OWN_FLAGS, *FLAGS, *OTHER_KITS}]:
         hint = did_you_mean(name, OWN_FLAGS)
-        if hint and hint == did_you_mean(name, [*OWN_FLAGS, *FLAGS]):  # else the script's own hint is nearer
+        if hint and hint == did_you_mean(name, [*OWN_FLAGS, *FLAGS]):  # else the script's own hint fits better
             problems.append(Problem(f"--{name}", "unknown flag", fix=hint))
             del flags[name]
 
@@ -145,7 +150,7 @@ def _verify(plan: Plan, folder: Path, temporary: Path) -> int:
     assert plan.request.recipe is not None
     strategy = ActualStrategy.from_record(info["strategy"])
     show(f"    {strategy.describe(plan.request.recipe)}")
-    if not plan.keep:  # of no further use, and large
+    if not plan.keep:  # no longer needed, and large
         shutil.rmtree(whole / "checkpoints")
 
     title = f"the same, killed when the checkpoint of step {plan.kill_after} is complete"
@@ -172,5 +177,5 @@ def _verify(plan: Plan, folder: Path, temporary: Path) -> int:
 
 
 def _manifest(checkpoints: Path, step: int) -> Path:
-    """The file that is there if and only if the checkpoint is complete."""
+    """The manifest of a checkpoint: it exists if and only if the checkpoint is complete."""
     return checkpoints / f"step-{step:08d}" / "manifest.json"

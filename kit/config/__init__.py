@@ -1,1 +1,1 @@
-"""The recipe schema, the command line, and what is wrong with them. Plain Python, pydantic and PyYAML."""
+"""The recipe schema and the command line, and their validation. Imports plain Python, pydantic and PyYAML only."""

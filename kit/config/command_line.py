@@ -1,7 +1,9 @@
-"""The words of a command to one validated ``Request``: flags beat the recipe, the recipe beats the defaults.
+"""Parse a command line and its recipe file into one validated ``Request``.
 
-Promises: whatever a user typed, no traceback, and every problem at once, each with its flag or ``file:line``.
-Plain Python, pydantic and PyYAML: a mistyped key is answered before torch is imported.
+Flags override the recipe, the recipe overrides the defaults.
+
+Promises: whatever the user typed, there is no traceback, and all problems are reported together, each with its flag or
+``file:line``. Imports plain Python, pydantic and PyYAML only, so a mistyped key is reported before torch is imported.
 """
 
 import sys
@@ -20,20 +22,24 @@ from kit.errors import Problem, UserError, did_you_mean, raise_if
 
 @dataclass(frozen=True)
 class Request:
-    """The command line, read. Without ``problems`` there is a ``recipe``; with some there may be one, so that
-    whoever knows the topology can add what else is wrong with it."""
+    """A parsed command line."""
 
     launch: Launch
+    # Always there without ``problems``. With problems it may be there too, so that ``kit.strategy.launch`` can check it
+    # against the topology and report everything together.
     recipe: Recipe | None
-    recipe_name: str
+    recipe_name: str  # stem of the recipe file; without one, the last part of the model's name
     problems: list[Problem] = field(default_factory=list)
 
 
 def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None) -> Request:
-    """Merge recipe file and flags, and validate once. Never raises for what a user typed: see ``problems``.
+    """Merge the recipe file and the flags, and validate the result.
 
-    ``stands_for``: flags whose value another flag takes where that one is not given. ``--help`` prints and exits with
-    status 0.
+    Never raises for a user's mistake; it goes to ``problems``. ``--help`` prints the help and exits with status 0.
+
+    Args:
+        argv: the words after the script's name.
+        stands_for: flag to other flag: if the other flag is not given, it takes the value of the first.
     """
     if any(word in ("-h", "--help") for word in argv):
         print_help()
@@ -59,7 +65,7 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
             problems += error.problems
             in_doubt = set(Recipe.model_fields) - set(flags)
     if "dataset" in flags and "eval_dataset" in values and "eval_dataset" not in flags:
-        # The recipe's evaluation belongs to its own data.
+        # The recipe's evaluation settings are for its own data set, which ``--dataset`` replaces.
         of_recipe = {"eval_dataset", "eval_on_start", "eval_steps", "predict_with_generate", "max_eval_samples"}
         for key in {"eval_dataset"} if "eval_split_size" in flags else of_recipe:
             values.pop(key, None)
@@ -69,13 +75,13 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
     if secret := problems_with_secrets(
         {f"--{key}": value for key, value in launch_flags.items()}, {}
     ) + problems_with_secrets(values, where):
-        return Request(launch, None, DEFAULT_RECIPE, secret)  # other problems may quote part of a value
+        return Request(launch, None, DEFAULT_RECIPE, secret)  # no other problem: it might quote part of a credential
     name = name or Path(str(values["model_name_or_path"])).name or "run"
     return Request(launch, recipe, name, problems + more)
 
 
 def read_recipe(argv: list[str]) -> Recipe:
-    """The recipe of a command that starts no run. Raises ``UserError`` with everything that is wrong."""
+    """Return the recipe for a command that starts no run. Raises ``UserError`` with all problems."""
     request = read_command_line(argv)
     raise_if(request.problems)
     assert request.recipe is not None
@@ -83,7 +89,12 @@ def read_recipe(argv: list[str]) -> Recipe:
 
 
 def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
-    """Text by flag, known or not, ``-`` read as ``_``; and what is no flag, or is given twice."""
+    """Split a command line into flags.
+
+    Returns:
+        The text of each flag, known or unknown, with ``-`` in its name read as ``_``; and a problem for each word that
+        is not a flag, and for each flag given twice.
+    """
     flags: dict[str, str] = {}
     problems = []
     words = list(argv)
@@ -109,7 +120,7 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
 
 
 def print_help() -> NoReturn:
-    """Every flag by group, with its unit, default and meaning. Exits with status 0."""
+    """Print all flags by group, with unit, default and meaning, and exit with status 0."""
     lines = [
         f"usage: accelerate launch recipes/{Path(sys.argv[0]).name} [--config C] [--recipe R] [--flag value ...]",
         "",

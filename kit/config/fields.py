@@ -1,4 +1,4 @@
-"""How a setting is declared and described: one field gives the YAML key, the flag, the help and the validation."""
+"""How a setting is declared: one field gives the YAML key, the flag, the help and the validation."""
 
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -10,34 +10,35 @@ from pydantic.fields import FieldInfo
 
 
 def option(group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", **limits: Any) -> Any:
-    """A field of the schema.
+    """Declare a field of the schema.
 
     Args:
         group: heading in ``--help``.
-        default: ``...`` where the user must give a value.
+        default: ``...`` if the user must give a value.
         meaning: one line for ``--help``.
-        unit: of the value, such as ``tokens``.
-        expected: what the field takes, where the type alone does not say it well.
-        limits: pydantic's own, such as ``ge``.
+        unit: unit of the value, such as ``tokens``.
+        expected: describes the allowed values in messages, if the type does not describe them well.
+        limits: limits of pydantic, such as ``ge``.
     """
     extra: Any = {"group": group, "unit": unit, "expected": expected}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
 SHARE_OR_COUNT = "whole number, or share below 1,"
-
-
-# Text is stripped, and never empty: `--dataset "$UNSET"` is a mistake.
+# Text is stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
 
 def comma_separated(value: Any) -> Any:
-    """``a, b`` as a list; anything but text as it is."""
+    """Split the text ``a, b`` into a list; return any other value as it is."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def column_mapping(value: Any) -> Any:
-    """``theirs=ours,theirs=ours`` as a mapping; text that is none stays text, and is refused as such."""
+    """Parse ``column=field,column=field`` into a mapping from the data's column names to the kit's fields.
+
+    Text of any other form is returned as it is, and validation then refuses it.
+    """
     if not isinstance(value, str):
         return value
     pairs = [tuple(part.strip() for part in pair.split("=")) for pair in value.split(",")]
@@ -46,7 +47,7 @@ def column_mapping(value: Any) -> Any:
 
 
 def dataset_entries(value: Any) -> Any:
-    """Data sets as a user names them: one name stays text; several, by commas or as a YAML list, become entries."""
+    """Parse the value of ``dataset``: a single name stays text; names with commas, or a YAML list, become entries."""
     if isinstance(value, str):
         if not value.startswith("["):
             return value if "," not in value else [{"path": path} for path in comma_separated(value)]
@@ -60,19 +61,19 @@ def dataset_entries(value: Any) -> Any:
 
 
 def module_names(value: Any) -> Any:
-    """``all-linear``, or names of modules separated by commas."""
+    """Split module names separated by commas into a list; ``all-linear`` stays text."""
     return value if value == "all-linear" else comma_separated(value)
 
 
 def share_or_count(value: float) -> float:
-    """Refuse a fraction above 1: below 1 it is a share, from 1 on a count."""
+    """Validate a number that is a share below 1, and a count from 1 on. Raises ``ValueError`` for a count of 1.5."""
     if value >= 1 and value % 1:
         raise ValueError
     return value
 
 
 def expected(info: FieldInfo) -> str:
-    """What a field takes, as help and messages say it: ``whole number from 1``."""
+    """Describe the allowed values of a field, for help and messages: ``whole number from 1``."""
     extra: Any = info.json_schema_extra
     words = extra["expected"] or _type_name(info.annotation)
     for limit in info.metadata:
@@ -87,14 +88,14 @@ def expected(info: FieldInfo) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words an annotation allows, if it lists them."""
+    """Return the values that an annotation lists in a ``Literal``; an empty list if it has none."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [word for member in get_args(annotation) for word in choices(member)]
 
 
 def is_optional(info: FieldInfo) -> bool:
-    """Whether the field takes None."""
+    """Return whether the field may be None."""
     return NoneType in get_args(info.annotation)
 
 

@@ -1,4 +1,4 @@
-"""What users of other kits type, and what they mean here."""
+"""Names of settings in other kits, each with what to use instead in this kit."""
 
 OTHER_KITS = {
     "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",

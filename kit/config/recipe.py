@@ -1,6 +1,6 @@
-"""The recipe schema: one declaration gives YAML keys, flags, help and validation. The only home of defaults.
+"""The recipe schema: one declaration per setting gives the YAML key, the flag, the default, help and validation.
 
-``Recipe`` is what may be set for a run, ``Launch`` what the command line says besides it. Plain Python and pydantic.
+``Recipe`` has the settings of a run, ``Launch`` the settings that only the command line has. Plain Python and pydantic.
 """
 
 import os
@@ -31,8 +31,8 @@ DATA_SUFFIXES = tuple(
     for kind in "jsonl ndjson json csv tsv parquet arrow zip tar tgz tbz2 txz tzst".split()
     for packed in ("", ".gz", ".bz2", ".xz", ".zst")
 )
-# What makes a run another run. Everything else may change between two starts: output, logging, evaluation, batch
-# shape, topology, and how far it goes.
+# The settings that identify a run: if one of them changes, it is another run. All others may change between two starts
+# of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
 use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
@@ -51,7 +51,7 @@ _process = partial(option, "Process")
 
 
 class DatasetEntry(BaseModel):
-    """One data set of several: what a recipe may say of it."""
+    """One entry of a list of data sets in a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
 
@@ -65,17 +65,17 @@ class DatasetEntry(BaseModel):
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
 
     def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
-        """With the recipe's settings where it has none of its own."""
+        """Return this entry with the recipe's settings for those that it does not set itself."""
         values = {
-            "name": self.name or self._word(),
+            "name": self.name or self._default_name(),
             "config": self.config or config,
             "split": self.split or split,
             "columns": columns if self.columns is None else self.columns,
         }
         return self.model_copy(update=values)
 
-    def _word(self) -> str:
-        """The stem of a file, what a pattern begins with, the name of a folder, else the path as it is: a hub id."""
+    def _default_name(self) -> str:
+        """The stem of a file, the first part of a pattern, the name of a folder, or a hub id as it is."""
         path = Path(os.path.abspath(os.path.expanduser(self.path)))
         beginning = re.split(r"[*?\[]", path.name)[0]
         is_pattern = beginning != path.name
@@ -93,7 +93,7 @@ _ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
 
 
 class Recipe(BaseModel):
-    """Everything about a run but its topology. Frozen; unknown keys are refused."""
+    """All settings of a run except its topology. Frozen; unknown keys are refused."""
 
     model_config = STRICT
 
@@ -201,26 +201,28 @@ class Recipe(BaseModel):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The rate after warm-up, with the method's default filled in."""
+        """The learning rate after warm-up; the default depends on the method."""
         return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
 
     @property
     def datasets(self) -> list[DatasetEntry]:
-        """What to train on; without what has weight 0."""
-        entries = _listed(self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns)
+        """The data sets to train on, without those of weight 0."""
+        entries = _as_entries(self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns)
         return [entry for entry in entries if entry.weight != 0]
 
     @property
     def eval_datasets(self) -> list[DatasetEntry]:
+        """The data sets of ``eval_dataset``; empty if it is not set."""
         config = self.eval_dataset_config or self.dataset_config
-        return _listed(self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns)
+        return _as_entries(self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns)
 
     @property
     def has_evaluation(self) -> bool:
+        """Whether there is evaluation data: an ``eval_dataset``, or a split of the training data."""
         return self.eval_dataset is not None or self.eval_split_size > 0
 
 
-def _listed(
+def _as_entries(
     value: str | list[DatasetEntry], config: str | None, split: str, columns: dict[str, str]
 ) -> list[DatasetEntry]:
     entries = [DatasetEntry(path=value)] if isinstance(value, str) else value
@@ -228,7 +230,7 @@ def _listed(
 
 
 class Launch(BaseModel):
-    """What the command line says besides the recipe."""
+    """The settings that only the command line has."""
 
     model_config = STRICT
 

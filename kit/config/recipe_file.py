@@ -1,6 +1,6 @@
-"""YAML files as users write them: values, and the ``file:line`` of each key for messages.
+"""Read YAML files: the values, and the ``file:line`` of each key for messages.
 
-Promises: nothing in a file is executed, and whatever it holds, a mistake is a ``Problem`` with its line.
+Promises: nothing in a file is executed, and any mistake in it becomes a ``Problem`` with its line.
 """
 
 import os
@@ -15,52 +15,70 @@ PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adap
 
 
 def find_file(name: str, folder: Path, kind: str) -> Path:
-    """A path as given, or a bare name with or without ``.yaml`` found in ``folder``."""
+    """Find a YAML file: ``name`` is a path, or a name in ``folder`` with or without ``.yaml``.
+
+    Args:
+        kind: the name of the flag, for the message.
+
+    Raises:
+        UserError: there is no such file.
+    """
     candidates = [Path(name), folder / name, folder / f"{name}.yaml"]
-    found = next((path for path in candidates if os.path.isfile(path)), None)
-    if found is None:
+    file = next((path for path in candidates if os.path.isfile(path)), None)
+    if file is None:
         names = sorted(path.stem for path in folder.glob("*.yaml"))
-        what = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
+        found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
         hint = did_you_mean(Path(name).stem, names)
-        raise UserError(Problem(f"--{kind}", what, f"a YAML file, or one of {', '.join(names)}", hint))
-    return found
+        raise UserError(Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint))
+    return file
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """A YAML mapping read safely, and the 1-based line of each top-level key. Refuses duplicate keys."""
+    """Read a YAML mapping. Returns its values, and the line of each top-level key, counted from 1.
+
+    Raises:
+        UserError: the file cannot be read, is not a YAML mapping, or has a key twice.
+    """
     values, lines, problems = _parse_yaml(path, yaml.SafeLoader)
     raise_if(problems)
     return values, lines
 
 
 def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
-    """Values of a recipe file, the ``file:line`` of each key, and the keys given twice.
+    """Read a recipe file.
 
-    Values are text, as flags are, so that both are read alike and YAML has no say: 1e-4 is a number, yes is
-    not a 1, and a revision 0123 keeps its zero. Paths are taken from the recipe's own folder first.
+    All values stay text, as the values of flags are, so that both are validated alike and YAML's own types do not
+    matter: 1e-4 is a number, yes is not true, and the revision 0123 keeps its zero. A relative path is looked for in
+    the folder of the recipe first.
+
+    Returns:
+        The values, the ``file:line`` of each key, and a problem for each key given twice.
+
+    Raises:
+        UserError: the file cannot be read or is not a YAML mapping.
     """
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     for key in PATHS:
-        values |= {key: _beside(path.parent, values[key])} if key in values else {}
+        values |= {key: _relative_to(path.parent, values[key])} if key in values else {}
     return values, {key: f"{_shown_path(path)}:{line} {key}" for key, line in lines.items()}, problems
 
 
-def _beside(folder: Path, value: Any) -> Any:
-    """A path, or each of a list, as seen from here where ``folder`` has it."""
+def _relative_to(folder: Path, value: Any) -> Any:
+    """Put ``folder`` in front of a path, or of each path in a list, if the file exists there."""
     if isinstance(value, list):
-        return [_beside(folder, item) for item in value]
+        return [_relative_to(folder, item) for item in value]
     if isinstance(value, dict):
-        return value | {"path": _beside(folder, value["path"])} if "path" in value else value
+        return value | {"path": _relative_to(folder, value["path"])} if "path" in value else value
     if not isinstance(value, str) or not value:
         return value
-    # An absolute pattern is no pattern of this folder.
+    # `glob` refuses an absolute pattern.
     matches = os.path.exists(folder / value) or (not os.path.isabs(value) and any(folder.glob(value)))
     return str(folder / value) if matches else value
 
 
 def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str, int], list[Problem]]:
-    """Values and lines of the top-level keys, and a problem for each key that comes twice, at any depth."""
+    """Return values and lines of the top-level keys, and a problem for each key given twice, at any depth."""
     shown = _shown_path(path)
     try:
         loader = loader_class(path.read_text(encoding="utf-8"))
@@ -84,7 +102,7 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         found = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise UserError(Problem(where, f"not valid YAML ({found})", "key: value lines")) from None
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # PyYAML passes on what int() and date() make of 2024-13-45 or !!int x, and dict() of a list as a key.
+        # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
         raise UserError(Problem(shown, f"not valid YAML ({error})", "key: value lines")) from None
 
 
@@ -93,7 +111,7 @@ def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
     nodes, visited = [node], set()
     while nodes:
         node = nodes.pop()
-        if id(node) in visited:  # an alias: without this, ten lines can hold a billion of them
+        if id(node) in visited:  # an alias; without this check, ten lines of nested aliases give a billion nodes
             continue
         visited.add(id(node))
         if isinstance(node, yaml.SequenceNode):

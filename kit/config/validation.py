@@ -1,4 +1,4 @@
-"""Values of files and flags to a validated recipe: every problem at once, each with its flag or ``file:line``."""
+"""Validate the values of recipe files and flags. All problems are reported together, with flag or ``file:line``."""
 
 import re
 import reprlib
@@ -18,7 +18,7 @@ from kit.secrets import redacted
 FLAGS = Launch.model_fields | Recipe.model_fields
 
 
-# One value in a message: short, whatever a file may hold.
+# Shortens a value for a message, since a file may hold any amount of text.
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring = 2, 80
 
@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_recipe(name: str) -> Recipe:
-    """A shipped or own recipe by name or path. Raises ``UserError`` with every problem it has."""
+    """Read and validate a recipe file, by name in ``recipes/`` or by path. Raises ``UserError`` with all problems."""
     values, where, problems = read_recipe_file(find_file(name, RECIPES, "recipe"))
     recipe, more = check_recipe(values, where)
     raise_if(problems + more)
@@ -38,17 +38,17 @@ def load_recipe(name: str) -> Recipe:
 def check_recipe(
     values: dict[str, Any], where: dict[str, str], in_doubt: Iterable[str] = ()
 ) -> tuple[Recipe | None, list[Problem]]:
-    """Validate one recipe: its fields, unknown keys, and settings that conflict.
+    """Validate a recipe: its values, unknown keys, and conflicts between settings.
 
     Args:
         where: what to call each key in a message, such as ``file:line key``.
-        in_doubt: keys whose value earlier problems may have hidden; nothing is said of them.
+        in_doubt: keys whose value is unknown because of an earlier problem; their absence is not reported.
 
     Returns:
-        The recipe, None if a field is wrong; and all problems.
+        The recipe, or None if a value is wrong; and all problems.
     """
     unknown = [_unknown(key, where[key]) for key in values if key not in Recipe.model_fields]
-    # `datset: x` answered with `dataset` need not be told that `dataset` is missing too.
+    # If `datset: x` gets the hint `dataset`, then "dataset is missing" must not be reported as well.
     doubts = set(in_doubt).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
     known = {key: value for key, value in values.items() if key in Recipe.model_fields}
     recipe, problems, wrong = validate(Recipe, known, where, doubts)
@@ -61,16 +61,20 @@ def check_recipe(
 def validate(
     model: type[Model], values: dict[str, Any], where: dict[str, str], in_doubt: Container[str] = ()
 ) -> tuple[Model, list[Problem], set[str]]:
-    """Validate ``values`` as a ``model``.
+    """Validate ``values`` as fields of ``model``.
+
+    Args:
+        where: what to call each field in a message.
+        in_doubt: fields whose absence is not reported.
 
     Returns:
-        An instance of the values that are right, a problem for each field that is not, and the names of these fields.
+        An instance made from the valid values, a problem for each other field, and the names of these fields.
     """
-    values = {name: _meant(model, name, value) for name, value in values.items()}
+    values = {name: _as_none(model, name, value) for name, value in values.items()}
     try:
         return model.model_validate(values), [], set()
     except ValidationError as error:
-        # A union reports once per member, a list once per item: the first that goes deepest is enough.
+        # pydantic reports each member of a union and each item of a list. Keep one error per field: the most nested.
         items = sorted(error.errors(include_url=False), key=lambda item: -len(item["loc"]))
         first = {str(item["loc"][0]): item for item in reversed(items)}
     problems = []
@@ -94,7 +98,7 @@ def validate(
 
 
 def _inside_entry(shown: str, item: Any) -> Problem | None:
-    """What is wrong within one of several data sets; None if ``item`` is of another list."""
+    """The problem of one entry in a list of data sets; None if ``item`` is an error in another list."""
     loc, fields = item["loc"], DatasetEntry.model_fields
     if not any("DatasetEntry" in str(step) for step in loc):
         return None
@@ -107,8 +111,8 @@ def _inside_entry(shown: str, item: Any) -> Problem | None:
     return Problem(where, found, expected(fields[keys[0]]))
 
 
-def _meant(model: type[BaseModel], name: str, value: Any) -> Any:
-    """``none`` and null as nothing, where nothing is possible."""
+def _as_none(model: type[BaseModel], name: str, value: Any) -> Any:
+    """Read ``none``, ``null`` and ``~`` as None, or as an empty list or mapping, if the field allows it."""
     is_null = value.strip().lower() in ("~", "null", "none") if isinstance(value, str) else value is None
     if not is_null:
         return value
@@ -117,7 +121,10 @@ def _meant(model: type[BaseModel], name: str, value: Any) -> Any:
 
 
 def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
-    """Settings that hold a credential: a run stores what it was started with, and models are passed on."""
+    """Return a problem for each setting that holds a credential.
+
+    A run stores its settings beside the model, and models are passed on.
+    """
     fix = "the hub and the trackers take theirs from the environment; write paths and names without"
     return [
         Problem(where.get(key, key), f"a credential in {redacted(text)!r}", "none: a run stores its settings", fix)
@@ -128,7 +135,7 @@ def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All text in what YAML gave."""
+    """All texts in a YAML value."""
     values, visited = [value], set()
     while values:
         value = values.pop()

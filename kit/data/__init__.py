@@ -1,1 +1,1 @@
-"""Bytes to micro-batches: read rows, make samples of them, keep these, and deal them to steps and ranks."""
+"""From bytes to micro-batches: read rows, tokenise them to samples, cache these, deal them to steps and ranks."""

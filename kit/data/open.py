@@ -1,9 +1,10 @@
-"""What a run trains and evaluates on.
+"""Open the training and evaluation data of a run.
 
 Promises:
 
-- ``open_data`` reports everything that is wrong with the data at once, before any weight is read.
-- What is held out is seeded, the same on every rank, and compared with the training data.
+- ``open_data`` reports all problems of the data together, before any weight is read.
+- The split that is held out for evaluation depends only on the data and the seed, so it is the same on every rank.
+- Evaluation samples that are also in the training data are counted, and the user is warned.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from kit.config.recipe import Recipe
 from kit.data.chat.formats import OPTIONAL, choose_fields
 from kit.data.chat.template import resolve_template
 from kit.data.feed.feed import Feed
-from kit.data.feed.order import SPLIT, Order, permutation
+from kit.data.feed.order import SPLIT, Mixture, Order, permutation
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning
 from kit.data.read.sources import open_source
@@ -30,34 +31,34 @@ CHAT_FIELDS = {"messages", "conversations", "instruction"}
 
 @dataclass(frozen=True)
 class Data:
-    """``notes`` are lines for the user; ``chat_template`` is the one to save with the model."""
+    """The tokenised data of a run. With ``streaming`` a run has a ``kit.data.feed.stream.Stream`` instead."""
 
     train: Samples
     evaluation: Samples | None
     order: Order
-    chat_template: str | None
-    notes: list[str] = field(default_factory=list)
+    chat_template: str | None  # to be saved with the model
+    notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
     def fingerprint(self) -> str:
-        """Of what is trained on; a run may go on with other evaluation data."""
+        """Identifies the training data. Evaluation data are not in it: a run may continue with other ones."""
         return digest(self.train.fingerprint, self.order.quotas) if self.order.quotas else self.train.fingerprint
 
     def total_steps(self, recipe: Recipe) -> int:
-        """Optimiser steps of a whole run: ``max_steps``, or as many full ones as the epochs need."""
+        """Return the optimiser steps of the whole run: ``max_steps``, else as many as the epochs need, rounded up."""
         return recipe.max_steps or self.order.total_steps(recipe.num_train_epochs)
 
     def open_feed(self, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> Feed:
-        """``state``: of the feed when the run was last saved; a step here is known by its number, and needs none."""
+        """Open the global batches of the run. ``state`` is not needed: the step's number determines its samples."""
         return Feed(self.train, self.order, recipe, ranks, pad_token_id, self.total_steps(recipe))
 
     @property
     def names(self) -> list[str]:
-        """Of the sources of the training data."""
+        """The names of the sources of the training data."""
         return self.train.names
 
     def describe(self) -> dict[str, Any]:
-        """For the record of a run."""
+        """Return the entry ``data`` for ``run.json``."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         stores = {id(s): s for s in [*self.train.stores, *(self.evaluation.stores if self.evaluation else [])]}
         sources = [store.report for store in stores.values()]
@@ -66,7 +67,11 @@ class Data:
 
 
 def open_sources(recipe: Recipe) -> list[Opened]:
-    """Find what ``recipe`` names and which columns count. Raises ``UserError`` with the problems of all data sets."""
+    """Open all data sets of ``recipe``, and choose the columns to read.
+
+    Raises:
+        UserError: with the problems of all data sets.
+    """
     problems, opened = Problems(), []
     for flag, entries in (("dataset", recipe.datasets), ("eval_dataset", recipe.eval_datasets)):
         is_evaluation = flag == "eval_dataset"
@@ -81,10 +86,13 @@ def open_sources(recipe: Recipe) -> list[Opened]:
 
 
 def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size: int) -> Data | Stream:
-    """Read, validate and tokenise ``sources``, or take them from the cache.
+    """Read, validate and tokenise ``sources``, or take the result from the cache.
 
-    ``vocab_size``: rows of the model's embedding.
-    Raises ``UserError`` with all problems of all data sets.
+    Args:
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        UserError: with all problems of all data sets.
     """
     template = resolve_template(tokenizer, recipe.chat_template)
     encoder = Encoder(
@@ -95,7 +103,7 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
         max_length=recipe.max_length,
         excess_length_strategy=recipe.excess_length_strategy,
     )
-    problems = Problems(_misfits(recipe, sources))
+    problems = Problems(_format_problems(recipe, sources))
     if pad_id(tokenizer) >= vocab_size:
         found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
         fix = "take pad_token out of tokenizer_config.json: padding is masked, any id serves"
@@ -118,21 +126,20 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     evaluation = Samples([samples.stores[0] for samples in parts[True]]) if parts[True] else None
     training = [opened for opened in sources if not opened.is_evaluation]
     if recipe.streaming:
-        return Stream(training, encoder, vocab_size, _first(evaluation, recipe, notes), template, notes)
+        return Stream(training, encoder, vocab_size, _limited(evaluation, recipe, notes), template, notes)
     train = Samples([samples.stores[0] for samples in parts[False]])
     weights = [opened.entry.weight for opened in training]
     if recipe.eval_split_size:
         train, evaluation = _hold_out(train, recipe.eval_split_size, recipe.seed)
         notes.append(f"{len(evaluation)} samples held out for evaluation, {len(train)} left to train on")
-    evaluation = _first(evaluation, recipe, notes)
+    evaluation = _limited(evaluation, recipe, notes)
     notes += _leak_notes(train, evaluation)
     order = Order(
         train.lengths,
         train.sources,
         recipe.seed,
         recipe.global_batch_size,
-        None if weights[0] is None else [weight or 0.0 for weight in weights],
-        recipe.mixing,
+        None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], recipe.mixing),
         recipe.max_length if recipe.packing else None,
     )
     if order.num_items(0) < recipe.global_batch_size:
@@ -142,13 +149,13 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     return Data(train, evaluation, order, template, [_summary(train), *notes])
 
 
-def _misfits(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
-    """Settings that do not fit the format of a source."""
+def _format_problems(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
+    """Return a problem for each setting that cannot be used with the format of a source."""
     problems = []
     for opened in sources:
         name, fields = opened.source.name, opened.fields
-        asks = opened.is_evaluation or recipe.eval_split_size
-        if recipe.predict_with_generate and asks and ("text" in fields or "input_ids" in fields):
+        is_evaluated = opened.is_evaluation or recipe.eval_split_size
+        if recipe.predict_with_generate and is_evaluated and ("text" in fields or "input_ids" in fields):
             found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
             problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
         if recipe.excess_length_strategy == "split" and "text" not in fields:
@@ -158,8 +165,8 @@ def _misfits(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
     return problems
 
 
-def _first(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
-    """As many evaluation samples as the recipe wants."""
+def _limited(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
+    """Select ``max_eval_samples`` evaluation samples, and add a note that says which."""
     if evaluation is None or recipe.max_eval_samples is None or recipe.max_eval_samples >= len(evaluation):
         return evaluation
     num, total = recipe.max_eval_samples, len(evaluation)
@@ -181,7 +188,7 @@ def _check_ids(max_id: int, opened: Opened, vocab_size: int) -> None:
 
 
 def _check_samples(samples: Samples, opened: Opened, recipe: Recipe, vocab_size: int) -> None:
-    """What the finished samples of one source show to be wrong."""
+    """Raise ``UserError`` if the tokenised samples of a source have wrong ids, or no masked token in any chat."""
     name = opened.source.name
     _check_ids(samples.max_id, opened, vocab_size)
     is_chat = CHAT_FIELDS & set(opened.fields) and recipe.train_on != "all"
@@ -207,7 +214,7 @@ def _leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
 
 
 def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:
-    """Whole rows: the samples that one row became do not stand on both sides."""
+    """Split off evaluation samples. Whole rows are held out, so the samples of one row stay on the same side."""
     rows = samples.rows()
     num_rows = int(rows.max()) + 1
     if num_rows < 2:
@@ -227,19 +234,23 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
 
 
 def evaluation_is_due(recipe: Recipe, total_steps: int, step: int) -> bool:
-    """Whether the model is to be evaluated after ``step`` steps."""
+    """Return whether the recipe wants an evaluation after ``step`` steps; 0 is before the first step."""
     if step in (0, total_steps):
         return step > 0 or recipe.eval_on_start
     return recipe.eval_steps > 0 and step % recipe.eval_steps == 0
 
 
 def pad_id(tokenizer: Any) -> int:
-    """The id to pad with. Which one is of no consequence: padding is masked by position."""
+    """Return the id to pad with. Any id works, because padding is masked by position."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
 
 
 def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]]:
-    """Ids before the last supervised run of sample ``i``, and that run: what to ask, and the answer to expect."""
+    """Split sample ``i`` for generation.
+
+    Returns:
+        The ids before its last span of supervised tokens (the prompt), and the ids of that span (the reference).
+    """
     tokens, weights = samples[i]
     end = int(np.flatnonzero(weights)[-1]) + 1
     start = int(np.flatnonzero(weights[:end] == 0)[-1]) + 1 if not weights[:end].all() else 0

@@ -1,1 +1,1 @@
-"""Models that open without the kit: ``final/``, exported checkpoints, merged adapters."""
+"""Write models that can be opened without the kit: ``final/``, exported checkpoints, merged adapters."""

@@ -1,6 +1,7 @@
-"""How far a merged model answers from the one that was trained: rounding, and the error of a 4-bit base that is gone.
+"""Measure the drift from the trained model (base and adapter) to the merged model.
 
-Both models say what comes next after each token of the same few sequences; one of them is in memory at a time.
+They differ by rounding, and for ``qlora`` because the merged model has no 4-bit error. Both compute the logits of the
+same few sequences, and only one of them is in memory at a time.
 """
 
 import gc
@@ -20,43 +21,42 @@ from kit.model.load import build_meta_model, build_model, check_model, open_conf
 from kit.model.plan import LoadPlan
 from kit.run.record import read_run
 
-# All logits of one model are kept: at most 8 x 128 x vocabulary x 4 bytes.
+# All logits of a model are kept in memory: at most 8 x 128 x vocabulary x 4 bytes.
 NUM_SEQUENCES = 8
 MAX_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What the model said as it was trained: ``logits`` float32 [N, V] after each token of ``sequences``, int64 [T]
-    each; ``source`` and ``title`` say in words where these are from and what the model was."""
+    """The logits of the trained model, before the merge."""
 
-    logits: torch.Tensor
-    sequences: Sequence[torch.Tensor]
-    source: str
-    title: str
+    logits: torch.Tensor  # float32 [N, V], after each of the N tokens of ``sequences``
+    sequences: Sequence[torch.Tensor]  # int64 [T] each
+    source: str  # where the sequences come from, for the message
+    title: str  # what the model was, for the message
 
 
 @dataclass(frozen=True)
 class Drift:
-    """``mean_kl``: KL(trained || merged) of the next token in nats, the mean over ``num_positions``;
-    ``max_difference``: the largest absolute difference between any two logits."""
+    """The difference between two models."""
 
-    mean_kl: float
-    max_difference: float
+    mean_kl: float  # KL(trained || merged) of the next token in nats, the mean over all positions
+    max_difference: float  # the largest absolute difference of a logit
     num_positions: int
 
 
 def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | None) -> Trained:
-    """Build the model as it was trained, on the CPU, and ask it: frozen weights in the precision of the run, and in
-    4-bit for ``qlora``.
+    """Build the model as it was trained, on the CPU, and compute its logits.
+
+    Frozen weights have the precision of the run, and are 4-bit for ``qlora``.
 
     Args:
         recipe: opens the base with its adapter.
         run_file: ``run.json`` of the run.
-        read: fills the adapter from a checkpoint; None where it is as ``recipe`` opens it.
+        read: reads a checkpoint into the adapter; None if ``recipe`` opens the trained adapter itself.
 
     Raises:
-        UserError: ``run_file`` is none, or base or adapter cannot be opened or do not fit each other.
+        UserError: ``run_file`` cannot be read, or base or adapter cannot be opened or do not fit each other.
     """
     run, strategy = read_run(run_file)
     sequences, source = find_sequences(recipe, run)
@@ -70,15 +70,18 @@ def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | Non
     title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"
     answers = ask(model, sequences)
     del model
-    gc.collect()  # its loss head is a cycle
+    gc.collect()  # the loss head refers to the model and back, so only the garbage collector frees it
     return Trained(answers, sequences, source, title)
 
 
 def find_sequences(recipe: Recipe, run: Recipe) -> tuple[list[torch.Tensor], str]:
-    """The first evaluation samples of ``run``, or seeded random ids where it has none that can be opened; and which."""
+    """Return sequences to compare the models on, and a text that says where they come from.
+
+    They are the first evaluation samples of ``run``; if it has none that can be opened, random ids from a fixed seed.
+    """
     vocab_size = open_config(recipe).get_text_config().vocab_size
     if run.has_evaluation:
-        with suppress(UserError):  # moved, or on another machine
+        with suppress(UserError):  # the data was moved, or is on another machine
             samples = open_data(run, open_sources(run), open_tokenizer(recipe), vocab_size).evaluation
             assert samples is not None
             num = min(NUM_SEQUENCES, len(samples))
@@ -91,13 +94,16 @@ def find_sequences(recipe: Recipe, run: Recipe) -> tuple[list[torch.Tensor], str
 
 @torch.no_grad()
 def ask(model: Any, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The logits after each token, computed in the model's own precision: float32 [N, V], dropout off."""
+    """Return the logits after each of the N tokens of ``sequences``, float32 [N, V].
+
+    They are computed in the model's own precision, without dropout.
+    """
     model.eval()
     return torch.cat([model(input_ids=ids[None]).logits[0].float() for ids in sequences])
 
 
 def compare(trained: torch.Tensor, merged: torch.Tensor) -> Drift:
-    """Of two models' logits, each float32 [N, V]."""
+    """Compute the drift between the logits of two models, each float32 [N, V]."""
     kl = 0.0
     for one, other in zip(trained.split(MAX_TOKENS), merged.split(MAX_TOKENS), strict=True):
         p, q = (values.double().log_softmax(-1) for values in (one, other))
@@ -106,7 +112,7 @@ def compare(trained: torch.Tensor, merged: torch.Tensor) -> Drift:
 
 
 def describe(trained: Trained, merged: Any) -> str:
-    """The drift of ``merged``, a plain model, in words: what the numbers are, and how they were measured."""
+    """Compute the drift of the model ``merged``, and describe it and how it was measured, as text for the user."""
     drift = compare(trained.logits, ask(merged, trained.sequences))
     return (
         f"drift from the trained model ({trained.title}) to the merged one (computed in {str(merged.dtype)[6:]}):\n"

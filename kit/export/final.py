@@ -1,6 +1,7 @@
-"""``final/``: what plain ``from_pretrained`` opens, also made of a checkpoint; merging an adapter into its base.
+"""Write models that plain ``from_pretrained`` opens: ``final/`` of a run, an exported checkpoint, a merged adapter.
 
-A full model or a PEFT adapter, with tokenizer, chat template and card; written under another name, then renamed.
+A folder has a full model or a PEFT adapter, with tokenizer, chat template and model card. It is written under a
+temporary name and then renamed, so it is complete or absent.
 """
 
 import copy
@@ -30,14 +31,18 @@ from kit.train.loop_state import LoopState
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
-# Reads a checkpoint's weights into the model it is given, and returns them by their names in it.
+# Reads a checkpoint's weights into a model, and returns them by their names in it (``read_weights`` with its path).
 Read = Callable[[Any], dict[str, torch.Tensor]]
 
 
 def save_final(prepared: "Prepared", tokenizer: Any, folder: Path, card: str, dtype: torch.dtype | None) -> None:
-    """Write ``folder`` from any strategy: beside it first, then one rename. Called by all ranks.
+    """Gather the weights and write ``folder`` as ``write_model`` does, under every strategy. Called by all ranks.
 
-    The rest is as in ``write_model``, of the whole weights.
+    ``folder`` is replaced by one rename. The arguments ``tokenizer``, ``card`` and ``dtype`` are those of
+    ``write_model``.
+
+    Raises:
+        TrainingError: on the main process, if the adapter has learned nothing.
     """
     accelerator, model = prepared.accelerator, prepared.model
     state = gather_trainable(accelerator, model)
@@ -55,16 +60,16 @@ def save_final(prepared: "Prepared", tokenizer: Any, folder: Path, card: str, dt
 def write_model(
     folder: Path, model: Any, state: dict[str, torch.Tensor], tokenizer: Any, card: str, dtype: torch.dtype | None
 ) -> None:
-    """Fill ``folder`` with a full model, or with an adapter where ``model`` has one.
+    """Fill ``folder`` with a full model, or with an adapter if ``model`` has one.
 
     Args:
-        model: says what is written; of an adapted one no weight is read, it may be on meta.
-        state: whole trainable tensors by their names in ``model``.
+        model: decides what is written. If it has an adapter, its weights are not read, and it may be on meta.
+        state: full trainable tensors, by their names in ``model``.
         card: text of the model card.
-        dtype: of a full model's weights, None for float32; adapters stay in the float32 they were trained in.
+        dtype: dtype of a full model's weights; None: float32. Adapters stay in float32, in which they were trained.
 
     Raises:
-        TrainingError: an adapter whose second matrices are all zero: nothing was trained.
+        TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
     """
     if hasattr(model, "peft_config"):
         _refuse_untrained(state)
@@ -77,13 +82,13 @@ def write_model(
 
 
 def _share_as_usual(folder: Path) -> None:
-    """Give weight files the mode that any new file in ``folder`` has; safetensors makes them for their owner only."""
+    """Give weight files the mode of any new file in ``folder``; safetensors makes them readable by the owner only."""
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode
     probe.unlink()
     for path in folder.glob("*.safetensors"):
-        with suppress(OSError):  # a disk without modes has nothing to share, and that must not cost the weights
+        with suppress(OSError):  # a disk without modes must not make the save fail
             path.chmod(mode)
 
 
@@ -96,7 +101,7 @@ def _save_full(model: Any, state: dict[str, torch.Tensor], folder: Path, dtype: 
 
 
 def _unwrapped_twin(model: Any) -> Any:
-    """The same adapted model without memory and without wrappers: peft names what it saves after its modules."""
+    """The same adapted model on meta and without wrappers, because peft derives the saved names from its modules."""
     from peft import get_peft_model
 
     with torch.device("meta"):
@@ -107,17 +112,18 @@ def _unwrapped_twin(model: Any) -> Any:
 def export_checkpoint(
     recipe: Recipe, run_file: Path, state: LoopState, read: Read, output_dir: Path, dtype: str | None
 ) -> None:
-    """Write what ``final/`` would have been after a checkpoint's step, in one process.
+    """Write a checkpoint as a model folder: what ``final/`` would be after its step. Runs in one process.
 
     Args:
-        recipe: opens the model of the run, as ``recipe_of_run`` makes it.
+        recipe: opens the model of the run, see ``recipe_of_run``.
         run_file: ``run.json`` of the run, for the card.
-        state: of the loop, as the checkpoint has it.
-        read: the checkpoint's weights by their names in the model it is given (``read_weights``).
-        dtype: of a full model, None for that of its base.
+        state: the state of the loop in the checkpoint.
+        read: reads the checkpoint's weights.
+        output_dir: new folder for the model.
+        dtype: dtype of a full model's weights; None: that of its base.
 
     Raises:
-        UserError: the base cannot be opened or is another than the run's, or ``output_dir`` cannot be written.
+        UserError: the base cannot be opened or does not fit the checkpoint, or ``output_dir`` cannot be written.
         TrainingError: the adapter has learned nothing.
     """
     run, strategy = read_run(run_file)
@@ -129,18 +135,19 @@ def export_checkpoint(
     with _new_folder(output_dir) as folder:
         if recipe.method == "full":
             model = build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))
-        else:  # of the base nothing is written, and only its shapes are needed
+        else:  # nothing of the base is written, so only its shapes are needed
             model = attach_adapter(model, recipe)
         write_model(folder, model, read(model), tokenizer, card, getattr(torch, dtype) if dtype else config.dtype)
 
 
 def merge_adapter(recipe: Recipe, read: Read | None, output_dir: Path, dtype: str) -> Any:
-    """Add an adapter to its unquantised base and save a plain model. 4-bit weights are never merged into.
+    """Merge an adapter into its unquantised base, never into 4-bit weights, and save a plain model.
 
     Args:
         recipe: opens the base with its adapter.
-        read: fills the adapter from a checkpoint; None where it is as ``recipe`` opens it.
-        dtype: of the merged model, which is computed in it too.
+        read: reads a checkpoint into the adapter; None if ``recipe`` opens the trained adapter itself.
+        output_dir: new folder for the model.
+        dtype: dtype of the merged weights; the merge is computed in it too.
 
     Returns:
         The merged model.
@@ -168,7 +175,7 @@ def merge_adapter(recipe: Recipe, read: Read | None, output_dir: Path, dtype: st
 
 
 def _open(recipe: Recipe) -> tuple[Any, Any, Any]:
-    """Tokenizer, config, and the model without memory, checked before any weight is read."""
+    """Open tokenizer, config and the model on meta, and check them before any weight is read."""
     config = open_config(recipe)
     model = build_meta_model(recipe, config)
     problems = check_model(recipe, config, model)
@@ -178,10 +185,12 @@ def _open(recipe: Recipe) -> tuple[Any, Any, Any]:
 
 @contextmanager
 def _new_folder(output_dir: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes ``output_dir`` when all went well; else nothing is left, nor parents made for it.
+    """Yield a temporary folder, and rename it to ``output_dir`` if the ``with`` block succeeds.
+
+    If it fails, the temporary folder and parent folders created for it are deleted.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the folder cannot be written.
     """
     staging = output_dir.with_name(f".{output_dir.name}.partial")
     made = [folder for folder in output_dir.parents if not os.path.exists(folder)]
@@ -194,19 +203,24 @@ def _new_folder(output_dir: Path) -> Iterator[Path]:
         raise UserError(Problem("--output_dir", f"{output_dir} cannot be written ({error})")) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        for folder in made:  # those left empty
+        for folder in made:  # succeeds only for empty ones
             with suppress(OSError):
                 folder.rmdir()
 
 
 def _refuse_untrained(state: dict[str, torch.Tensor]) -> None:
-    """A LoRA starts with B = 0: all zero still means nothing was trained, or nothing was gathered."""
+    """Raise ``TrainingError`` if every lora_B is zero: LoRA starts with B = 0, so nothing was trained or gathered."""
     if not any(bool(tensor.any()) for name, tensor in state.items() if "lora_B" in name):
         raise TrainingError("every lora_B is zero: the adapter has learned nothing")
 
 
 def model_card(recipe: Recipe, strategy: ActualStrategy, metrics: dict[str, float], steps: int) -> str:
-    """A short card: what was trained on what, how, and what the evaluation said."""
+    """Return a short model card: base, data, training settings, strategy and evaluation.
+
+    Args:
+        metrics: of the evaluation after the last step; empty if there was none.
+        steps: optimiser steps done.
+    """
     base, is_full = recipe.model_name_or_path, recipe.method == "full"
     base = Path(base).name if os.path.exists(os.path.expanduser(base)) else base
     lines = [

@@ -1,1 +1,1 @@
-"""How a run ends: exit statuses, signals, ranks that die or hang, memory that runs out."""
+"""How a run ends: exit statuses, signals, ranks that died or hang, out of memory."""

@@ -1,7 +1,8 @@
-"""How a script ends: one block on standard error, the exit status of the contract, and nothing half done.
+"""How a script ends: with one error message on standard error and a defined exit status.
 
-Promises: status 2 for what the user can mend, 1 for a failure, 75 for a stop by signal, 130 for Ctrl-C; of several
-ranks one speaks; what was asked to ``finish_first`` is done however the script leaves, unless it is killed.
+Promises: the exit status is 2 for a mistake that the user can fix, 1 for a failure, 75 for a stop by signal, 130 for
+Ctrl-C. If all ranks fail alike, only one prints. Functions registered with ``finish_first`` are called before the
+script ends, unless it is killed.
 """
 
 import errno
@@ -19,19 +20,22 @@ from kit.errors import Problem, TrainingError, UserError
 from kit.secrets import redacted
 from kit.strategy.launcher import remember_end
 
-STOPPED = 75  # by a signal, and saved; EX_TEMPFAIL: run the same command again
-_FINAL = (UserError.exit_status, STOPPED)  # another start of the same ranks would end so too
+STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
+_FINAL = (UserError.exit_status, STOPPED)  # restarted ranks would end with the same status
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """Turn what goes wrong into one block on standard error and the exit status of the contract."""
+    """Run the ``with`` block of a script, and end the process with the exit status that fits how the block ended.
+
+    If the block raises, print one error message to standard error, without credentials.
+    """
     try:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
             sys.modules["torch"].distributed.destroy_process_group()
-            leave(0)  # a thread of the group still winding down would abort the interpreter's own shutdown
+            leave(0)  # a thread of the process group may still run, and would make the interpreter's shutdown abort
         _finish()
     except KeyboardInterrupt:
         leave(130)
@@ -39,26 +43,27 @@ def reporting_errors() -> Iterator[None]:
         error = caught
         for explain in _explainers:
             if not isinstance(error, UserError | TrainingError):
-                with suppress(Exception):  # what cannot be explained is told as it is
+                with suppress(Exception):  # if explaining fails, the original error is printed
                     error = explain(error) or error
         if isinstance(error, UserError | TrainingError):
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank()}: {error}"
             status = error.exit_status
             if not is_main():
-                # Launchers end every rank when one exits: wait for rank 0 to say the same, and speak if it does not.
+                # A launcher ends all ranks when one exits. So wait for rank 0, which usually has the same error, and
+                # print it here only if rank 0 did not.
                 _finish()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 time.sleep(10)
         else:
             text = f"rank {rank()} failed:\n{''.join(traceback.format_exception(caught))}"
             status = 1
-        with suppress(OSError):  # nobody reads it
+        with suppress(OSError):  # standard error is closed
             print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
-        leave(status)  # the interpreter's own shutdown would wait for threads that wait for other ranks
+        leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 
 
 def leave(status: int) -> NoReturn:
-    """Exit with ``status``, without waiting for other ranks."""
+    """End the process with exit status ``status``, without waiting for other ranks."""
     _finish()
     if status in _FINAL:
         remember_end(status)
@@ -69,18 +74,20 @@ def leave(status: int) -> NoReturn:
 
 
 def finish_first(finish: Callable[[], None]) -> None:
-    """Call ``finish`` before the script leaves, with whatever status; the last one asked for is the first."""
+    """Register ``finish`` to be called before the script ends, with any exit status; the last registered goes first."""
     _unfinished.append(finish)
 
 
 def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
-    """Ask ``explain``, before those known already, what an unexpected exception means: a ``UserError``, a
-    ``TrainingError``, or None."""
+    """Register ``explain``, which turns an unexpected exception into a ``UserError`` or ``TrainingError``, or None.
+
+    The function registered last is asked first.
+    """
     _explainers.insert(0, explain)
 
 
 def _explain_disk(error: Exception) -> UserError | None:
-    """A disk that takes no more is the user's to mend."""
+    """Explain a full or read-only disk, which the user can fix."""
     if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
         return None
     return UserError(Problem(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again"))

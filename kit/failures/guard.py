@@ -1,4 +1,4 @@
-"""What a run that fails says of itself: ranks that died or hang, and memory that ran out, explained."""
+"""Explanations for a run that fails because a rank died or hangs, or because memory ran out."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,25 +18,32 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Explains what fails from here on, until the process ends. Every rank makes one, after the group exists."""
+    """Explains the failures of a run: ranks that died or hang, and out of memory.
 
-    def __init__(self, accelerator: "Accelerator", recipe: "Recipe", topology: "Topology") -> None:
-        self.watch = Watch(accelerator, open_store(), recipe.ddp_timeout)
+    Every rank creates one, after the process group exists. It works until the process ends.
+    """
+
+    def __init__(self, accelerator: "Accelerator", recipe: "Recipe", topology: "Topology", trains: bool = True) -> None:
+        """
+        Args:
+            trains: the same command goes on from a checkpoint.
+        """
+        self.watch = Watch(accelerator, open_store(), recipe.ddp_timeout, trains)
         self._model: torch.nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         exits.explain_with(self.watch.explain)
         exits.explain_with(
-            lambda error: advice.explain(error, self._model, self._optimizer, recipe, topology),
+            lambda error: advice.explain(error, self._model, self._optimizer, recipe, topology, trains),
         )
 
     def at(self, phase: Phase, step: int = 0) -> None:
-        """This rank begins ``phase``, of 1-based ``step`` where it is part of one."""
+        """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
         self.watch.at(phase, step)
 
     def progress(self, items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
-        """``items`` with a progress bar; each item taken shows that this rank does not hang."""
+        """Return ``items`` with a progress bar. Each item taken counts as a sign that this rank does not hang."""
         return self.watch.along(progress)(items, name, total)
 
     def holds(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> None:
-        """What memory is full of, if it runs out."""
+        """Set the model and optimiser whose memory is measured if memory runs out."""
         self._model, self._optimizer = model, optimizer

@@ -1,7 +1,7 @@
-"""Out of memory: what was asked for and where, and what the memory is full of.
+"""Out of memory: how much was requested, by which part of the run, and what fills the memory.
 
-Promises: every tensor counts once, in the component it belongs to, on the device that ran out; of sharded ones the part
-that this rank holds. Asks next to nothing of a memory that is full, and nothing of other ranks.
+Promises: every tensor on the device that ran out counts once, in one component; of a sharded tensor only this rank's
+shard counts. Measuring allocates almost nothing, and needs no other rank.
 """
 
 import re
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from kit.strategy.topology import Topology
 
 _IN_BACKGROUND = "kit.checkpoint.save._complete"
-_ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")  # a model has hundreds of `Linear`; what holds it says which it is
+# Modules of these packages are not named in messages: a model has hundreds of `Linear`, but the class that contains it
+# says which one it is.
+_ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
@@ -34,17 +36,18 @@ _SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
 class Held:
     """Bytes that this process holds on one device, by component."""
 
-    frozen: int = 0  # weights, with the quantisation state of 4-bit ones
-    trainable: int = 0
+    frozen: int = 0  # frozen weights, with the quantisation state of 4-bit weights
+    trainable: int = 0  # trainable weights
     gradients: int = 0
-    optimizer: int = 0
-    gradients_to_come: int = 0  # of the step that failed
-    optimizer_to_come: int = 0
-    to_save: int = 0  # one copy of what a checkpoint holds, on whatever device the original is
-    sharded: bool = False  # a part of each component; other ranks hold the others
+    optimizer: int = 0  # optimiser state
+    gradients_to_come: int = 0  # gradients that the failed step had still to allocate
+    optimizer_to_come: int = 0  # optimiser state that the failed step had still to allocate
+    to_save: int = 0  # size of one copy of a checkpoint's tensors, whatever device the originals are on
+    sharded: bool = False  # whether these are the shards of this rank only
 
     @property
     def total(self) -> int:
+        """Bytes of weights, gradients and optimiser state."""
         return self.frozen + self.trainable + self.gradients + self.optimizer
 
 
@@ -55,35 +58,36 @@ class Device:
     name: str
     total: int
     free: int
-    peak: int  # of this process: allocated on a GPU, resident on a CPU
-    unused: int = 0  # reserved by torch's allocator of a GPU, in pieces too small for what was asked for
-    others: int = 0  # in use on a GPU by other processes
-    limit: tuple[int, str] | None = None  # of this process on a CPU, and the option of ulimit that sets it
+    peak: int  # highest use by this process: allocated on a GPU, resident on a CPU
+    unused: int = 0  # reserved by torch's GPU allocator but unused: the pieces are too small for the request
+    others: int = 0  # used on the GPU by other processes
+    limit: tuple[int, str] | None = None  # of this process on a CPU: bytes, and the option of ulimit that sets it
 
     @property
     def is_cpu(self) -> bool:
+        """Whether the CPU's memory ran out."""
         return self.name == "CPU"
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A failure for want of memory."""
+    """A lack of memory: what the run was doing, what it requested, and what filled the memory."""
 
     phase: Phase
-    module: str  # class of the model's innermost part at work, if any
-    asked: int  # bytes; 0 where unknown
+    module: str  # class of the innermost named module that was running; empty if none was
+    asked: int  # bytes requested; 0 if unknown
     device: Device
     held: Held
-    rank: int | None  # that failed; None where there is one process
-    trains_here: bool  # not on a GPU while it was the CPU's memory that ran out
-    is_saving: bool  # a checkpoint is being written, in the background or not
+    rank: int | None  # the rank that failed; None with a single process
+    trains_here: bool  # whether the model trains on the device that ran out
+    is_saving: bool  # whether a checkpoint is being written, in the background or not
 
     def lines(self) -> list[str]:
-        """What was asked for, and a table of what the memory is full of."""
+        """Describe it for the user: a line with what was requested, and a table of what fills the memory."""
         held, device = self.held, self.device
-        what = f"in {self.phase.noun}" + (f" ({self.module})" if self.module else "")
-        what = f"{size(self.asked)} asked for {what}" if self.asked else what
-        who = f"rank {self.rank}: " if self.rank is not None else ""
+        failure = f"in {self.phase.noun}" + (f" ({self.module})" if self.module else "")
+        failure = f"{size(self.asked)} asked for {failure}" if self.asked else failure
+        rank = f"rank {self.rank}: " if self.rank is not None else ""
         limit = f"; this process may reserve {size(device.limit[0])} (ulimit {device.limit[1]})" if device.limit else ""
         lost = f", and {size(device.unused)} lost between tensors" if device.unused else ""
         rest = ["what is being loaded"] if self.phase is LOADING else []
@@ -103,7 +107,7 @@ class Shortage:
             ("  the rest", max(0, device.peak - held.total), ", ".join(rest)),
         ]
         rows = [row for row in rows if row[1] or "to come" in row[2]]
-        return [who + what, *(f"{name:20}  {size(number):>10}  {note}".rstrip() for name, number, note in rows)]
+        return [rank + failure, *(f"{name:20}  {size(number):>10}  {note}".rstrip() for name, number, note in rows)]
 
 
 def measure(
@@ -113,10 +117,13 @@ def measure(
     recipe: "Recipe",
     topology: "Topology",
 ) -> Shortage | None:
-    """What ``error`` tells, and the memory now; None if it, and all it was raised from, is not about memory.
+    """Find out from ``error`` and the current memory what happened; None if no cause of ``error`` is about memory.
 
-    Called by the rank that failed, before the traceback is dropped: it says what the run was doing. ``model`` and
-    ``optimizer`` as far as they exist, and not to be used afterwards.
+    Called by the rank that failed, while the traceback of ``error`` exists: it shows what the run was doing.
+
+    Args:
+        model: None if it does not exist yet. It may be changed (resharded), and must not be used afterwards.
+        optimizer: None if it does not exist yet.
     """
     cause = out_of_memory(error)
     if cause is None:
@@ -126,34 +133,34 @@ def measure(
     return Shortage(
         phase,
         module,
-        asked=_said(cause, rf"(?:allocate|mmap) {_SIZE}"),
+        asked=_bytes_in_message(cause, rf"(?:allocate|mmap) {_SIZE}"),
         device=device,
         held=components(model, optimizer, device.is_cpu, "8bit" in recipe.optim),
         rank=_rank(error),
         trains_here=device.is_cpu == (topology.device_type == "cpu"),
-        is_saving=phase is SAVING or any(_IN_BACKGROUND in _calls(each) for each in sys._current_frames().values()),
+        is_saving=phase is SAVING or any(_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values()),
     )
 
 
 def size(num_bytes: int) -> str:
-    """Bytes as people read them: ``1.50 GiB``."""
+    """Return a number of bytes as text with a unit: ``1.50 GiB``."""
     unit = next(name for name in reversed(_UNITS) if num_bytes >= _UNITS[name] or name == "bytes")
     digits = {"bytes": 0, "KiB": 1, "MiB": 1}.get(unit, 2)
     return f"{num_bytes / _UNITS[unit]:.{digits}f} {unit}"
 
 
-def _said(error: BaseException, pattern: str) -> int:
-    """Bytes in a message of torch's or numpy's allocators; 0 if it does not say."""
+def _bytes_in_message(error: BaseException, pattern: str) -> int:
+    """The bytes that ``pattern`` finds in an error message of torch or numpy; 0 if it finds none."""
     match = re.search(pattern, str(error))
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
 def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
-    """What the run was doing, and in which class of the model's modules: ``(BACKWARD, "LlamaMLP")``."""
+    """The phase of the run, and the class of the module that was running: ``(BACKWARD, "LlamaMLP")``."""
     phase: Phase | None = None
     module = ""
-    for each in causes(error):
-        traceback = each.__traceback__
+    for cause in causes(error):
+        traceback = cause.__traceback__
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
             name, owner = _name(frame), frame.f_locals.get("self")
@@ -172,18 +179,18 @@ def _name(frame: FrameType) -> str:
 
 
 def _calls(frame: FrameType | None) -> Iterator[str]:
-    """The function a thread is in, and those it was called by."""
+    """Names of the function that a thread is in and of its callers, innermost first."""
     while frame is not None:
         yield _name(frame)
         frame = frame.f_back
 
 
 def _rank(error: BaseException) -> int | None:
-    """Who failed: a failed save is raised on all ranks, and says on which one it was."""
+    """The rank that failed: this one, or the rank that the message names; a failed save is raised on all ranks."""
     if not torch.distributed.is_initialized():
         return None
-    said = [match for each in causes(error) if (match := re.search(r"\brank (\d+): ", str(each)))]
-    return int(said[0][1]) if said else torch.distributed.get_rank()
+    named = [match for cause in causes(error) if (match := re.search(r"\brank (\d+): ", str(cause)))]
+    return int(named[0][1]) if named else torch.distributed.get_rank()
 
 
 def _device(error: BaseException) -> Device:
@@ -192,8 +199,8 @@ def _device(error: BaseException) -> Device:
         memory = psutil.virtual_memory()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         options = {"-d": resource.RLIMIT_DATA, "-v": resource.RLIMIT_AS}
-        limits = [(resource.getrlimit(which)[0], option) for option, which in options.items()]
-        limit = min((each for each in limits if 0 < each[0] < memory.total), default=None)
+        limits = [(resource.getrlimit(kind)[0], option) for option, kind in options.items()]
+        limit = min((limit for limit in limits if 0 < limit[0] < memory.total), default=None)
         return Device("CPU", memory.total, memory.available, peak, limit=limit)
     free = total = peak = unused = in_use = index = 0
     if torch.accelerator.is_available():
@@ -201,22 +208,23 @@ def _device(error: BaseException) -> Device:
         peak, in_use = torch.accelerator.max_memory_allocated(), torch.accelerator.memory_reserved()
         unused = in_use - torch.accelerator.memory_allocated()
         free, total = torch.accelerator.get_memory_info()
-    # What the message says was so when it failed; since then, tensors were let go.
-    total = _said(error, f"total capacity of {_SIZE}") or total
-    free = _said(error, f"of which {_SIZE} is free") or free
-    in_use = _said(error, f"this process has {_SIZE}") or in_use
-    peak = max(peak, _said(error, f"{_SIZE} is allocated by PyTorch"))
-    unused = _said(error, f"{_SIZE} is reserved by PyTorch but unallocated") or unused
+    # Prefer the numbers in the message: they are from the moment of the failure, and tensors were freed since.
+    total = _bytes_in_message(error, f"total capacity of {_SIZE}") or total
+    free = _bytes_in_message(error, f"of which {_SIZE} is free") or free
+    in_use = _bytes_in_message(error, f"this process has {_SIZE}") or in_use
+    peak = max(peak, _bytes_in_message(error, f"{_SIZE} is allocated by PyTorch"))
+    unused = _bytes_in_message(error, f"{_SIZE} is reserved by PyTorch but unallocated") or unused
     return Device(f"GPU {index}", total, free, peak, unused, max(0, total - free - in_use))
 
 
 def components(
     model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, on_cpu: bool, in_8_bits: bool
 ) -> Held:
-    """What this process holds in CPU memory (``on_cpu``) or on its GPU; of sharded tensors its own part.
+    """Measure what this process holds, by component; of a sharded tensor only its own shard.
 
     Args:
-        in_8_bits: what the optimiser will hold of large tensors after its first step.
+        on_cpu: measure the CPU's memory; else the GPU's.
+        in_8_bits: whether the optimiser keeps the state of large tensors in 8 bits.
     """
     if model is None:
         return Held()
@@ -225,7 +233,7 @@ def components(
         return (tensor.device.type == "cpu") == on_cpu and not tensor.is_meta
 
     def num_bytes(tensors: Iterable[torch.Tensor], anywhere: bool = False) -> int:
-        once = {id(tensor): tensor for tensor in tensors}  # tables may be shared
+        once = {id(tensor): tensor for tensor in tensors}  # quantisation tables may be shared between weights
         own = [_own(tensor) for tensor in once.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in own if anywhere or is_here(tensor))
 
@@ -251,17 +259,17 @@ def components(
 
 @torch.no_grad()
 def _own(tensor: Any) -> torch.Tensor:
-    """This rank's part of a sharded tensor."""
+    """This rank's shard of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _moments(parameter: torch.Tensor, in_8_bits: bool) -> int:
-    """Bytes of both moments of AdamW; bitsandbytes keeps small tensors as they are."""
+    """Bytes of AdamW's two moments for ``parameter``; bitsandbytes quantises them from 4096 elements on."""
     return 2 * parameter.numel() * (1 if in_8_bits and parameter.numel() >= 4096 else parameter.element_size())
 
 
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Scales and tables of 4-bit weights; the scales may be quantised in turn."""
+    """The scales and tables of all 4-bit weights. The scales may themselves be quantised, with scales of their own."""
     states = [state for m in model.modules() if (state := getattr(m, "quant_state", None)) is not None]
     for state in states:
         for value in vars(state).values():

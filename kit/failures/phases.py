@@ -1,18 +1,18 @@
-"""What a run is doing: the one list of phases, for messages about ranks that hang and about memory that runs out."""
+"""The phases of a run. Messages about ranks that hang and about out of memory say which phase the run was in."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run, by the words for it and what is in memory meanwhile."""
+    """A phase of a run: its names in messages, and what it keeps in memory."""
 
     doing: str  # as in "rank 1 loading the model"
     noun: str = ""  # as in "out of memory in loading"
-    # With their modules, functions that run in this phase only: a traceback through one of them names the phase.
+    # Full names of functions that run only in this phase: a traceback that contains one of them shows the phase.
     functions: tuple[str, ...] = ()
-    activations: bool = False  # of a forward pass
-    mid_step: bool = False  # gradients and optimiser states may still be to come
+    activations: bool = False  # whether memory holds activations of a forward pass
+    mid_step: bool = False  # whether the step may still allocate gradients and optimiser state
 
 
 STARTING = Phase("starting")

@@ -1,8 +1,8 @@
-"""Signals that ask a run to stop: what is done is saved, and the script leaves with status 75.
+"""Signals that ask a run to stop: the run saves a checkpoint and ends with exit status 75.
 
-SIGTERM (a scheduler), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) and SIGHUP (a closed terminal) are only noted and
-answered here; what to do is decided by all ranks together, even where one of them alone was signalled: at the end of a
-step, and between the batches of an evaluation.
+The signals are SIGTERM (from a scheduler), SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) and SIGHUP (a closed terminal).
+The handler only notes a signal and prints a line. All ranks then decide together whether to stop, even if only one of
+them got the signal: at the end of each step, and between the batches of an evaluation.
 """
 
 import os
@@ -20,35 +20,39 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
-# One Ctrl-C reaches a rank twice: from the terminal, and from the launcher that got it too.
+# One Ctrl-C may reach a rank twice: from the terminal, and from the launcher, which passes it on. A second one within
+# this time counts as the same.
 SAME_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """An evaluation was left before its end, by all ranks at the same batch."""
+    """Ends an evaluation early, on all ranks at the same batch."""
 
 
 class StopRequest:
-    """The first of the signals that this process was sent since this was made, if any."""
+    """Remembers whether this process got one of the signals."""
 
     def __init__(self, accelerator: "Accelerator") -> None:
+        """Install the signal handlers. Every rank creates one, in its main thread."""
         self._accelerator = accelerator
         self._signal = 0
         self._time = 0.0
         for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
-            # `nohup` has a process ignore it; ranks are sent it by a launcher that ends and takes them along.
+            # `nohup` makes a process ignore SIGHUP, and a single process keeps ignoring it. Ranks must handle it: a
+            # launcher that ends sends it to them.
             is_ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
             if not (is_ignored and accelerator.num_processes == 1):
-                signal.signal(number, self._take)
+                signal.signal(number, self._handle)
 
     @property
     def is_made(self) -> bool:
+        """Whether this process was asked to stop."""
         return bool(self._signal)
 
     def along(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-        """``progress`` that raises ``Stopped`` before its next item, on all ranks, once any of them was asked to stop.
+        """Wrap ``progress`` so that it raises ``Stopped`` once any rank was asked to stop.
 
-        All ranks must take equally many items.
+        It does so on all ranks before the same item. All ranks must take the same number of items.
         """
 
         def stopping(*args: Any) -> Iterator[Any]:
@@ -62,19 +66,20 @@ class StopRequest:
     def _is_made_anywhere(self) -> bool:
         if self._accelerator.num_processes == 1:
             return self.is_made
-        asked = torch.tensor([float(self.is_made)])  # of the CPU: a GPU need not be waited for
+        asked = torch.tensor([float(self.is_made)])  # on the CPU, so that nothing waits for the GPU
         return bool(self._accelerator.reduce(asked, reduction="sum").item())
 
-    def _take(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         if not self._signal:
             self._signal, self._time = number, time.monotonic()
             if self._accelerator.is_main_process:
                 again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
-                with suppress(OSError):  # a closed terminal; and no `print`, which may be at work just now
+                with suppress(OSError):  # the terminal is closed. Not `print`: the signal may have interrupted one
                     os.write(2, f"\n{signal.Signals(number).name}: stopping and saving{again}\n".encode())
             return
-        # Whoever asks twice does not want to wait. A scheduler's SIGTERM may repeat, and means no more than once; after
-        # a Ctrl-C it may be nothing but the launcher's death of the same one.
+        # After a Ctrl-C, another one or a SIGTERM ends the process at once. An exception is the SIGTERM that a process
+        # gets when its launcher ends, because the same Ctrl-C ended the launcher. After any other signal, further ones
+        # change nothing: schedulers repeat their SIGTERM.
         is_urgent = number == signal.SIGINT or (number == signal.SIGTERM and not launcher_is_gone())
         if self._signal == signal.SIGINT and is_urgent and time.monotonic() - self._time > SAME_SECONDS:
             os._exit(130)

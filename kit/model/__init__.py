@@ -1,1 +1,1 @@
-"""Find, check, load, quantise and adapt a causal language model; knows no strategy."""
+"""Find, check, load and quantise a causal language model, and attach adapters. Independent of the strategy."""

@@ -1,4 +1,4 @@
-"""Adapters: attach new ones or those of a folder, and tell from shapes alone whether they fit."""
+"""Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit."""
 
 import copy
 import warnings
@@ -13,18 +13,21 @@ from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
 
 
 def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
-    """Freeze the base and add the adapters of the recipe, or load those it names; nothing for ``full``."""
+    """Freeze the base, and add new adapters or load those of ``adapter_name_or_path``.
+
+    With method ``full`` the model is returned unchanged.
+    """
     if recipe.method == "full":
         return model
     from peft import LoraConfig, PeftModel, get_peft_model
 
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # The same seed on every rank: sharding takes each rank's own part of what should be one matrix.
+    # Every rank must create the same matrices, because sharding keeps a part of each rank's own copy.
     torch.manual_seed(recipe.seed)
     if recipe.adapter_name_or_path:
         with warnings.catch_warnings():
-            # Shapes alone take no values: in a dry run, and where another rank sends them.
+            # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             folder = open_adapter(recipe.adapter_name_or_path)
             return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
@@ -44,7 +47,7 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
 
 
 def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
-    """Whether the adapters of the recipe, new or read from files, fit the model. Leaves ``meta_model`` as it is."""
+    """Check whether the adapters of the recipe, new or from files, fit the model. Does not change ``meta_model``."""
     if not recipe.adapter_name_or_path:
         return _check_targets(recipe, meta_model)
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
@@ -60,9 +63,9 @@ def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
             config.peft_type.value,
             getattr(config, "use_dora", False),
         )
-        # Neither is looked at: some ways to begin need the base's weights, and the base may have moved.
+        # Not needed for a check of shapes: some initial values need the base's weights, and the base may have moved.
         config.init_lora_weights, config.base_model_name_or_path = False, None
-    except Exception as error:  # whatever JSON may hold
+    except Exception as error:  # the JSON may hold anything
         found = f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}"
         return [Problem("adapter_name_or_path", found)]
     if kind != "LORA":
@@ -79,11 +82,11 @@ def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     wanted = {name: list(tensor.shape) for name, tensor in state.items() if "lora_" in name}
     stored = {name: shape for name, shape in stored.items() if "lora_" in name}
-    unlike = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
-    if not unlike:
+    differing = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
+    if not differing:
         return []
-    has, needs = (shapes.get(unlike[0], "absent") for shapes in (stored, wanted))
-    found = f"{folder} does not fit this model in {len(unlike)} tensors: {unlike[0]} is {has}"
+    has, needs = (shapes.get(differing[0], "absent") for shapes in (stored, wanted))
+    found = f"{folder} does not fit this model in {len(differing)} tensors: {differing[0]} is {has}"
     return [Problem("adapter_name_or_path", found, str(needs), f"its base is {base}")]
 
 
@@ -93,15 +96,15 @@ def _check_targets(recipe: Recipe, meta_model: Any) -> list[Problem]:
     linear = {name.rsplit(".", 1)[-1] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
     expected = f"all-linear, or some of {', '.join(sorted(linear))}"
     for target in () if recipe.lora_target_modules == "all-linear" else recipe.lora_target_modules:
-        named = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
-        if not named:
+        targeted = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
+        if not targeted:
             problems.append(
                 Problem("lora_target_modules", f"no module {target!r}", expected, did_you_mean(target, linear))
             )
-        elif not all(isinstance(module, torch.nn.Linear) for module in named):
+        elif not all(isinstance(module, torch.nn.Linear) for module in targeted):
             try:
                 attach_adapter(copy.deepcopy(meta_model), recipe.model_copy(update={"lora_target_modules": [target]}))
             except (ValueError, RuntimeError, TypeError):
-                found = f"{target!r} is a {type(named[0]).__name__}, which takes no adapter"
+                found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
                 problems.append(Problem("lora_target_modules", found, expected))
     return problems

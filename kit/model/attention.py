@@ -1,20 +1,22 @@
 """Packed variable-length attention, registered with transformers under the name ``VARLEN``.
 
-A packed call gives, beside ``input_ids`` [B, T] of which each row is one pack: ``position_ids`` [B, T] that start at 0
-with every sample, ``attention_mask=None``, ``use_cache=False``, ``cu_seq_lens_q`` int32 [n + 1], the borders of the
-samples in the B * T tokens, and ``max_length_q``, tokens of the longest or more. The padding of a row is a sample of
-its own, for the borders must cover every token.
+A packed call has ``input_ids`` [B, T], in which each row is a pack, and these arguments:
+
+- ``position_ids`` [B, T], which start at 0 with every sample; ``attention_mask=None``; ``use_cache=False``;
+- ``cu_seq_lens_q`` int32 [n + 1], the bounds of the samples in the B * T tokens. The padding of a row counts as a
+  sample, because the bounds must cover every token;
+- ``max_length_q``, the tokens of the longest sample or more.
 
 Promises:
 
-- In a packed call a token sees its own sample up to itself, and a mask [B, 1, T, T] is never built.
-- Any other call is sdpa's, mask included: padded batches, generation with a cache, packs known by positions alone.
-- A call that is neither is refused, and so is every option of attention that a packed call would ignore.
-- A model whose attention does not come here stops at the mask, which is no tensor; it never runs without one.
-- On a CPU, in float32, and on GPUs before Ampere the same result comes from a loop over the samples.
+- In a packed call a token attends only to its own sample, up to itself, and no mask [B, 1, T, T] is built.
+- Calls without ``cu_seq_lens_q`` go to sdpa with its mask: padded batches, generation with a cache, and packs that only
+  ``position_ids`` show.
+- A packed call is refused if it has a mask or a cache, or an option of attention that would be ignored.
+- A model whose attention does not use this function fails at the mask, which is not a tensor. It never runs unmasked.
+- On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result.
 """
 
-import inspect
 from functools import cached_property
 from typing import Any
 
@@ -25,22 +27,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-# transformers checks names that contain "sdpa" as it does sdpa, so that a family that cannot take it is refused.
+# The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
-# torch 2.11 knows no such flag and needs none.
-_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-# What reaches an attention function in a packed call and asks nothing of it.
-_OF_NO_CONCERN = {"position_ids", "cu_seq_lens_k", "max_length_k"}
+# Arguments of a packed call that the attention function may ignore.
+_IGNORED_ARGUMENTS = {"position_ids", "cu_seq_lens_k", "max_length_k"}
 
 
 def register() -> None:
-    """Make ``attn_implementation=VARLEN`` known to transformers, for models built from now on."""
+    """Register ``VARLEN`` with transformers; models built after this call may use it."""
     AttentionInterface.register(VARLEN, varlen_attention)
     AttentionMaskInterface.register(VARLEN, LazyMask)
 
 
 def unfit(config: Any) -> str:
-    """Why a model of this ``config`` cannot take packed variable-length attention; an empty string if it can."""
+    """Return why a model with this ``config`` cannot use packed attention; an empty string if it can."""
     if config.get_text_config() is not config:
         return "a model of more than text"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
@@ -48,7 +48,7 @@ def unfit(config: Any) -> str:
     layer_types = getattr(config, "layer_types", None)
     for other in sorted(set(layer_types or ()) - {"full_attention"}):
         return f"layers of {other}"
-    # A family that lists its layers asks the list, not the number, which may be there and in no use.
+    # If a config has ``layer_types``, only these decide; a number such as ``sliding_window`` may be set but unused.
     if not layer_types and getattr(config, "sliding_window", None):
         return f"a sliding window of {config.sliding_window} tokens"
     if not layer_types and getattr(config, "attention_chunk_size", None):
@@ -70,22 +70,23 @@ def unfit(config: Any) -> str:
 
 
 class LazyMask:
-    """sdpa's mask of one forward pass, built once, when a layer asks for it.
+    """sdpa's mask for one forward pass, built when a layer first uses it.
 
-    In a packed call none does; the code in which transformers builds masks is not told whether a call is packed.
+    In a packed call no layer uses it. transformers creates the mask before it is known whether the call is packed.
     """
 
     def __init__(self, **arguments: Any) -> None:
+        """``arguments``: those of ``sdpa_mask`` of transformers."""
         self._arguments = arguments
         self.is_given = arguments["attention_mask"] is not None
 
     @cached_property
     def dense(self) -> torch.Tensor | None:
-        """[B, 1, T, T], true where a token sees another; None if it sees all before it."""
+        """The mask, bool [B, 1, T, T]: true where a token attends to another. None for plain causal attention."""
         return sdpa_mask(**self._arguments)
 
     def contiguous(self) -> torch.Tensor | None:
-        """What generation asks of a mask that it prepares outside the model, for a static cache."""
+        """Return the dense mask. Generation with a static cache calls this, as it would for a tensor."""
         return self.dense
 
 
@@ -102,18 +103,19 @@ def varlen_attention(
     max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of ``VARLEN``.
+    """Compute attention for ``VARLEN``. transformers calls it with these arguments.
 
     Args:
-        query: [B, H, T, D]; key and value have as many heads or fewer.
-        cu_seq_lens_q: int32 [n + 1], 0 to B * T; with it the call is packed. Keys have the same borders.
+        query: [B, H, T, D]; key and value have the same number of heads or fewer.
+        cu_seq_lens_q: int32 [n + 1], the bounds of the samples, from 0 to B * T. If given, the call is packed. Keys
+            have the same bounds.
         max_length_q: tokens of the longest sample, or more.
 
     Returns:
-        [B, T, H, D], and no attention weights.
+        The attended values [B, T, H, D], and None for the attention weights.
 
     Raises:
-        ValueError: a packed call with a mask, with tokens of a cache, or with what varies from plain causal attention.
+        ValueError: a packed call has a mask or cached tokens, or asks for anything but plain causal attention.
     """
     if cu_seq_lens_q is None:
         mask = attention_mask.dense if isinstance(attention_mask, LazyMask) else attention_mask
@@ -129,14 +131,15 @@ def varlen_attention(
         raise ValueError(f"cu_seq_lens_q and max_length_q: {found}; expected torch.int32 and a number of tokens")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ValueError("is_causal: false in a packed call")
-    options = {"dropout": dropout, **{name: kwargs[name] for name in kwargs.keys() - _OF_NO_CONCERN}}
+    options = {"dropout": dropout, **{name: kwargs[name] for name in kwargs.keys() - _IGNORED_ARGUMENTS}}
     for name, option in sorted(options.items()):
         if isinstance(option, torch.Tensor) or option:
             raise ValueError(f"{name}: packed attention would ignore it; expected none in a packed call")
 
     rows_and_columns = (query.shape[0], query.shape[2])
     device = query.device.type
-    # Rotary embeddings leave queries and keys in float32 under autocast, which casts for sdpa but not for the kernel.
+    # Under autocast, rotary embeddings leave queries and keys in float32. Autocast casts them for sdpa, but not for the
+    # kernel.
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     # [B, H, T, D] -> [B * T, H, D]
     query, key, value = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
@@ -158,13 +161,13 @@ def _attend_by_kernel(
     max_length: int,
     scaling: float | None,
 ) -> Any:
-    """[tokens, heads, head size] to the same; the host does not wait for the device."""
-    borders = (cu_seq_lens, cu_seq_lens, max_length, max_length)
-    causal = (-1, 0)  # all tokens before, none after
-    return varlen_attn(query, key, value, *borders, scale=scaling, window_size=causal, **_GQA)
+    """Inputs and output are [tokens, heads, head size]. The host does not wait for the device."""
+    bounds = (cu_seq_lens, cu_seq_lens, max_length, max_length)
+    causal = (-1, 0)  # the window: all tokens before, none after
+    return varlen_attn(query, key, value, *bounds, scale=scaling, window_size=causal, enable_gqa=True)
 
 
-# A compiled loop would be compiled anew for every batch, since lengths differ.
+# torch.compile would compile the loop again for every batch, since lengths differ.
 @torch.compiler.disable
 def _attend_by_loop(
     query: torch.Tensor,
@@ -174,7 +177,7 @@ def _attend_by_loop(
     max_length: int,
     scaling: float | None,
 ) -> torch.Tensor:
-    """[tokens, heads, head size] to the same, one sample after another."""
+    """Inputs and output are [tokens, heads, head size]. Computes one sample after another."""
     lengths = cu_seq_lens.diff().tolist()
     samples = zip(*(states.split(lengths) for states in (query, key, value)), strict=True)
     attended = []

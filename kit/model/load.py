@@ -1,10 +1,13 @@
-"""Open, check, load, quantise and adapt a causal language model, obeying the ``LoadPlan``.
+"""Open, check, load and quantise a causal language model, and attach adapters.
 
-One dtype rule under every strategy. Weights that train are float32 (the optimiser's master copy); frozen weights are
-in the compute type of the topology (bfloat16 under ``mixed_precision: bf16``, else float32); 4-bit weights are NF4
-with double quantisation, stored in the compute type, because sharding corrupts any other storage silently.
+The dtypes are the same under every strategy:
 
-Nothing is unpickled, and no code that comes with a model runs unless ``trust_remote_code`` says so.
+- Trainable weights are float32 (the optimiser's master copy).
+- Frozen weights have the compute dtype of the topology: bfloat16 with ``mixed_precision: bf16``, else float32.
+- 4-bit weights are NF4 with double quantisation. Their storage dtype is the compute dtype, because sharding silently
+  corrupts any other storage.
+
+Nothing is unpickled. Code that comes with a model runs only with ``trust_remote_code``.
 """
 
 import os
@@ -30,67 +33,75 @@ from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import VARLEN, unfit
 from kit.model.attention import register as register_attention
-from kit.model.locate import first_line, locate_model, tokenizer_of_adapter
+from kit.model.locate import commit_of, first_line, locate_model, tokenizer_of_adapter
 from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
 
-_LOOKED_AT_BYTES = 1 << 20  # at each end of a weight file
+_FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
 
 def open_config(recipe: Recipe) -> Any:
-    """The model's config. Raises ``UserError`` for a folder or hub id that is none."""
+    """Open the model's config. Raises ``UserError`` if the folder or hub id has none that can be read."""
     name = locate_model(recipe.model_name_or_path, recipe.model_revision)
     try:
-        return AutoConfig.from_pretrained(name, **_hub(recipe))
+        return AutoConfig.from_pretrained(name, **_hub_options(recipe))
     except Exception as error:
         found = f"{recipe.model_name_or_path}: {first_line(error)}"
-        raise UserError(Problem("model_name_or_path", found, fix=_trust(error))) from None
+        raise UserError(Problem("model_name_or_path", found, fix=_hint_trust(error))) from None
 
 
 def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The tokenizer that the adapter brings, and with it the chat template it was trained with; else the model's.
+    """Open the adapter's tokenizer if it has one, since it has the chat template of its training; else the model's.
 
-    Raises ``UserError`` where there is none, or only a slow one.
+    Raises:
+        UserError: there is no tokenizer, or only a slow one.
     """
     adapter = recipe.adapter_name_or_path
-    own = tokenizer_of_adapter(adapter) if adapter else None
-    field = "adapter_name_or_path" if own else "model_name_or_path"
-    name = str(own) if own else locate_model(recipe.model_name_or_path, recipe.model_revision)
+    folder = tokenizer_of_adapter(adapter) if adapter else None
+    field = "adapter_name_or_path" if folder else "model_name_or_path"
+    name = str(folder) if folder else locate_model(recipe.model_name_or_path, recipe.model_revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **_hub(recipe))
+        tokenizer = AutoTokenizer.from_pretrained(name, **_hub_options(recipe))
     except Exception as error:
         found = f"no tokenizer in {name}: {first_line(error)}"
-        raise UserError(Problem(field, found, "tokenizer.json beside the weights", _trust(error))) from None
+        raise UserError(Problem(field, found, "tokenizer.json beside the weights", _hint_trust(error))) from None
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
     return tokenizer
 
 
-def fingerprint(recipe: Recipe, config: Any) -> str:
-    """What tells one base model from another: its commit on the hub; of a folder, the config and each weight file's
-    size, first and last mebibyte, for to read all of it would take minutes."""
-    if commit := getattr(config, "_commit_hash", None):
-        return str(commit)
+def fingerprint(recipe: Recipe) -> str:
+    """Return a text that identifies the base model.
+
+    For a hub id it is the commit. For a folder it is a hash of the config and of each weight file's size, first and
+    last mebibyte; hashing whole weight files would take minutes.
+    """
+    if commit := commit_of(recipe.model_name_or_path, recipe.model_revision):
+        return commit
     folder = Path(os.path.expanduser(recipe.model_name_or_path))
     state = xxhash.xxh3_128((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             size = path.stat().st_size
-            state.update(f"{path.name} {size}".encode() + file.read(_LOOKED_AT_BYTES))
-            file.seek(max(0, size - _LOOKED_AT_BYTES))
+            state.update(f"{path.name} {size}".encode() + file.read(_FINGERPRINT_BYTES))
+            file.seek(max(0, size - _FINGERPRINT_BYTES))
             state.update(file.read())
     return state.hexdigest()
 
 
 def num_positions(config: Any) -> int | None:
-    """The longest input the model can read, in tokens; None where its config sets no limit."""
+    """Return the longest input that the model can read, in tokens; None if its config sets no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def build_meta_model(recipe: Recipe, config: Any) -> Any:
-    """The model's modules and shapes without memory, to check against. Raises ``UserError``."""
+    """Build the model on the meta device: modules and shapes, without weights, for checks.
+
+    Raises:
+        UserError: it is not a causal language model, or does not support the attention kernel.
+    """
     found = f"{recipe.model_name_or_path} is not a causal language model"
-    # Some encoders open as causal models too, and would learn to copy the token they are asked for.
+    # Some encoders can be opened as causal models, but would see the token that they must predict.
     is_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
     if is_encoder or getattr(config, "is_encoder_decoder", False):
         kind = "an encoder" if is_encoder else "an encoder and a decoder"
@@ -108,7 +119,7 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
 
 
 def attention_of(recipe: Recipe, config: Any) -> str:
-    """The attention kernel by the name transformers knows it by."""
+    """Return the attention kernel of the recipe, by its name in transformers. Registers ``VARLEN``."""
     register_attention()
     if recipe.attn_implementation == "auto":
         return VARLEN if recipe.packing and not unfit(config) else "sdpa"
@@ -123,7 +134,7 @@ def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
 
 
 def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
-    """What config and shapes tell about the recipe before any weight is read."""
+    """Check the recipe against the model's config and shapes, before any weight is read."""
     problems = []
     folder = Path(os.path.expanduser(recipe.model_name_or_path))
     if os.path.isdir(folder) and not list(folder.glob("*.safetensors")):
@@ -151,10 +162,10 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
 
 
 def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
-    """Load, quantise, adapt, and install the loss head. Every rank builds the same adapters.
+    """Load the weights, quantise them, attach adapters, and install the loss head. Every rank builds the same adapters.
 
     Raises:
-        UserError: weights missing or unfit for the config.
+        UserError: weights are missing, or do not fit the config.
     """
     compute = getattr(torch, plan.compute_dtype)
     loader: Any = AutoModelForCausalLM
@@ -178,17 +189,17 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
-                **_hub(recipe),
+                **_hub_options(recipe),
             )
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error):
             raise
         raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}")) from None
-    if getattr(model, "_hf_peft_config_loaded", False):  # transformers puts it in without being asked
+    if hasattr(model, "peft_config"):  # transformers loads an adapter that it finds there
         found = f"{recipe.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
-    # A process that waits for its weights from rank 0 misses all of them.
+    # A rank that gets its weights from rank 0 has read none, and must not report them as missing.
     missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []
     if missing:
         found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"
@@ -199,7 +210,8 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
-        # On a CPU, bitsandbytes repacks weights at the first evaluation: other bits, and not for every shape.
+        # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
+        # supports it.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     base = model
@@ -211,26 +223,30 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
 
 @contextmanager
 def _nothing_unpickled(recipe: Recipe) -> Iterator[None]:
-    """``use_safetensors`` says which file is opened first: an index, a config or an adapter may name pickled others."""
+    """Refuse to unpickle weights in the ``with`` block.
+
+    ``use_safetensors`` only concerns the file that is opened first. An index, a config or an adapter may name pickled
+    files.
+    """
 
     def refuse(file: Any, *args: Any, **kwargs: Any) -> None:
         found = f"{recipe.model_name_or_path} names {os.path.basename(str(file))} as weights"
         fix = "convert them: pickled weights are never opened"
         raise UserError(Problem("model_name_or_path", found, "*.safetensors", fix))
 
-    theirs = torch.load
+    torch_load = torch.load
     torch.load = refuse  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.load = theirs
+        torch.load = torch_load
 
 
-def _trust(error: Exception) -> str:
-    """What to do where ``error`` says that code comes with the model."""
+def _hint_trust(error: Exception) -> str:
+    """How to fix ``error`` if it says that the model needs its own code; else an empty text."""
     is_code = "trust_remote_code" in str(error)
     return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
 
 
-def _hub(recipe: Recipe) -> dict[str, Any]:
+def _hub_options(recipe: Recipe) -> dict[str, Any]:
     return {"revision": recipe.model_revision or "main", "trust_remote_code": recipe.trust_remote_code}

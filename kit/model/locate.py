@@ -1,6 +1,7 @@
-"""From the name of a model or an adapter to a folder, or to a hub id that can be fetched.
+"""Find a model or an adapter by its name: a local folder, or a hub id.
 
-Promises: an unreachable hub is asked once, for a few seconds; a file that would have to be unpickled is never opened.
+Promises: if the hub cannot be reached, the command fails after one request of a few seconds; pickled files are never
+opened.
 """
 
 import json
@@ -15,7 +16,7 @@ from kit.errors import Problem, UserError, kind
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
 _MODEL = "model_name_or_path"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-# Of an adapter that brings a tokenizer; the first is always there.
+# The files of an adapter's tokenizer. An adapter with a tokenizer always has the first one.
 TOKENIZER_FILES = (
     "tokenizer_config.json",
     "tokenizer.json",
@@ -26,7 +27,12 @@ TOKENIZER_FILES = (
 
 
 def locate_model(name: str, revision: str | None) -> str:
-    """The folder or hub id to open. Refuses what holds no model or cannot be had; always with the same problem."""
+    """Return the folder or hub id to open.
+
+    Raises:
+        UserError: the folder has no model, or the hub id cannot be opened. Equal calls give equal problems, so that
+            a problem that several checks find is reported once.
+    """
     folder = os.path.expanduser(name)
     if not _is_local(name):
         _ask_hub(name, revision, _MODEL, "config.json")
@@ -38,25 +44,35 @@ def locate_model(name: str, revision: str | None) -> str:
     raise UserError(Problem(_MODEL, f"{name}: {found}", "a folder with config.json, or a hub id", hint_final(folder)))
 
 
+def commit_of(name: str, revision: str | None) -> str | None:
+    """The commit of a hub id whose config was fetched; None for a folder.
+
+    transformers tells it no longer. The hub's cache does: files lie in folders named after their commit.
+    """
+    if _is_local(name):
+        return None
+    path = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(path).parent.name if isinstance(path, str) else revision or "main"
+
+
 def hint_final(folder: str | Path) -> str:
-    """What was meant by the folder of a run where a model was to be named; empty for any other folder."""
+    """Return a hint to ``final/`` if ``folder`` is the output folder of a run; else an empty text."""
     final = os.path.join(folder, "final")
     return f"did you mean {final}?" if os.path.isdir(final) else ""
 
 
 def _check_json(folder: Path) -> None:
-    """Refuse a model's folder where transformers would fall over a file it opens with the weights. Raises
-    ``UserError``."""
+    """Raise ``UserError`` if a JSON file that transformers opens with the weights is damaged."""
     for name in ("generation_config.json", "adapter_config.json", "model.safetensors.index.json"):
         path = folder / name
         is_index = name.endswith(".index.json")
         if not path.is_file() or (is_index and (folder / "model.safetensors").is_file()):
-            continue  # an index beside undivided weights is not opened
+            continue  # transformers ignores the index if the weights are in one file
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             if name == "generation_config.json":
-                continue  # transformers goes on without
+                continue  # transformers continues without it
             raise UserError(Problem(_MODEL, f"{path} is no JSON ({first_line(error)})")) from None
         if not isinstance(values, dict):
             raise UserError(Problem(_MODEL, f"{path} holds {kind(values)}", "an object"))
@@ -70,9 +86,12 @@ def _check_json(folder: Path) -> None:
 
 
 def open_adapter(name: str) -> Path:
-    """The folder with an adapter's two files, and its tokenizer's if it has one; those of a hub id are fetched.
+    """Return the folder with an adapter's two files, and those of its tokenizer if it has one.
 
-    Raises ``UserError``.
+    The files of a hub id are downloaded.
+
+    Raises:
+        UserError: a file is missing, or the hub id cannot be opened.
     """
     field = "adapter_name_or_path"
     folder = Path(os.path.expanduser(name))
@@ -88,7 +107,9 @@ def open_adapter(name: str) -> Path:
     files = (*ADAPTER_FILES, *TOKENIZER_FILES)
     _ask_hub(name, None, field, *files)
     try:
-        found = [try_to_load_from_cache(name, file) for file in files]  # what is not there is remembered too
+        found = [
+            try_to_load_from_cache(name, file) for file in files
+        ]  # the cache also stores that a file does not exist
         if not all(found) or not all(isinstance(path, str) for path in found[: len(ADAPTER_FILES)]):
             found = [_fetch(name, file) for file in files]
         return Path(str(found[0])).parent
@@ -106,13 +127,20 @@ def _fetch(name: str, file: str) -> str | None:
 
 
 def tokenizer_of_adapter(name: str) -> Path | None:
-    """The adapter's folder, if there is a tokenizer in it."""
+    """Return the adapter's folder if it has a tokenizer, else None. Raises ``UserError`` like ``open_adapter``."""
     folder = open_adapter(name)
     return folder if (folder / TOKENIZER_FILES[0]).is_file() else None
 
 
 def base_of_adapter(folder: Path, fix: str) -> str:
-    """The base that a local adapter names, there to be opened. Raises ``UserError``, with ``fix``, if it is not."""
+    """Return the base model that a local adapter names.
+
+    Args:
+        fix: what to do if it cannot be opened, for the message.
+
+    Raises:
+        UserError: the adapter names no base, or the base cannot be opened.
+    """
     where = str(folder / ADAPTER_FILES[0])
     try:
         base = json.loads(Path(where).read_text(encoding="utf-8"))["base_model_name_or_path"]
@@ -125,7 +153,12 @@ def base_of_adapter(folder: Path, fix: str) -> str:
 
 
 def check_base(where: str, base: str, revision: str | None, fix: str) -> None:
-    """Refuse, with the problem at ``where``, if the ``base`` named there is not there to be opened."""
+    """Raise ``UserError`` if the model ``base`` cannot be opened.
+
+    Args:
+        where: the file that names ``base``, for the message.
+        fix: what to do, for the message.
+    """
     try:
         locate_model(base, revision)
     except UserError as error:
@@ -139,7 +172,11 @@ def _is_local(name: str) -> bool:
 
 
 def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
-    """One short request: transformers retries for half a minute, for each of its files. Raises ``UserError``."""
+    """Raise ``UserError`` if the hub does not have ``name``.
+
+    Asks nothing offline (``HF_HUB_OFFLINE``), or if all ``files`` are in the local cache. Else makes one short request,
+    because transformers would retry for half a minute for each file.
+    """
     try:
         if constants.HF_HUB_OFFLINE or all(try_to_load_from_cache(name, file, revision=revision) for file in files):
             return
@@ -151,10 +188,11 @@ def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
         found = f"no folder {name!r}, and the hub refuses it ({first_line(error)})"
         fix = "check the name; a private or gated model needs `hf auth login`"
         raise UserError(Problem(field, found, fix=fix)) from None
-    except Exception as error:  # the connection's own, of whichever client library is in use
+    except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
         found = f"no folder {name!r}, and the hub cannot be reached ({first_line(error)})"
         raise UserError(Problem(field, found, "a local folder, or a network")) from None
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's message that is not empty; else the name of its class."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,9 +1,9 @@
-"""The loss of each supervised token from hidden states, without full logits.
+"""Compute the loss of each supervised token from hidden states, without logits for all positions.
 
-The loss is computed inside the model's forward, at the one point where every strategy has the head's weights
-gathered: inside the head. Only positions that predict a supervised token get logits, a chunk at a time, recomputed
-in the backward pass. A family whose forward does anything unknown between decoder and logits keeps its own, full
-logits: slower, never wrong.
+The loss is computed inside the forward of the output head, because under every strategy the weights of the head are
+gathered there. Logits are computed only for positions that predict a supervised token, in chunks, and computed again in
+the backward pass. If the forward of a model class does something unknown between decoder and logits, its own full
+logits are used: this needs more memory and time, but is never wrong.
 """
 
 import inspect
@@ -17,17 +17,21 @@ from torch.utils.checkpoint import checkpoint
 
 from kit.model.attention import VARLEN
 
-# Where packed samples begin and end; only variable-length attention asks, others read position_ids.
+# Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-# Positions per chunk. Logits of one chunk: chunk x vocabulary x (2 + 4 + 4) bytes.
+# Positions per chunk. The logits of one chunk take chunk x vocabulary x (2 + 4 + 4) bytes.
 CHUNK_TOKENS = 2048
 
 
 def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
-    """Teach a causal LM to return the loss of each target. Call before wrapping; plain calls go on as before.
+    """Change a causal language model so that it can return the loss of each target.
 
-    Afterwards ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy in nats of each of
-    the S targets, float32 [S]. P [S] holds flat positions ``b * T + t``, Y [S] the ids they predict.
+    Call this before the model is wrapped. Afterwards ``model(input_ids, ..., target_positions=P, targets=Y)`` returns
+    the cross-entropy of each target in nats, float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and
+    Y int64 [S] the ids that they predict. Calls without ``targets`` work as before.
+
+    Args:
+        chunk_tokens: positions per chunk of logits.
     """
     head = model.get_output_embeddings()
     plain_model_forward, plain_head_forward = model.forward, head.forward
@@ -41,7 +45,8 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     def head_forward(self: Any, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
             return plain_head_forward(hidden)
-        losses = []  # without targets: one empty chunk, so that the rank still takes part in the backward pass
+        # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
+        losses = []
         for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
             if torch.is_grad_enabled():
                 losses.append(checkpoint(chunk_loss, chunk, chunk_targets, use_reentrant=False))
@@ -52,7 +57,7 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     def model_forward(self: Any, *args: Any, targets: Any = None, target_positions: Any = None, **kwargs: Any) -> Any:
         if targets is None:
             return plain_model_forward(*args, **kwargs)
-        for name in ("labels", "logits_to_keep", "return_dict"):  # adapters pass these on
+        for name in ("labels", "logits_to_keep", "return_dict"):  # peft adds these
             kwargs.pop(name, None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if self.config._attn_implementation != VARLEN:
@@ -69,7 +74,7 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     model.forward = MethodType(model_forward, model)
 
 
-# What may stand on the right of `logits =` and `hidden_states =` in a forward that the head above reproduces.
+# In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.
 _KNOWN_LOGITS = re.compile(
     r"""self\.\w+\(hidden_states(\[:,\ slice_indices,\ :\])?(\.to\([\w.=]+\))?\)(\.float\(\)|\.contiguous\(\))?$
     |self\.lm_head\(hidden_states\)\ \*\ self\.(config\.logits_scaling|model\.lm_head_multiplier)$
@@ -84,7 +89,7 @@ _KNOWN_HIDDEN = re.compile(
 
 
 def _head_is_known(model: Any) -> bool:
-    """Whether the family's own forward is decoder, head and a known transform; read from its source."""
+    """Whether the model's own forward is only decoder, head and a known transform. Reads its source code."""
     try:
         source = inspect.getsource(type(model).forward)
     except (OSError, TypeError):
@@ -97,7 +102,7 @@ def _head_is_known(model: Any) -> bool:
 
 
 def _logit_transform(config: Any) -> Any:
-    """What some families do to logits after the head: cap (Gemma), multiply (Cohere), divide (Granite)."""
+    """The function that a model class applies to logits: cap (Gemma), multiply (Cohere), divide (Granite), or none."""
     cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
     scaling = getattr(config, "logits_scaling", None) or 1.0

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """How this process must load weights; ``kit.model.load`` obeys it and knows no strategy."""
+    """How this process must load weights. The strategy decides it, so that ``kit.model.load`` need not know any."""
 
-    compute_dtype: Literal["float32", "bfloat16"]  # frozen weights, and the storage type of 4-bit ones
-    device: str  # where the weights go when loaded
+    compute_dtype: Literal["float32", "bfloat16"]  # of frozen weights, and the storage dtype of 4-bit weights
+    device: str  # the device to load weights to

@@ -1,1 +1,1 @@
-"""Pages: a run at a glance, samples as they are learned from."""
+"""HTML pages: the report of a run, and samples as the model learns from them."""

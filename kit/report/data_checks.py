@@ -1,26 +1,32 @@
-"""What commonly goes wrong with training data, looked for in the very ids a run would see.
-
-A finding is ``(fine, text)``: ``fine`` is False where a user should look, None where something is only worth knowing.
-"""
+"""Check tokenised training data for common mistakes: BOS, EOS, cut samples, duplicates, leaks."""
 
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from kit.config.recipe import Recipe
 from kit.data.samples.samples import Samples, duplicates
 
-Finding = tuple[bool | None, str]
+# ok: as it should be; look: probably a mistake, the user should look at it; note: no mistake, but worth knowing.
+Verdict = Literal["ok", "look", "note"]
 
-MAX_SAMPLES = 10_000  # looked into, spread over the data; lengths and duplicates are of all
-NUM_ORIGINS = 5
+MAX_SAMPLES = 10_000  # checked token by token, spread over the data; lengths and duplicates are checked for all samples
+NUM_ORIGINS = 5  # shown in a finding
 LEAK = "evaluation samples are in the training data"
 
 
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    verdict: Verdict
+    text: str
+
+
 def check(train: Samples, evaluation: Samples | None, tokenizer: Any, recipe: Recipe) -> list[Finding]:
+    """Run all checks on the training data, and compare them with the evaluation data if there are any."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     looked_at = np.linspace(0, len(train) - 1, min(len(train), MAX_SAMPLES)).round().astype(int)
@@ -32,18 +38,18 @@ def check(train: Samples, evaluation: Samples | None, tokenizer: Any, recipe: Re
     stop = next((id_ for id_, _ in lasts.most_common() if id_ in special), eos)
     findings = _beginnings(firsts, tokenizer, train) if bos is not None else []
     findings.append(_endings(lasts, special, tokenizer, train))
-    if recipe.train_on != "all":  # which learns the end of every turn
+    if recipe.train_on != "all":  # with "all", the end of every turn is supervised
         findings.append(_middles(train, looked_at, [id_ for id_ in {bos, eos, stop} if id_ is not None], tokenizer))
     return [*findings, *_cuts(train, recipe.max_length, stop), _repeats(train), *_leaks(train, evaluation)]
 
 
 def counted(num: int, noun: str) -> str:
-    """``1 sample``, ``1,234 samples``."""
+    """Return a number with its noun in singular or plural: ``1 sample``, ``1,234 samples``."""
     return f"{num:,} {noun}{'s' * (num != 1)}"
 
 
 def _split(train: Samples) -> str:
-    """Why pieces of texts begin and end anywhere; empty where there are none."""
+    """Why samples begin and end in the middle of a text, for a finding; empty if no text was split."""
     is_split = any(store.info["counts"].get("num_split") for store in train.stores)
     return ", as excess_length_strategy split makes pieces that begin and end anywhere" if is_split else ""
 
@@ -53,12 +59,13 @@ def _beginnings(firsts: Counter[tuple[int, ...]], tokenizer: Any, train: Samples
     begin = sum(count for ids, count in firsts.items() if ids[0] == bos)
     num, twice, why = firsts.total(), firsts[bos, bos], _split(train)
     if not begin and tokenizer("a").input_ids[:1] == [bos]:
-        return [(False, f"no sample begins with {token}, which the tokenizer puts before any other text")]
+        return [Finding("look", f"no sample begins with {token}, which the tokenizer puts before any other text")]
     if not begin:
-        return [(True, f"no sample begins with {token}: the template writes none")]
-    fine = True if begin == num else None if why else False
-    found = f"{begin:,} of {num:,} samples begin with {token}" + ("" if fine else why)
-    return [(fine, found), (twice == 0, f"{twice:,} begin with it twice" if twice else "none begins with it twice")]
+        return [Finding("ok", f"no sample begins with {token}: the template writes none")]
+    verdict: Verdict = "ok" if begin == num else "note" if why else "look"
+    text = f"{begin:,} of {num:,} samples begin with {token}" + ("" if verdict == "ok" else why)
+    doubled = Finding("look", f"{twice:,} begin with it twice") if twice else Finding("ok", "none begins with it twice")
+    return [Finding(verdict, text), doubled]
 
 
 def _endings(lasts: Counter[int], special: set[int], tokenizer: Any, train: Samples) -> Finding:
@@ -66,44 +73,51 @@ def _endings(lasts: Counter[int], special: set[int], tokenizer: Any, train: Samp
     ends = sum(count for id_, count in lasts.items() if id_ in special) / num
     shown = [(tokenizer.convert_ids_to_tokens(id_), f"{count / num:.1%}") for id_, count in lasts.most_common(3)]
     named = ", ".join(f"{token!r} {share}" for token, share in shown if share != "0.0%")
-    found = f"{ends:.1%} of the samples teach to stop"
+    text = f"{ends:.1%} of the samples teach to stop"
     if ends <= 0.99 and why:
-        return None, found + why
-    return ends > 0.99, f"{found}; the last token learned is {named}"
+        return Finding("note", text + why)
+    return Finding("ok" if ends > 0.99 else "look", f"{text}; the last token learned is {named}")
 
 
 def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: Any) -> Finding:
-    """Answers that go on after a token that ends or begins a text: as ``</s>`` does that someone typed."""
-    found = []
-    in_part = train.num_targets[looked_at] < train.lengths[looked_at] - 1  # others are no answers, but whole texts
-    for i in looked_at[in_part].tolist():
+    """Find answers with a special token in the middle, such as a ``</s>`` that somebody typed.
+
+    Args:
+        looked_at: indices of the samples to check.
+        ends: ids of the tokens that begin or end a text.
+    """
+    affected = []  # (sample, token id)
+    has_prompt = train.num_targets[looked_at] < train.lengths[looked_at] - 1  # the others are texts, not answers
+    for i in looked_at[has_prompt].tolist():
         ids, weights = (values[1:] for values in train[i])
         stops = np.flatnonzero(np.isin(ids, ends) & (weights > 0)).tolist()
-        # The last one is where the answer ends, whatever whitespace a template may write after it.
-        found += [(i, int(ids[a])) for a, b in pairwise(stops) if weights[a:b].all()][:1]
-    if not found:
-        return True, "no answer goes on after a special token that ends a text"
-    token, learn = tokenizer.convert_ids_to_tokens(found[0][1]), "learns" if len(found) == 1 else "learn"
-    where = f"first {train.origin(found[0][0])} ({token!r})"
-    return False, f"{counted(len(found), 'sample')} {learn} a special token in the middle of an answer, {where}"
+        # The last one ends the answer; a template may write whitespace after it.
+        affected += [(i, int(ids[a])) for a, b in pairwise(stops) if weights[a:b].all()][:1]
+    if not affected:
+        return Finding("ok", "no answer goes on after a special token that ends a text")
+    token, learn = tokenizer.convert_ids_to_tokens(affected[0][1]), "learns" if len(affected) == 1 else "learn"
+    first = f"first {train.origin(affected[0][0])} ({token!r})"
+    samples = counted(len(affected), "sample")
+    return Finding("look", f"{samples} {learn} a special token in the middle of an answer, {first}")
 
 
 def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
     num = sum(store.info["counts"].get("num_truncated", 0) for store in train.stores)
     longest = np.flatnonzero(train.lengths == max_length).tolist()
-    cut = (train.origin(i) for i in longest if train[i][0][-1] != stop)  # others are as long by themselves
-    where = _listed(islice(cut, NUM_ORIGINS), num)
-    return [(None, f"{num:,} cut at {max_length:,} tokens" + (f", first: {where}" if where else ""))] if num else []
+    cut = (train.origin(i) for i in longest if train[i][0][-1] != stop)  # a sample that stops has this length by itself
+    first = _listed(islice(cut, NUM_ORIGINS), num)
+    text = f"{num:,} cut at {max_length:,} tokens" + (f", first: {first}" if first else "")
+    return [Finding("note", text)] if num else []
 
 
 def _repeats(train: Samples) -> Finding:
     _, content, counts = np.unique(train.hashes("ids_hash"), return_inverse=True, return_counts=True)
     again = np.flatnonzero(counts[content] > 1).tolist()
     if not again:
-        return True, "no sample stands twice"
-    what = "are the same" if (counts > 1).sum() == 1 else "stand more than once"
-    where = _listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
-    return False, f"{counted(len(again), 'sample')} {what}: {where}"
+        return Finding("ok", "no sample stands twice")
+    repeated = "are the same" if (counts > 1).sum() == 1 else "stand more than once"
+    origins = _listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
+    return Finding("look", f"{counted(len(again), 'sample')} {repeated}: {origins}")
 
 
 def _leaks(train: Samples, evaluation: Samples | None) -> list[Finding]:
@@ -111,8 +125,8 @@ def _leaks(train: Samples, evaluation: Samples | None) -> list[Finding]:
         return []
     exact, similar = duplicates(evaluation, train)
     if not exact and not similar:
-        return [(True, f"none of the {len(evaluation):,} {LEAK}")]
-    return [(False, f"{exact + similar:,} of {len(evaluation):,} {LEAK} ({exact:,} token for token)")]
+        return [Finding("ok", f"none of the {len(evaluation):,} {LEAK}")]
+    return [Finding("look", f"{exact + similar:,} of {len(evaluation):,} {LEAK} ({exact:,} token for token)")]
 
 
 def _listed(origins: Iterable[str], num: int) -> str:

@@ -1,4 +1,4 @@
-"""Pages that open in a browser without network: one file, no script, pictures inside."""
+"""HTML pages in one file: no script, pictures inside, so they open in a browser without network."""
 
 import html
 import io
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kit.secrets import redacted
 
-# Control characters, which a terminal would obey, as Python writes them: \x1b. Tabs and line breaks stay.
+# Replaces control characters, which a terminal would interpret, by their escapes: \x1b. Tabs and line breaks stay.
 VISIBLE = {code: repr(chr(code))[1:-1] for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -27,28 +27,37 @@ border-bottom: 1px solid #d0d7de } .scroll { overflow-x: auto }
 
 
 def page(title: str, parts: list[str], style: str = "") -> str:
-    """The whole document, without credentials. ``style``: rules besides those of all pages."""
+    """Return an HTML document, without credentials.
+
+    Args:
+        title: as text, not HTML.
+        parts: HTML of the body.
+        style: CSS in addition to that of all pages.
+    """
     head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
     head += f"<title>{escaped(title)}</title><style>{STYLE}{style}</style>"
     return redacted(f"{head}{''.join(parts)}</html>\n")
 
 
 def escaped(text: str) -> str:
+    """Return ``text`` as HTML, with its control characters made visible."""
     return html.escape(text.translate(VISIBLE))
 
 
 def section(title: str, body: str) -> str:
+    """Return a heading with ``body``, both HTML; a wide body can be scrolled."""
     return f"<h2>{title}</h2><div class=scroll>{body}</div>"
 
 
 def table(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    """Return an HTML table of ``rows``, each a mapping from column to value."""
     head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_shown(row.get(name))}</td>' for name in columns)}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def svg(figure: Figure) -> str:
-    """A figure to be put into a page; the same figure gives the same text."""
+    """Return a figure as SVG text for a page. Equal figures give equal text."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

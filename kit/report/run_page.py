@@ -1,6 +1,7 @@
-"""``report.html``: a run at a glance, from what it left on disk. One file, no script, no network.
+"""``report.html``: a page with curves, evaluations, data and settings of a run.
 
-Reads ``run.json`` and ``metrics.jsonl`` only, so it can be made at any time, of a run that goes on or was killed too.
+It needs only ``run.json`` and ``metrics.jsonl``, so it can be written at any time, also for a run that is still running
+or was killed.
 """
 
 import json
@@ -67,7 +68,7 @@ def write_report(folder: Path) -> Path:
 
 
 def write_report_at_end(folder: Path) -> None:
-    """Write the report where a run ends, and say where it is; a run without its report is no failure."""
+    """Write the report at the end of a run and print its path. If that fails, print a warning; never raises."""
     if not is_main():
         return
     try:
@@ -77,7 +78,7 @@ def write_report_at_end(folder: Path) -> None:
 
 
 def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:
-    """How far the run has come."""
+    """How many steps the run has done, as text."""
     if run.get("finished_steps"):
         return f"finished after {run['finished_steps']} steps"
     steps = training[-1]["step"] if training else 0
@@ -87,22 +88,27 @@ def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:
 
 
 def _oddity(row: dict[str, Any]) -> str:
-    """Why a step's samples are in the metrics."""
+    """Why the metrics list the samples of this step: it was skipped, or its loss was a spike."""
     if "nonfinite" in row:
         return f"skipped: {row['nonfinite']}"
     return f"loss {row['loss']:.4g}, {row['loss_spike']:.1f} times the usual"
 
 
 def chart(title: str, series: list[tuple[str, list[dict[str, Any]], str]], scale: float = 1.0) -> str:
-    """An inline SVG: a line for each (label, rows, key) over the step."""
-    figure = Figure(figsize=(4.6, 2.7))
+    """Draw a chart with the step as x-axis, as SVG text.
+
+    Args:
+        series: (label, rows of metrics, key of the value) for each line.
+        scale: factor for all values.
+    """
+    figure = Figure(figsize=(4.6, 2.7))  # fixed margins: to search for them doubles the time
     axes = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.97, "bottom": 0.19, "top": 0.88})
     for label, rows, key in series:
         points = [(row["step"], row[key] * scale) for row in rows if isinstance(row.get(key), int | float)]
         if points:
             marker = "o" if len(points) < 20 else None
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=label)
-    axes.set_ylim(bottom=0)  # or noise looks like news
+    axes.set_ylim(bottom=0)  # else small noise would fill the chart
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("step", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -122,16 +128,16 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _setting(value: Any) -> Any:
-    """As a recipe would say it; of a list each entry in a line of its own."""
+    """A setting as a recipe would write it; each entry of a list in a line of its own."""
     if isinstance(value, list):
         return "\n".join(
-            ", ".join(f"{key}: {_setting(of_key)}" for key, of_key in _given(entry).items())
+            ", ".join(f"{key}: {_setting(inner)}" for key, inner in _given(entry).items())
             if isinstance(entry, dict)
             else str(entry)
             for entry in value
         )
     if isinstance(value, dict):
-        return ",".join(f"{theirs}={ours}" for theirs, ours in value.items())
+        return ",".join(f"{column}={field}" for column, field in value.items())
     return value if isinstance(value, bool | float) else str(value)
 
 

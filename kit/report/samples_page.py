@@ -1,6 +1,6 @@
-"""What a model would really be trained on: samples as they are tokenised, with what is learned from marked.
+"""Show what a model would be trained on: samples as tokens, with the supervised tokens marked.
 
-``look`` gathers everything from the very data a run would open; ``as_text`` and ``as_page`` show the same.
+``look`` gathers the content from the same data that a run would open. ``as_text`` and ``as_page`` show it.
 """
 
 import re
@@ -16,54 +16,58 @@ from tokenizers.decoders import DecodeStream
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
-from kit.report.data_checks import LEAK, Finding, check, counted
+from kit.report.data_checks import LEAK, Finding, Verdict, check, counted
 from kit.report.page import VISIBLE, escaped, page, section, svg, table
 from kit.secrets import secret_spans
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
 BARS = "▁▂▃▄▅▆▇█"
-MARKS = {True: "ok", False: "LOOK", None: ""}
-PLAIN_NUMBER = re.compile(r"(?<!\S)\d{4,}(?= (of|samples|tokens|packs|blank|left)\b)")  # but no year, no part of a name
+MARKS: dict[Verdict, str] = {"ok": "ok", "look": "LOOK", "note": ""}
+MARK_CLASSES: dict[Verdict, str] = {"ok": "", "look": " class=look", "note": " class=known"}
+PLAIN_NUMBER = re.compile(r"(?<!\S)\d{4,}(?= (of|samples|tokens|packs|blank|left)\b)")  # not a year, not part of a name
 
 
 @dataclass(frozen=True)
 class Token:
-    text: str  # empty where it takes more tokens to make a character
-    weight: float  # in the loss; 0: not learned from
+    """A token as it is shown."""
+
+    text: str  # empty if more tokens are needed to complete a character
+    weight: float  # in the loss; 0: not supervised
     is_special: bool
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One sample."""
+    """A sample as it is shown."""
 
-    origin: str
-    tokens: list[Token]  # the first MAX_TOKENS_SHOWN of them
-    num_tokens: int
-    num_learned: int
+    origin: str  # ``file:line``
+    tokens: list[Token]  # the first MAX_TOKENS_SHOWN tokens
+    num_tokens: int  # of the whole sample
+    num_learned: int  # supervised tokens of the whole sample
 
     @property
     def about(self) -> str:
+        """Its numbers of tokens, as text."""
         share = f"{self.num_learned / self.num_tokens:.0%}"
         return f"{counted(self.num_tokens, 'token')}, {self.num_learned:,} learned ({share})"
 
     @property
     def more(self) -> str:
-        """What is not shown; empty where all is."""
+        """How many tokens are not shown, as text; empty if all are shown."""
         num = self.num_tokens - len(self.tokens)
         return counted(num, "more token") if num else ""
 
 
 @dataclass
 class Look:
-    """Everything that is shown of a data set."""
+    """Everything that is shown of the data of a run."""
 
     title: str
     notes: list[str]
-    sources: list[dict[str, Any]]  # a row of the table for each
+    sources: list[dict[str, Any]]  # the table of the sources, a row for each
     checks: list[Finding]
-    lengths: np.ndarray  # int [N], tokens
-    max_length: int
+    lengths: np.ndarray  # int [N], tokens of each sample
+    max_length: int  # tokens
     samples: list[Shown]
 
 
@@ -71,14 +75,14 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
     """Gather what ``kit inspect`` shows.
 
     Args:
-        data: what ``open_data`` gave.
-        num_samples: samples to show, spread evenly over the data. None is shown twice, and unless it is 0 each source
-            has at least one, even if these are more.
+        data: as ``open_data`` returned it.
+        num_samples: number of samples to show, spread evenly over the data. No sample is shown twice. Unless it is 0,
+            at least one sample of each source is shown, even if that makes more than ``num_samples``.
     """
     train: Samples = data.train
     feed = data.open_feed(recipe, Ranks(), 0, {})
     notes = [store.source.name for store in train.stores if store.source.name != store.name]
-    notes += [note for note in data.notes if LEAK not in note]  # a check says so
+    notes += [note for note in data.notes if LEAK not in note]  # one of the checks reports it
     notes += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
     return Look(
         ", ".join(train.names),
@@ -92,7 +96,10 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
 
 
 def _sources(train: Samples, is_split: bool) -> list[dict[str, Any]]:
-    """The rows that are samples, held out and left out add up, where each row makes one sample."""
+    """The table of the sources.
+
+    If each row makes one sample, "samples" + "held out" + "left out" = "rows".
+    """
     rows = []
     for number, store in enumerate(train.stores):
         of_source = train.sources == number
@@ -117,7 +124,7 @@ def _sources(train: Samples, is_split: bool) -> list[dict[str, Any]]:
 
 
 def _choice(sources: np.ndarray, num: int) -> list[int]:
-    """Numbers of ``num`` samples, spread evenly, at least one of each source."""
+    """Choose ``num`` samples, spread evenly, with at least one of each source. Returns their indices."""
     chosen: list[int] = np.linspace(0, len(sources) - 1, min(num, len(sources))).round().astype(int).tolist()
     present, firsts = np.unique(sources, return_index=True)
     for source, first in zip(present, firsts.tolist(), strict=True):
@@ -132,14 +139,21 @@ def _choice(sources: np.ndarray, num: int) -> list[int]:
 
 def _shown(train: Samples, i: int, tokenizer: Any) -> Shown:
     ids, weights = train[i]
-    weights[0] = 0  # nothing predicts a first token
+    weights[0] = 0  # the first token has no token before it that predicts it
     tokens = tokens_of(ids[:MAX_TOKENS_SHOWN], weights, tokenizer)
     return Shown(train.origin(i), tokens, len(ids), int(train.num_targets[i]))
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
-    """One for each id; their texts add up to the decoded sample, its control characters made visible. Where a
-    character takes several tokens, the last one has it."""
+    """Decode token by token.
+
+    The texts of the tokens, joined, are the decoded sample with its control characters made visible. If a character
+    consists of several tokens, the last of them has it as its text.
+
+    Args:
+        ids: [T].
+        weights: [T] or longer, of each token in the loss.
+    """
     special = set(tokenizer.all_special_ids) | {
         id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special
     }
@@ -148,13 +162,13 @@ def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Toke
     for id_, weight in zip(ids.tolist(), weights.tolist(), strict=False):
         text = stream.step(tokenizer.backend_tokenizer, id_)
         tokens.append(Token((text or "").translate(VISIBLE), weight, id_ in special))
-    if text is None and tokens:  # cut within a character
+    if text is None and tokens:  # the sample was cut within a character
         tokens[-1] = replace(tokens[-1], text="\ufffd")
     return _without_secrets(tokens)
 
 
 def _without_secrets(tokens: list[Token]) -> list[Token]:
-    """``***`` in place of tokens that spell a credential, which no page can find once they stand apart."""
+    """Replace tokens that spell a credential by ``***``. On the page it could not be found, as tokens are separate."""
     ends = np.cumsum([len(token.text) for token in tokens])
     for start, end in secret_spans("".join(token.text for token in tokens)):
         first, last = (int(i) for i in np.searchsorted(ends, [start, end - 1], side="right"))
@@ -164,7 +178,7 @@ def _without_secrets(tokens: list[Token]) -> list[Token]:
 
 
 def runs_of(tokens: list[Token]) -> list[list[Token]]:
-    """Neighbours of equal weight together."""
+    """Group consecutive tokens of equal weight."""
     runs: list[list[Token]] = []
     for token in tokens:
         if runs and runs[-1][-1].weight == token.weight:
@@ -175,14 +189,17 @@ def runs_of(tokens: list[Token]) -> list[list[Token]]:
 
 
 def histogram(lengths: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts [bins] and edges [bins + 1] in tokens, from 0 to the longest sample."""
+    """Return counts [num_bins] and edges [num_bins + 1] in tokens, from 0 to the longest sample."""
     return np.histogram(lengths, bins=num_bins, range=(0, max(int(lengths.max()), 1)))
 
 
 def as_text(gathered: Look, colour: bool) -> str:
-    """For a terminal. What is learned is green, or stands in ``[[ ]]`` without ``colour``; special tokens are dim."""
+    """Return the text for a terminal.
+
+    Supervised tokens are green, or in ``[[ ]]`` without ``colour``. Special tokens are dim.
+    """
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
-    lines += [f"  {MARKS[fine]:<4}  {text}" for fine, text in gathered.checks]
+    lines += [f"  {MARKS[verdict]:<4}  {text}" for verdict, text in gathered.checks]
     counts, edges = histogram(gathered.lengths, 48)
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
@@ -235,9 +252,8 @@ td, th, .sample { border-color: #30363d }
 
 
 def as_page(gathered: Look) -> str:
-    """One HTML file that needs no network."""
-    kinds = {True: "", False: " class=look", None: " class=known"}
-    checks = "".join(f"<li{kinds[fine]}>{escaped(text)}</li>" for fine, text in gathered.checks)
+    """Return the HTML page, in one file that needs no network."""
+    checks = "".join(f"<li{MARK_CLASSES[verdict]}>{escaped(text)}</li>" for verdict, text in gathered.checks)
     legend = "<p class=legend><span class='run learned'>learned from</span> <span class=run>read only</span> "
     legend += "<span class=run><i>special token</i></span> <small>at the right: number of tokens</small></p>"
     parts = [

@@ -1,1 +1,1 @@
-"""The output folder of a run: whose it is, its record, its metrics."""
+"""The output folder of a run: which run it belongs to, its record, its metrics."""

@@ -1,7 +1,10 @@
-"""The output folder of a run: whose it is, whether this command may continue in it, and where it continues.
+"""The output folder of a run: check which run it belongs to, and where that run continues.
 
-Promises: nothing of another run is overwritten unless asked; the same command again continues the run; one process
-at a time runs in a folder.
+Promises:
+
+- Nothing of another run is overwritten, unless ``overwrite_output_dir`` is set.
+- The same command again continues the run.
+- Only one run at a time works in a folder.
 """
 
 import json
@@ -24,8 +27,8 @@ from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 
 _PARTIAL = f".{RUN_FILE}.partial"
-# All that a run leaves in its folder besides run.json; `kit` is TensorBoard's.
-_OWN = (
+# Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
+_OUTPUTS = (
     "checkpoints",
     "final",
     ".final.partial",
@@ -39,24 +42,24 @@ _OWN = (
 
 
 class RunFolder:
-    """The ``output_dir`` of one command. Every rank makes one and calls the same methods; the main process writes."""
+    """The ``output_dir`` of a run. Every rank creates one and makes the same calls; only the main process writes."""
 
     def __init__(self, recipe: Recipe, recipe_name: str, identity: Mapping[str, Any]) -> None:
-        """Look at the folder, and write nothing.
+        """Check the folder, without writing to it.
 
         Args:
-            identity: see ``kit.run.identity``.
+            identity: the identity of this run, see ``kit.run.identity``.
 
         Raises:
-            UserError: the folder, or the checkpoint to continue from, is of another run or cannot be used.
+            UserError: the folder, or the checkpoint to continue from, belongs to another run or cannot be used.
         """
         self._recipe, self._recipe_name, self._identity = recipe, recipe_name, identity
         self.path = Path(recipe.output_dir or "")
         self.checkpoints, self.final = self.path / "checkpoints", self.path / "final"
-        self.finished_steps = _check_owner(recipe, self.path, identity)  # 0: it did not finish, or starts afresh
+        self.finished_steps = _check_owner(recipe, self.path, identity)  # 0: not finished, or a new run
         self._seen = _snapshot(self.path)
         self._wanted = _wanted_checkpoint(recipe, self.path)
-        self.checkpoint = find_checkpoint(self.checkpoints, self._wanted, say)  # to continue from; None: none
+        self.checkpoint = find_checkpoint(self.checkpoints, self._wanted, say)  # to continue from; None: from step 0
         self._manifest: dict[str, Any] = {}
         if self.checkpoint:
             self._manifest = read_manifest(self.checkpoint)
@@ -64,16 +67,20 @@ class RunFolder:
         self._record: dict[str, Any] = {}
 
     def loop_state(self) -> LoopState:
-        """Where the run continues. Raises ``UserError`` for a state that no run leaves."""
+        """Return the state that the run continues with. Raises ``UserError`` if the checkpoint's state is damaged."""
         if self.checkpoint is None:
             return LoopState()
         return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
 
     def is_finished(self, first_step: int, total_steps: int) -> bool:
-        """Whether the run has done ``total_steps`` steps and left its final model; says so.
+        """Return whether the run is finished: it did ``total_steps`` steps and wrote its final model. Prints a line.
+
+        Args:
+            first_step: the steps done at the checkpoint to continue from.
 
         Raises:
-            UserError: the run is not finished, and going on after ``first_step`` makes no sense.
+            UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
+                it finished with fewer steps and has no checkpoint.
         """
         if self.finished_steps == total_steps and self._wanted == "auto" and self.final.is_dir():
             ways = "to go on, raise max_steps; to start afresh, another --output_dir"
@@ -90,12 +97,13 @@ class RunFolder:
         return False
 
     def open(self) -> None:
-        """Make the folder and lock it until this process ends; with ``overwrite_output_dir``, empty it first.
+        """Create the folder and lock it until this process ends. With ``overwrite_output_dir``, delete the old run.
 
-        It may be a mount or a link.
+        The folder itself is kept, since it may be a mount point or a link.
 
         Raises:
-            UserError: it cannot be made, another run is at work in it, or was since this one looked.
+            UserError: the folder cannot be created, another run holds its lock, or another run changed it after
+                this one checked it.
         """
         if not is_main():
             return
@@ -108,10 +116,10 @@ class RunFolder:
                 found = f"another run was at work in {folder} while this one started"
                 raise UserError(Problem("output_dir", found, fix="type the same command again"))
             if recipe.overwrite_output_dir and seen[0]:
-                # First the record: a kill after it leaves a folder that is known as this run's.
+                # Write the record first: after a kill, the folder is recognised as that of this run.
                 record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
                 write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
-                for name in _OWN:
+                for name in _OUTPUTS:
                     path = folder / name
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
@@ -124,12 +132,13 @@ class RunFolder:
         say(*notes)
 
     def begin(self, strategy: ActualStrategy, data: dict[str, Any], step: int, total_steps: int) -> None:
-        """Write ``run.json``, and delete the checkpoints after ``step``, whose steps are run again.
+        """Write ``run.json``, and delete the checkpoints after ``step``, because their steps are repeated.
 
         Args:
-            strategy: as it really is.
-            data: what is trained on, for the record.
-            step: the steps done so far, of ``total_steps``.
+            strategy: the strategy that really runs.
+            data: the entry ``data`` of ``run.json``.
+            step: the number of steps done so far.
+            total_steps: the number of steps of the whole run.
         """
         about = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
@@ -142,40 +151,41 @@ class RunFolder:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What each manifest says of the run too: ``identity``, ``strategy``, ``versions``."""
+        """The entries of ``run.json`` that each manifest has too: ``identity``, ``strategy``, ``versions``."""
         return {key: self._record[key] for key in ("identity", "strategy", "versions")}
 
     def end(self, step: int, stopped: bool) -> None:
-        """Note in ``run.json`` that the run finished with ``step``, or that a signal ``stopped`` it after that step.
+        """Write to ``run.json`` that the run finished after ``step`` steps, or that a signal stopped it there.
 
-        The note is there because launchers hide the exit status of the script.
+        This is written because launchers hide the exit status of the script.
         """
         self._write(interrupted=step) if stopped else self._write(finished_steps=step)
 
     def _write(self, finished_steps: int = 0, interrupted: int | None = None) -> None:
-        """``run.json``: the resolved recipe, the strategy as it really is, versions, data, and how far the run came."""
+        """Write ``run.json``: recipe, identity, strategy, versions, data, and how far the run came."""
         if is_main():
             write_record(self.path, {**self._record, "finished_steps": finished_steps, "interrupted": interrupted})
 
 
 def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
-    """Refuse a folder that holds another run, or somebody's work.
+    """Raise ``UserError`` if the folder holds another run, or files that are no run.
 
     Returns:
-        The steps after which the run in the folder finished; 0 if it did not, or is to be overwritten.
+        The number of steps after which the run in the folder finished; 0 if it did not, or will be overwritten.
 
     Raises:
-        UserError: with the settings that differ, or with the process that runs there.
+        UserError: the folder holds another run (the message names the settings that differ), a run is at work in it,
+            or it cannot be used.
     """
     parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
     if not parent.is_dir():
         raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
-    # A start that was killed before it had a run.json leaves no more than that file's beginning.
+    # A start that was killed before it wrote run.json leaves at most these two files.
     if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME}:
         return 0
-    # Only what this kit made is ever deleted.
+    # The kit only deletes what it wrote itself.
     ways = "choose another --output_dir, or empty it yourself"
     try:
         old = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
@@ -186,7 +196,7 @@ def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> i
         raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
     lock.look(folder)
     if recipe.overwrite_output_dir:
-        raise_if(_inside(recipe, folder))
+        raise_if(_problems_with_inputs(recipe, folder))
         return 0
     ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
     if changed := differences(old_identity, identity):
@@ -200,15 +210,20 @@ def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> i
 
 
 def _check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to continue from a checkpoint of another run; ``old`` and ``new`` are identities."""
+    """Raise ``UserError`` if the checkpoint belongs to another run.
+
+    Args:
+        old: the identity in the checkpoint.
+        new: the identity of this run.
+    """
     if changed := differences(old, new):
         found = f"{path} is of another run ({'; '.join(changed)})"
         fix = "to start a new run from its weights, export them: python recipes/export.py"
         raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
 
 
-def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
-    """A problem for each input of the run that ``overwrite_output_dir`` would delete."""
+def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
+    """Return a problem for each input of the run that lies in the folder and would be deleted."""
     keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
     paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
     paths += [("dataset", entry.path) for entry in recipe.datasets]
@@ -221,7 +236,7 @@ def _inside(recipe: Recipe, folder: Path) -> list[Problem]:
 
 
 def _snapshot(folder: Path) -> list[str]:
-    """The text of ``run.json`` and the names of the checkpoints: another list once another run was at work here."""
+    """The text of ``run.json`` and the names of the checkpoints. If a run worked here in between, they differ."""
     try:
         record = (folder / RUN_FILE).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -230,12 +245,12 @@ def _snapshot(folder: Path) -> list[str]:
 
 
 def _wanted_checkpoint(recipe: Recipe, folder: Path) -> str:
-    """``auto``, ``none`` or a path: as the recipe says, but a path is obeyed only once.
+    """The recipe's ``resume_from_checkpoint``, but a path becomes ``auto`` if this run has begun from it already.
 
-    The same command again, with a path, must continue from the newest checkpoint that came after it.
+    The same command again must continue from the newest checkpoint, not from the path again.
     """
     wanted = recipe.resume_from_checkpoint
-    if recipe.overwrite_output_dir:  # a folder that is about to be emptied has nothing to go on from
+    if recipe.overwrite_output_dir:  # the checkpoints in the folder will be deleted
         return "none" if wanted == "auto" else wanted
     try:
         record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))

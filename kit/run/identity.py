@@ -1,4 +1,4 @@
-"""When two starts are one run: the settings, data and base model that both must share."""
+"""The identity of a run: two starts belong to the same run if settings, data and base model are equal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +8,18 @@ from kit.run.record import VERSIONED_PACKAGES
 
 
 def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
-    """The settings, data and base model two starts must share to be one run."""
+    """Return the identity of a run: its settings of ``IDENTITY``, and the fingerprints of base model and data."""
     values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
     fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
     return {**{key: values[key] for key in IDENTITY}, **fingerprints}
 
 
 OTHER_DATA = "the samples that dataset gives are others"
-
-
 OTHER_MODEL = "the weights at model_name_or_path are others"
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The settings in which two identities differ, in words; empty if they are one run."""
+    """Return the settings in which two identities differ, as text; empty if they belong to the same run."""
     words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
     changed = [key for key in new if old.get(key) != new[key]]
     if "model_name_or_path" in changed and "model_fingerprint" in changed:
@@ -30,11 +28,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed since a checkpoint was written and makes steps round differently, in one line; else nothing.
+    """Return a line that names what changed since a checkpoint and affects rounding; an empty list if nothing did.
 
     Args:
-        old: of the checkpoint's manifest: ``strategy`` and ``versions``.
-        new: the same of this start.
+        old: the checkpoint's manifest; its ``strategy`` and ``versions`` are used.
+        new: ``strategy`` and ``versions`` of this start.
     """
     keys = ("type", "num_processes", "mixed_precision", "device", "num_threads")
     pairs = [(key, old.get("strategy", {}).get(key), new["strategy"][key]) for key in keys]

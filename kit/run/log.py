@@ -1,4 +1,4 @@
-"""Progress bar, ``metrics.jsonl`` and trackers. Every rank calls the same methods; only the main process writes."""
+"""Log a run: progress bar, printed lines, ``metrics.jsonl`` and trackers."""
 
 import json
 import resource
@@ -33,7 +33,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Log:
-    """Progress and metrics of one run, from ``state.step`` to ``total_steps``."""
+    """Logs the steps and evaluations of a run. Every rank makes the same calls; only the main process writes."""
 
     def __init__(
         self,
@@ -44,6 +44,13 @@ class Log:
         total_steps: int,
         source_names: list[str],
     ) -> None:
+        """
+        Args:
+            output_dir: of the run; ``metrics.jsonl`` is written there.
+            state: of the loop; the loop updates it before it calls ``step``.
+            total_steps: the number of steps of the whole run.
+            source_names: the names of the training data sets.
+        """
         self.accelerator, self.recipe, self.state = accelerator, recipe, state
         self.is_main = accelerator.is_main_process
         self.total_steps, self.source_names = total_steps, source_names
@@ -63,8 +70,8 @@ class Log:
             if sys.stderr.isatty():
                 self.bar = tqdm(initial=state.step, total=total_steps, unit="step", dynamic_ncols=True)
         if recipe.report_to:
-            has_begun = (output_dir / "kit").exists()  # TensorBoard's: its settings stand there once
-            accelerator.init_trackers("kit", init_kwargs=self._same_curves())
+            has_begun = (output_dir / "kit").exists()  # TensorBoard's folder; its settings are written only once
+            accelerator.init_trackers("kit", init_kwargs=self._resume_options())
             for tracker in accelerator.trackers:
                 if tracker.name != "tensorboard" or not has_begun:
                     tracker.store_init_configuration(_flat(recipe.model_dump()))
@@ -75,7 +82,11 @@ class Log:
     def step(
         self, batch: "GlobalBatch", result: "StepResult", learning_rate: float, spike: "LossSpike | None" = None
     ) -> None:
-        """Log the step that ``state`` counted last; numbers of tokens are over all ranks."""
+        """Log the step that ``state`` counted last.
+
+        ``metrics.jsonl`` gets a line every ``logging_steps`` steps, at the last step, for a loss spike, and for a
+        skipped step. Token counts are over all ranks.
+        """
         step = self.state.step
         metrics: dict[str, float] = {
             "epoch": batch.epoch,
@@ -95,8 +106,8 @@ class Log:
             self._skipped(step, batch, result)
             return
         if spike:
-            found = f"step {step}: loss {result.loss:.4f} is {spike.ratio:.1f} times the median of the last"
-            say(f"warning: {found} {spike.num_steps} steps; samples: {by_file(batch.origins)}")
+            text = f"step {step}: loss {result.loss:.4f} is {spike.ratio:.1f} times the median of the last"
+            say(f"warning: {text} {spike.num_steps} steps; samples: {by_file(batch.origins)}")
             metrics["loss_spike"] = spike.ratio
         elif step % self.recipe.logging_steps and step != self.total_steps:
             return
@@ -125,15 +136,15 @@ class Log:
             say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
 
     def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
-        """A step without an update; JSON has no word for NaN."""
+        """Log a step without an update. Its values are logged as text, because JSON has no NaN."""
         samples = [redacted(origin) for origin in batch.origins]
         self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.state.nonfinite_steps <= self.recipe.max_nonfinite_steps:
-            found = f"step {step}: {result.values}: skipped, weights are as before it"
-            say(f"warning: {found}; samples: {by_file(batch.origins)}")
+            text = f"step {step}: {result.values}: skipped, weights are as before it"
+            say(f"warning: {text}; samples: {by_file(batch.origins)}")
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
-        """Metrics after ``step`` steps, and a few answers if there are any."""
+        """Log an evaluation after ``step`` steps: its metrics, and its answers if there are any."""
         row: dict[str, Any] = {"step": step, **evaluation.metrics}
         if evaluation.answers:
             row["answers"] = [
@@ -150,27 +161,28 @@ class Log:
             say(f"    asked    {_one_line(answer.prompt)}")
             say(f"    expected {_one_line(answer.reference)}")
             say(f"    answered {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
-        # Time spent evaluating is no training time.
+        # The time of an evaluation does not count as training time.
         self.last_time = time.perf_counter()
 
     def summary(self) -> list[str]:
-        """First and last evaluation, a line for each measure."""
+        """Return lines for the end of the run: first and last evaluation, and the best checkpoint."""
         first, last, lines = self.state.first_evaluation, self.state.last_evaluation, []
         if first != last:
             names = [name for name in last if name in first and not name.startswith("eval_tokens")]
             lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
-        if self.recipe.keep_best and (best := self.state.best):
+        best = self.state.best
+        if self.recipe.keep_best and best.get("step"):  # before the first step there is no checkpoint
             path = self.path.parent / "checkpoints" / name_of(best["step"])
             lines.append(f"lowest eval_loss: {best['eval_loss']:.4f} after step {best['step']}; as a model:")
             lines.append(f"    python recipes/export.py {shlex.quote(str(path))} --output_dir best")
         return lines
 
     def end(self, stopped: bool, notes: Sequence[str] = ()) -> None:
-        """End the bar and the trackers, and say how the run ended.
+        """Close the progress bar and the trackers, and print how the run ended.
 
         Args:
-            stopped: by a signal.
-            notes: of the feed, on what became of the data.
+            stopped: whether a signal stopped the run.
+            notes: lines of the feed about the data.
         """
         if self.bar is not None:
             self.bar.close()
@@ -184,13 +196,14 @@ class Log:
         else:
             say(*notes, *self.summary(), f"model: {self.path.parent / 'final'}")
 
-    def _same_curves(self) -> dict[str, Any]:
-        """What makes trackers go on with the curves of a resumed run instead of beginning others."""
-        again = {"id": self.state.tracker_id, "resume": "allow"}
-        # TensorBoard hides what was logged after the checkpoint, and is run again. Of the checkpoint's own step an
-        # evaluation may be run again too: all of that step is hidden, and what stands of it is told once more.
+    def _resume_options(self) -> dict[str, Any]:
+        """Options with which trackers continue the curves of a resumed run, instead of starting new ones."""
+        resumed = {"id": self.state.tracker_id, "resume": "allow"}
+        # TensorBoard hides what was logged from `purge_step` on. The steps after the checkpoint are repeated. The
+        # evaluation of the checkpoint's own step may be repeated too. So that step is hidden as well, and __init__ logs
+        # its remaining rows again.
         purged = {"purge_step": self.state.step}
-        return {"wandb": again, "trackio": {"name": self.state.tracker_id, "resume": "allow"}, "tensorboard": purged}
+        return {"wandb": resumed, "trackio": {"name": self.state.tracker_id, "resume": "allow"}, "tensorboard": purged}
 
     def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -204,10 +217,14 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[str, Any]]:
-    """A resumed run repeats what came after its checkpoint: those lines go, so that each stands once.
+    """Delete the lines of later steps than ``step`` from ``metrics.jsonl``: a resumed run repeats these steps.
+
+    Args:
+        step: of the checkpoint.
+        evaluated_step: of the last evaluation at the checkpoint; lines of later evaluations are deleted.
 
     Returns:
-        The rows of ``step`` itself that stay.
+        The remaining rows of ``step`` itself.
     """
     kept, of_step = [], []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -217,7 +234,7 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
                 kept.append(line)
                 of_step += [row] if row["step"] == step else []
         except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # cut off by a kill
+            continue  # a line that a kill cut off
     temporary = path.with_suffix(".partial")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
@@ -225,17 +242,17 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
 
 
 def _peak_memory_bytes() -> int:
-    """Of this process: allocated on its GPU, or resident where there is none."""
+    """Peak memory of this process: allocated on its GPU; without a GPU, resident memory."""
     if torch.accelerator.is_available():
         return torch.accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _one_line(text: str) -> str:
-    text = redacted(" ".join(text.split()))  # before part of one is cut off
+    text = redacted(" ".join(text.split()))  # before the text is cut: half a credential would not be recognised
     return text if len(text) <= 160 else f"{text[:78]} ... {text[-78:]}"
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Trackers take plain values only."""
+    """Settings as plain values; others as text, because trackers do not take them."""
     return {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}

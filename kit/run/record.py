@@ -1,4 +1,4 @@
-"""What a run leaves for others to read: ``run.json`` and ``metrics.jsonl``."""
+"""Read and write the records of a run: ``run.json`` and ``metrics.jsonl``."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,11 @@ RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 
 
 def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
-    """The recipe of the run that wrote ``run.json``, and the strategy it really had. Raises ``UserError``."""
+    """Read ``run.json``: the recipe of the run, and the strategy it really had.
+
+    Raises:
+        UserError: the file is absent, damaged, or not a record of a run.
+    """
     try:
         values = json.loads(run_file.read_text(encoding="utf-8"))
         return Recipe.model_validate(values["recipe"]), ActualStrategy.from_record(values["strategy"])
@@ -28,7 +32,7 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's ``metrics.jsonl``, if there is one; a kill may have cut the last one off."""
+    """Read a run's ``metrics.jsonl``; empty if there is none. A line that a kill cut off is left out."""
     rows = []
     try:
         lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -42,8 +46,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Recipe:
-    """``recipe`` with the model, method and adapters of the run that wrote ``run.json``, and with its chat template
-    unless ``recipe`` sets one. ``base`` is opened where the run's own has moved. Raises ``UserError``."""
+    """Return ``recipe`` with the model, method and adapters of a run, and its chat template unless it sets one.
+
+    Args:
+        run_file: ``run.json`` of the run.
+        base: the base model, if it is no longer where the run found it.
+
+    Raises:
+        UserError: ``run_file`` cannot be read, or the base cannot be opened.
+    """
     keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path"]
     keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
     trained, _ = read_run(run_file)
@@ -57,10 +68,14 @@ def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Re
 
 
 def recipe_of_checkpoint(path: Path, recipe: Recipe, where: str, base: str | None = None) -> Recipe:
-    """``recipe_of_run`` of the run that a checkpoint is of: it opens the model that the checkpoint's weights fit.
+    """Call ``recipe_of_run`` for the run of a checkpoint. The result opens the model that fits its weights.
+
+    Args:
+        path: the checkpoint, in the output folder of its run.
+        where: the field that names the checkpoint, for messages.
 
     Raises:
-        UserError: the checkpoint is broken (at ``where``), or not in the folder of its run.
+        UserError: the checkpoint is damaged, is not in the folder of its run, or the base cannot be opened.
     """
     raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path))
     return recipe_of_run(recipe, path.parent.parent / RUN_FILE, base)
@@ -79,7 +94,7 @@ VERSIONED_PACKAGES = (
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of the kit and of the libraries that may change a number; None for one that is not installed."""
+    """Return the versions of the kit and of the libraries that affect results; None for one not installed."""
     return {"kit": __version__, **{name: _version(name) for name in VERSIONED_PACKAGES}}
 
 
@@ -91,5 +106,5 @@ def _version(package: str) -> str | None:
 
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write ``run.json``: the old content or the new one is there, never a part."""
+    """Write ``run.json`` atomically: after a crash it has the old content or the new content."""
     durable.write_text(folder / RUN_FILE, json.dumps(values, indent=1) + "\n")

@@ -1,1 +1,1 @@
-"""The only package that knows DDP, FSDP and launchers: from an Accelerate config to a model on all ranks."""
+"""From an Accelerate config to a model on all ranks. The only package that knows DDP, FSDP and launchers."""

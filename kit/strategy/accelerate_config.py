@@ -1,8 +1,8 @@
-"""Accelerate config files, read strictly: what the kit takes from one, and what it refuses.
+"""Read and validate Accelerate config files.
 
-A config says topology and precision, nothing else. A mistyped key is an error, and so is a setting the kit cannot
-honour; keys about Accelerate's own saving and prefetching are accepted and of no effect, since the kit saves by itself.
-Plain Python; what a launcher set up in the environment is read in the same words.
+The kit takes topology and precision from a config, nothing else. A mistyped key is an error, and so is a setting that
+the kit does not support. Keys for Accelerate's own saving and prefetching are accepted but have no effect, since the
+kit saves by itself. The environment variables that a launcher sets are validated in the same way. Plain Python.
 """
 
 import os
@@ -31,21 +31,21 @@ fsdp_activation_checkpointing
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an Accelerate config asks for, before a machine is looked at."""
+    """The settings of an Accelerate config. Nothing here depends on the machine."""
 
     strategy: Strategy
     mixed_precision: Precision
     num_processes: int | None  # over all machines; None: one per GPU
     num_machines: int
     use_cpu: bool
-    layer_classes: tuple[str, ...]  # empty: the model's own decoder layer
+    layer_classes: tuple[str, ...]  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool
     offload: bool
     load_on_rank0: bool
 
 
 def read_config(path: Path) -> Settings:
-    """An Accelerate config file as settings. Raises ``UserError`` with every problem of the file."""
+    """Read and validate an Accelerate config file. Raises ``UserError`` with every problem of the file."""
     values, lines = read_yaml(path)
     fsdp = values.get("fsdp_config") or {}
     problems = []
@@ -68,7 +68,7 @@ def read_config(path: Path) -> Settings:
             hint = did_you_mean(str(key), _FSDP_KEYS) or "remove it"
             problems.append(Problem(where(f"fsdp_config.{key}"), "not a key this kit reads", fix=hint))
     gpu_ids = str(values.get("gpu_ids", "all"))
-    if gpu_ids != "all":  # only the launcher can set what the process sees
+    if gpu_ids != "all":  # only the launcher can hide GPUs from the process
         fix = f"put CUDA_VISIBLE_DEVICES={gpu_ids} in front of the command"
         problems.append(Problem(where("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
     return make_settings(values, fsdp, where, problems)
@@ -77,10 +77,16 @@ def read_config(path: Path) -> Settings:
 def make_settings(
     values: dict[str, Any], fsdp: dict[str, Any], where: Callable[[str], str], problems: list[Problem]
 ) -> Settings:
-    """Validate a config's values. ``where`` names where a key stands; ``problems`` are those found so far.
+    """Validate the values of a config.
+
+    Args:
+        values: the top-level keys.
+        fsdp: the keys of ``fsdp_config``.
+        where: returns what to call a key in a message, such as ``file:line key``.
+        problems: those found so far.
 
     Raises:
-        UserError: all problems at once.
+        UserError: with all problems.
     """
 
     def refuse(key: str, found: Any, expected: str, fix: str = "") -> None:
@@ -160,7 +166,11 @@ def make_settings(
 
 
 def settings_from_environment() -> Settings:
-    """What the launcher set up, in the words of a config file."""
+    """Read the settings from the environment variables that `accelerate launch` or torchrun sets.
+
+    Raises:
+        UserError: with all settings that the kit does not support.
+    """
     env = os.environ
     kind = "MULTI_GPU" if "RANK" in env else "NO"
     if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":

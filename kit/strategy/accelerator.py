@@ -1,7 +1,7 @@
-"""The one ``Accelerator``: started, checked, and given the model.
+"""Start the run's only ``Accelerator``, and prepare the model and the optimiser with it.
 
-Promises: the strategy asked for is the one that runs, or the run stops before loading; a machine without a GPU
-rehearses the very same sharding and collectives.
+Promises: the run uses the strategy that was asked for, or stops before it loads weights. Without a GPU, the same
+sharding and collectives run on the CPU (a rehearsal).
 """
 
 import os
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model on its devices, wrapped and sharded, with its optimiser and what both need to take a step."""
+    """What a training step needs: the model and the optimiser, wrapped and sharded, and their surroundings."""
 
     accelerator: "Accelerator"
-    ranks: Ranks
+    ranks: Ranks  # the data rank of this process
     model: "torch.nn.Module"
     optimizer: "torch.optim.Optimizer"
     strategy: ActualStrategy
 
 
 def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
-    """Join the process group, build the one ``Accelerator``, and check that it is what was asked for.
+    """Join the process group, create the ``Accelerator``, and check that it has the strategy of ``topology``.
 
     Returns:
         The accelerator, and how this process must load weights.
 
     Raises:
-        TrainingError: the strategy that really came up is another one.
+        TrainingError: the strategy or the number of processes differs from ``topology``, or a rank did not arrive.
+        UserError: the port of the rendezvous is in use.
     """
     import torch
     from accelerate import Accelerator
@@ -55,7 +56,8 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         torch.set_num_threads(max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if topology.strategy != "single":
         if not on_cpu:
-            if not check_cuda_p2p_ib_support():  # consumer cards; Accelerate's launcher sets these, torchrun does not
+            # Consumer GPUs cannot do this. `accelerate launch` sets these variables, torchrun does not.
+            if not check_cuda_p2p_ib_support():
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         join_group(topology.backend, recipe.ddp_timeout)
@@ -73,7 +75,8 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin)
     if topology.load_on_rank0:
-        # transformers reads these two: ranks other than the first of a machine then keep their weights on meta.
+        # transformers reads these variables. Then only the first rank of a machine reads weights, and the other ranks
+        # keep theirs on the meta device.
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "true"
     actual = strategy_of(accelerator)
     if (actual, accelerator.num_processes) != (topology.strategy, topology.num_processes):
@@ -81,7 +84,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             f"asked for {TITLES[topology.strategy]} on {topology.num_processes} processes, "
             f"got {TITLES[actual]} on {accelerator.num_processes}"
         )
-    # Sharding moves the weights to the device itself, unless they are 4-bit and quantised there.
+    # FSDP moves weights to the GPU itself. 4-bit weights must be on the GPU before, since they are quantised there.
     stays_on_cpu = plugin is not None and recipe.method != "qlora"
     return accelerator, LoadPlan(
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
@@ -90,7 +93,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
 
 
 def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
-    """What this device, or sharding this model, stands against; told from the model's shapes alone."""
+    """Check that this machine supports the precision, and that the model can be sharded. Needs no weights."""
     import torch
 
     problems = []
@@ -114,7 +117,7 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
 
 
 def layer_classes(topology: Topology, model: "torch.nn.Module") -> tuple[str, ...]:
-    """Names of the classes of which each module is sharded on its own."""
+    """Names of the layer classes to shard: each module of such a class is an FSDP unit."""
     if topology.layer_classes:
         return topology.layer_classes
     present = {type(module).__name__ for module in model.modules()}
@@ -127,10 +130,10 @@ def prepare(
     model: "torch.nn.Module",
     optimizer: "torch.optim.Optimizer",
 ) -> Prepared:
-    """Move model and optimiser to their devices, wrap and shard them. Called by all ranks.
+    """Move the model and the optimiser to their devices, wrap and shard them. Called by all ranks.
 
     Raises:
-        TrainingError: the layers that should be sharded are not, or a weight tie was lost.
+        TrainingError: a layer that should be sharded is not, or tied embeddings are no longer tied.
     """
     import torch
 
@@ -142,7 +145,7 @@ def prepare(
             plugin.auto_wrap_policy = fsdp1_adapter_policy(model, classes)
     tied = _is_tied(model)
     model, optimizer = accelerator.prepare(model, optimizer)
-    # Under FSDP1 a unit hides the module it wraps; the wrapper is what counts.
+    # With FSDP1 the unit is the wrapper around the layer, so `is_sharded_layer` looks at wrappers.
     num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
     num_sharded = sum(is_sharded_layer(module, classes) for module in model.modules())
     if plugin is not None and (num_sharded != num_layers or not num_sharded):
@@ -150,7 +153,7 @@ def prepare(
     if tied and not _is_tied(accelerator.unwrap_model(model)):
         raise TrainingError("input and output embeddings are tied in the model and came out as two")
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if topology.strategy == "fsdp1":  # local pieces of the flat parameters; the others count whole tensors
+    if topology.strategy == "fsdp1":  # FSDP1 shows this rank's shards only; the other strategies show whole tensors
         trainable = int(accelerator.reduce(torch.tensor(trainable, device=accelerator.device)).item())
     actual = ActualStrategy(
         type=strategy_of(accelerator),
@@ -168,7 +171,7 @@ def prepare(
 
 
 def planned(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy:
-    """The strategy that ``prepare`` would report, from the model's shapes alone: for a dry run."""
+    """Return the strategy that ``prepare`` would report, from the model's shapes alone. For a dry run."""
     classes = layer_classes(topology, meta_model)
     count = sum(type(module).__name__ in classes for module in meta_model.modules())
     return ActualStrategy(
@@ -180,16 +183,16 @@ def planned(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy
         rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.startswith("fsdp") else None,
         offload=topology.offload,
-        num_threads=0,  # set when it starts
+        num_threads=0,  # only known once the run starts
         trainable_parameters=sum(p.numel() for p in meta_model.parameters() if p.requires_grad),
     )
 
 
 def data_ranks(accelerator: "Accelerator") -> Ranks:
-    """Which share of each global batch this process computes, and how numbers are summed over all shares.
+    """Return the data rank of this process, and how to sum tensors over all data ranks.
 
-    Every process has a share of its own here. Where several processes compute one sample together (tensor
-    parallelism), they would have the same one.
+    Each process is a data rank of its own here. With tensor parallelism, the processes that compute one sample together
+    would share a data rank.
     """
 
     def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":

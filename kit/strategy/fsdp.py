@@ -1,4 +1,4 @@
-"""FSDP through Accelerate: the plugin, its use on a CPU, and which modules came out sharded."""
+"""FSDP through Accelerate: the plugin, FSDP on a CPU, and a check of which modules are sharded."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def fsdp_plugin(topology: Topology) -> Any:
-    """Accelerate's plugin for the FSDP1 or FSDP2 of ``topology``."""
+    """Create Accelerate's plugin for the FSDP1 or FSDP2 of ``topology``."""
     import torch
     from accelerate import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
@@ -25,7 +25,7 @@ def fsdp_plugin(topology: Topology) -> Any:
     }
     bf16 = topology.mixed_precision == "bf16"
     if topology.strategy == "fsdp2":
-        # Gradients are reduced in fp32; outputs keep their type, so that the loss stays fp32.
+        # Gradients are reduced in fp32. Outputs are not cast, so the loss stays fp32.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
         return FullyShardedDataParallelPlugin(
             fsdp_version=2,
@@ -33,7 +33,7 @@ def fsdp_plugin(topology: Topology) -> Any:
             mixed_precision_policy=policy,
             **shared,
         )
-    # Buffers stay fp32: rotary frequencies lose long positions in bf16.
+    # Buffers stay fp32: in bf16, rotary frequencies cannot tell distant positions apart.
     policy1 = (
         MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
         if bf16
@@ -51,7 +51,10 @@ def fsdp_plugin(topology: Topology) -> Any:
 
 
 def force_fsdp(accelerator: "Accelerator", plugin: Any) -> None:
-    """Accelerate offers no FSDP on a CPU and would quietly run DDP; torch itself shards there very well."""
+    """Make ``accelerator`` use FSDP on a CPU.
+
+    Accelerate would silently use DDP there, although torch supports FSDP on a CPU.
+    """
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
@@ -61,7 +64,14 @@ def force_fsdp(accelerator: "Accelerator", plugin: Any) -> None:
 
 
 def fsdp1_adapter_policy(model: "torch.nn.Module", classes: tuple[str, ...]) -> Any:
-    """FSDP1 flattens a unit into one tensor, so trainable leaves need units of their own."""
+    """Return peft's wrapping policy for FSDP1 with adapters.
+
+    FSDP1 flattens a unit into one tensor, which trains as a whole or not at all. So each trainable module becomes a
+    unit of its own.
+
+    Args:
+        classes: names of the layer classes to shard.
+    """
     from peft.utils.other import fsdp_auto_wrap_policy
 
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(classes)
@@ -69,7 +79,7 @@ def fsdp1_adapter_policy(model: "torch.nn.Module", classes: tuple[str, ...]) -> 
 
 
 def is_sharded_layer(module: "torch.nn.Module", classes: tuple[str, ...]) -> bool:
-    """Whether ``module`` is a layer of one of ``classes`` that is a unit of FSDP1 or FSDP2 by itself."""
+    """Return whether ``module`` is an FSDP1 or FSDP2 unit around a layer of one of ``classes``."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     if isinstance(module, FullyShardedDataParallel):

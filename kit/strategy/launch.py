@@ -1,7 +1,13 @@
-"""How a command becomes processes: topology from the Accelerate config or the launcher, and the relaunch.
+"""Decide how the run is distributed, and start the processes that it needs.
 
-Promises: all four launch forms give the same topology; where processes are missing this one becomes torchrun, and
-where the form contradicts the config it stops with the command that works. Imports torch only to count devices.
+The topology comes from the Accelerate config (``--config``), else from the environment that the launcher set.
+
+Promises:
+
+- The topology does not depend on how the command was launched.
+- If the topology needs several processes and no launcher started them, this process replaces itself by torchrun.
+- If the command contradicts the config, the error shows a command that works.
+- torch is imported only to count devices.
 """
 
 import math
@@ -21,9 +27,9 @@ from kit.strategy.accelerate_config import Settings, read_config, settings_from_
 from kit.strategy.launcher import continue_restarted, end_with_launcher, stay_ended
 from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
 
-# What `accelerate launch` and torchrun leave in the environment; `--config` beats all of it.
+# Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
 _INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-_PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+_FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 _RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -36,14 +42,17 @@ _RANK_VARIABLES = (
 
 
 def resolve(request: Request) -> tuple[Recipe, Topology]:
-    """The topology this command asks for; relaunches and does not return where processes are missing.
+    """Return the final recipe and the topology of this process.
+
+    Does not return if the topology needs several processes and no launcher started them: the process is then replaced
+    by torchrun, which starts this command once for each process.
 
     Raises:
-        UserError: everything that recipe, flags, config and launcher tell, at once.
+        UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
     end_with_launcher()
     stay_ended()
-    # Read when torch is imported. OpenMP threads that spin while they wait make a busy CPU ten times slower.
+    # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     problems = list(request.problems)
     settings: Settings | None = None
@@ -83,7 +92,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         offload=settings.offload and num_devices > 0,
-        # FSDP1's broadcast from rank 0 needs a GPU; 4-bit weights cannot be sent, so every rank quantises its own.
+        # FSDP1's broadcast from rank 0 needs a GPU. 4-bit weights cannot be sent, so every rank quantises them itself.
         load_on_rank0=settings.load_on_rank0
         and recipe.method != "qlora"
         and (settings.strategy == "fsdp2" or num_devices > 0),
@@ -99,7 +108,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     for name in [name for name in os.environ if name.startswith(_INHERITED)]:
         del os.environ[name]
     if topology.strategy == "single":
-        for name in _RANK_VARIABLES:  # one process under torchrun is still one process
+        for name in _RANK_VARIABLES:  # a single process needs no process group, not even under torchrun
             os.environ.pop(name, None)
     return recipe, topology
 
@@ -117,7 +126,7 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
 
 
 def _package_problems(recipe: Recipe) -> list[Problem]:
-    """Optional packages that the recipe needs and this environment lacks."""
+    """Problems with optional packages that the recipe needs and that are not installed."""
     needed: list[tuple[str, str]] = [("report_to", package) for package in recipe.report_to]
     if recipe.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn")]
@@ -147,7 +156,13 @@ def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:
 def _launch_problems(
     request: Request, settings: Settings, num_processes: int, launched: int | None, num_devices: int
 ) -> list[Problem]:
-    """Where the command's form contradicts the topology: the problem, and the command that works."""
+    """Problems with how the command was launched, each with a command that works.
+
+    Args:
+        num_processes: the number of processes that the run needs, over all machines.
+        launched: the number that a launcher started; None without a launcher.
+        num_devices: GPUs of this machine.
+    """
     strategy = settings.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
     script = f"{shlex.quote(os.path.relpath(sys.argv[0]))} {arguments}".strip()
@@ -200,19 +215,19 @@ def _devices() -> tuple[int, str]:
 
 
 def _relaunch(num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
-    """Become torchrun, which starts this very command ``num_processes`` times."""
-    # Without a config the topology came from the environment, and the new processes must find it there again.
+    """Replace this process by torchrun, which starts the same command ``num_processes`` times."""
+    # Without `--config` the topology comes from the environment, so the new processes need it too.
     env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(_INHERITED)}
-    # torchrun would set 1 and say so; `start` sets the number of threads itself.
+    # Without this torchrun sets it to 1 and prints a warning. ``accelerator.start`` sets the number of threads.
     env.setdefault("OMP_NUM_THREADS", "1")
-    # After it passed on a signal it would give a step and its save 30 seconds, and then kill them.
+    # After forwarding a signal, torchrun kills the ranks after 30 seconds. A step and its save may take longer.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]
-    # A free port, so that two runs on one machine do not meet.
+    # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
     command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    # It passes on what it handles; of SIGUSR1, Slurm's warning, it would die at once, and the job with it. What
-    # `nohup` has it ignore it must not handle.
-    handled = [name for name in _PASSED_ON if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
+    # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle
+    # a signal that `nohup` made this process ignore.
+    handled = [name for name in _FORWARDED_SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
     command += ["--signals-to-handle", ",".join(handled), *sys.argv]
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

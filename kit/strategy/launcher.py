@@ -1,4 +1,4 @@
-"""The process that started this one: what follows from its death, and from its starting ranks a second time."""
+"""React to what the launcher does: it may die, and torchrun may start the ranks again (``--max_restarts``)."""
 
 import ctypes
 import os
@@ -13,17 +13,18 @@ import psutil
 from kit import lock
 from kit.config.recipe import Recipe
 
-PR_SET_PDEATHSIG = 1  # of Linux
+PR_SET_PDEATHSIG = 1  # an option of Linux's prctl
 
 
-# In the environment: the process of `accelerate launch` above this command, or above its torchrun and the ranks.
+# Environment variable with the process id of `accelerate launch`. Set before torchrun starts the ranks, so that they
+# inherit it.
 ACCELERATE_PID = "KIT_ACCELERATE_PID"
 
 
 def end_with_launcher() -> None:
-    """Have the kernel send this process a SIGTERM when its launcher dies.
+    """Ask the kernel to send this process a SIGTERM when its launcher dies. Linux only.
 
-    `accelerate launch` does not pass signals on: without this the script would outlive it.
+    `accelerate launch` does not forward signals, so without this the script would continue after its launcher ended.
     """
     if not sys.platform.startswith("linux") or not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(
         os.environ
@@ -31,16 +32,19 @@ def end_with_launcher() -> None:
         return
     with suppress(OSError):
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        if b"accelerate" in parent or b"torch" in parent:  # not a shell with these in its environment
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # outlives exec
+        if (
+            b"accelerate" in parent or b"torch" in parent
+        ):  # else it is a shell that has these variables in its environment
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # stays in effect after exec
             if "RANK" not in os.environ:
                 os.environ[ACCELERATE_PID] = str(os.getppid())
 
 
 def launcher_is_gone() -> bool:
-    """Whether this command was started by `accelerate launch` and that process has ended.
+    """Return whether `accelerate launch` started this command and has ended since.
 
-    A SIGTERM may then come from its death alone: one Ctrl-C ends it within seconds, whatever its children are doing.
+    A SIGTERM may then be an effect of that end (``end_with_launcher``), and not a request of the user: one Ctrl-C ends
+    `accelerate launch` within seconds, whatever its children do.
     """
     pid = int(os.environ.get(ACCELERATE_PID, "0"))
     if not pid or "RANK" not in os.environ:
@@ -52,10 +56,11 @@ def launcher_is_gone() -> bool:
 
 
 def continue_restarted(recipe: Recipe) -> Recipe:
-    """The recipe for this start: ranks that torchrun starts a second time continue the run instead of beginning it.
+    """Return the recipe for this start; ranks that torchrun restarted must continue the run, not begin it again.
 
-    They are known by the lock file of ``output_dir``: it was signed after their launcher was started. torchrun's own
-    count of restarts cannot be used, since each machine counts for itself.
+    For them ``resume_from_checkpoint: none`` becomes ``auto``, and an ``overwrite_output_dir`` that was already carried
+    out becomes false. The ranks were restarted if the lock file of ``output_dir`` was signed after their launcher
+    started. torchrun's own count of restarts cannot be used, because each machine counts for itself.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return recipe
@@ -70,28 +75,28 @@ def continue_restarted(recipe: Recipe) -> Recipe:
 
 
 def remember_end(status: int) -> None:
-    """Note the exit status, so that ranks which torchrun's ``--max_restarts`` starts again end with it at once.
+    """Store the exit status for ``stay_ended`` if torchrun may restart the ranks (``--max_restarts``).
 
-    torchrun restarts ranks whatever they ended with. For a user's mistake or a stop by signal that gains nothing.
+    torchrun restarts ranks whatever their exit status is. After a user's mistake or a stop by signal this is useless.
     """
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         with suppress(OSError):
             _end_file().parent.mkdir(parents=True, exist_ok=True)
-            for old in _end_file().parent.iterdir():
+            for old in _end_file().parent.iterdir():  # delete files that are older than a day
                 if time.time() - old.stat().st_mtime > 86400:
                     old.unlink()
             _end_file().write_text(str(status))
 
 
 def stay_ended() -> None:
-    """Leave at once, with the status that ``remember_end`` noted for the ranks of this launcher, if there is one."""
+    """End a restarted rank at once with the exit status that ``remember_end`` stored for the same launcher, if any."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         with suppress(OSError, ValueError):
             os._exit(int(_end_file().read_text()))
 
 
 def _end_file() -> Path:
-    """A file named after the launcher's process and its start time, since process ids are used again."""
+    """The file for the exit status, named after the launcher's process id and its start time, as ids are reused."""
     from kit.cache import cache_folder
 
     parent = os.getppid()

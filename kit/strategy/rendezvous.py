@@ -1,4 +1,4 @@
-"""How the ranks of a run meet and agree: one key-value store, one process group, one answer to each question."""
+"""Rendezvous of the ranks: the key-value store, the process group, and checks that all ranks agree."""
 
 import os
 import time
@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-PATIENCE = (
-    10  # times ddp_timeout that a collective may take: a slow disk is no hang, and `kit.failures.ranks` finds who hangs
-)
+# A collective may take so many times ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
+# ``kit.failures.ranks`` detects a hang earlier.
+PATIENCE = 10
 
 
 def join_group(backend: str | None, timeout_seconds: float) -> None:
-    """Join the process group of all ranks that the launcher started. Its collectives wait ``PATIENCE`` times as long.
+    """Join the process group of all ranks that the launcher started.
+
+    Args:
+        backend: of torch.distributed; None: torch chooses.
+        timeout_seconds: how long to wait for all ranks. The time-out of the group's collectives is ``PATIENCE`` times
+            as long.
 
     Raises:
-        TrainingError: not all of them came within ``timeout_seconds``.
-        UserError: the port at which they meet is taken.
+        TrainingError: not all ranks arrived within ``timeout_seconds``.
+        UserError: the port of the rendezvous is in use.
     """
     import torch
 
@@ -42,7 +47,7 @@ def join_group(backend: str | None, timeout_seconds: float) -> None:
 
 
 def open_store() -> Any:
-    """A connection of its own to the key-value store at which the ranks met; None for a single process."""
+    """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks."""
     from accelerate.utils import gather_object
     from torch.distributed import PrefixStore, is_initialized
 
@@ -53,27 +58,34 @@ def open_store() -> Any:
 
 @contextmanager
 def together(accelerator: "Accelerator") -> Iterator[None]:
-    """What only some ranks can find wrong inside stops all of them, with the same problems."""
+    """If the ``with`` block raises ``UserError`` on any rank, raise the problems of all ranks on all ranks.
+
+    Called by all ranks.
+    """
     from accelerate.utils import gather_object
 
-    found = Problems()
-    with found.caught():
+    problems = Problems()
+    with problems.caught():
         yield
-    raise_if(gather_object(list(found)))
+    raise_if(gather_object(list(problems)))
 
 
 def agree(accelerator: "Accelerator", **values: Any) -> None:
-    """Compare what each rank found. Raises ``UserError`` on all ranks where one found something else than rank 0.
+    """Check that all ranks pass the same values. Called by all ranks.
 
     Args:
-        values: by the field that the problem names, such as ``dataset``; must be comparable and small.
+        values: small comparable values. The name of an argument, such as ``dataset``, is the field that the problem
+            names.
+
+    Raises:
+        UserError: on all ranks, if a value on any rank differs from that on rank 0.
     """
     from accelerate.utils import gather_object
 
     problems = []
     all_values = gather_object([values])
     for where in values:
-        others = [str(rank) for rank, found in enumerate(all_values) if found[where] != all_values[0][where]]
+        others = [str(rank) for rank, own in enumerate(all_values) if own[where] != all_values[0][where]]
         if others:
             found = f"rank {', '.join(others)} found something else than rank 0"
             problems.append(Problem(where, found, "the same on every machine"))
@@ -89,14 +101,15 @@ def _connect(timeout_seconds: float, is_master: bool = False) -> Any:
 
 
 def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
-    """A part of the ranks' key-value store in which only the ranks of this start write.
+    """Return a section of the ranks' key-value store that only the ranks of this start use.
 
-    The store may be the launcher's and outlive ranks that are started anew, which must not find the dead ones'
-    addresses; and several launchers count restarts each for itself, so their counts are no name to meet under. Rank 0
-    invents one, answers with it to every name that the others invent, and waits until all of them know it.
+    The launcher may keep the store while it restarts the ranks, and restarted ranks must not read the keys of the ranks
+    before them. So the section needs a new name at each start. The launchers' counts of restarts are no such name,
+    because each machine counts for itself. Instead, every rank creates a random name. Rank 0 sends its name to each
+    other rank under the name of that rank, and waits until all of them have confirmed it.
 
     Raises:
-        torch.distributed.DistError: not all ranks came within ``timeout_seconds``.
+        torch.distributed.DistError: not all ranks arrived within ``timeout_seconds``.
     """
     from torch.distributed import DistStoreError, PrefixStore
 
@@ -104,7 +117,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     store, mine = _connect(timeout_seconds, is_master), uuid.uuid4().hex
     if rank:
         store.set(f"from/{rank}", mine)
-        name = store.get(f"to/{mine}").decode()  # waits
+        name = store.get(f"to/{mine}").decode()  # waits for rank 0
         store.set(f"{name}/{rank}", "here")
         store.wait([f"{name}/all"])
         return PrefixStore(name, store)
@@ -113,7 +126,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         if time.monotonic() > end:
             raise DistStoreError(f"rank {', '.join(map(str, sorted(absent)))} did not come")
         for other in absent:
-            if store.check([f"from/{other}"]):  # of a dead one, maybe; then another will follow
+            if store.check([f"from/{other}"]):  # perhaps of a rank of an earlier start; the new one will overwrite it
                 store.set(f"to/{store.get(f'from/{other}').decode()}", mine)
         absent = {other for other in absent if not store.check([f"{mine}/{other}"])}
         time.sleep(0.01)

@@ -1,4 +1,7 @@
-"""Which strategy: as a command asks for it, as it really runs, and what it can take. Plain Python."""
+"""The strategy of a run: as the command asks for it (``Topology``) and as it really runs (``ActualStrategy``).
+
+Plain Python.
+"""
 
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,32 +18,32 @@ TITLES: dict[Strategy, str] = {"single": "Single", "ddp": "DDP", "fsdp2": "FSDP2
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """What will run: decided by ``kit.strategy.launch`` from an Accelerate config or the launcher's environment."""
+    """How the run will be distributed. ``kit.strategy.launch`` decides it."""
 
     strategy: Strategy
-    config_name: str  # stem of the Accelerate config file, or the strategy where the launcher decided
+    config_name: str  # stem of the Accelerate config file; without ``--config`` the name of the strategy
     num_processes: int  # over all machines
     mixed_precision: Precision
     device_type: str  # "cuda" or "cpu"
-    rehearsal: bool = False  # a GPU configuration on a machine without one
+    rehearsal: bool = False  # the config is for GPUs, but this machine has none
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True
     offload: bool = False  # parameters, gradients and optimiser states in CPU memory
-    load_on_rank0: bool = False  # one process reads the weights and sends them to the others
-    backend: str | None = None  # of torch.distributed
+    load_on_rank0: bool = False  # rank 0 reads the weights and sends them to the other ranks
+    backend: str | None = None  # of torch.distributed; None: torch chooses
 
 
 @dataclass(frozen=True)
 class ShardedLayers:
-    """The layers that are units of FSDP by themselves."""
+    """The layers that are FSDP units."""
 
-    classes: list[str]
+    classes: list[str]  # names of their classes
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActualStrategy:
-    """The strategy as it really runs, for ``run.json`` and manifests; its fields are their keys."""
+    """The strategy as it really runs. Its fields are the keys of ``strategy`` in ``run.json`` and in manifests."""
 
     type: Strategy
     config: str  # stem of the Accelerate config file
@@ -50,23 +53,23 @@ class ActualStrategy:
     rehearsal: bool
     sharded_layers: ShardedLayers | None  # None where nothing is sharded
     offload: bool
-    num_threads: int  # of torch, per process: the number changes the order of sums
+    num_threads: int  # torch's threads per process; the number affects the order of sums, and so rounding
     trainable_parameters: int
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
-        """From ``run.json``. Raises ``KeyError`` or ``TypeError`` where ``values`` are of another form."""
-        known = {each.name: values[each.name] for each in fields(cls)}
+        """Create it from the values in ``run.json``. Raises ``KeyError`` or ``TypeError`` for any other form."""
+        known = {entry.name: values[entry.name] for entry in fields(cls)}
         layers = known["sharded_layers"]
         return cls(**{**known, "sharded_layers": layers and ShardedLayers(**layers)})
 
     def describe(self, recipe: Recipe) -> str:
-        """One line: what really runs."""
+        """Describe in one line how the run is distributed, and its global batch."""
         micro_batch = recipe.per_device_train_batch_size
         accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
-        where = " rehearsed on CPU" if self.rehearsal else " on CPU" if self.device == "cpu" else ""
+        device = " rehearsed on CPU" if self.rehearsal else " on CPU" if self.device == "cpu" else ""
         parts = [
-            f"{TITLES[self.type]}{where}",
+            f"{TITLES[self.type]}{device}",
             f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]
@@ -78,7 +81,7 @@ class ActualStrategy:
 
 
 def strategy_of(accelerator: "Accelerator") -> Strategy:
-    """The strategy that ``accelerator`` really has."""
+    """Return the strategy that ``accelerator`` really uses."""
     from accelerate.utils import DistributedType
 
     if accelerator.distributed_type == DistributedType.NO:
@@ -89,14 +92,18 @@ def strategy_of(accelerator: "Accelerator") -> Strategy:
 
 
 def takes_optimizer(strategy: Strategy, optim: str) -> bool:
-    """Whether the ``optim`` of a recipe works: those of bitsandbytes cannot read sharded parameters."""
+    """Return whether the strategy supports the optimiser; those of bitsandbytes cannot read sharded parameters."""
     return "8bit" not in optim or not strategy.startswith("fsdp")
 
 
 def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tuple[str, str | int, str]]:
-    """How each process would hold less of weights and optimiser: flag, value and cost, the cheapest first.
+    """Return flags that reduce the weights and optimiser state that each process holds, the cheapest first.
 
-    ``on_cpu``: of the CPU's memory, which all processes of a machine have together.
+    Args:
+        on_cpu: whether the CPU's memory is full, which all processes of a machine share; else a GPU's.
+
+    Returns:
+        (flag, value, cost in words) for each.
     """
     if on_cpu:
         one = ("num_processes", 1, "some speed; the processes of a machine share its memory")

@@ -1,6 +1,6 @@
-"""A model's weights across ranks: whole, sharded or copied; what a strategy needs to clip, generate and gather.
+"""Operations on a model whose weights may be replicated or sharded: clip, generate, gather.
 
-Promises: nothing outside ``kit.strategy`` asks which strategy it is; every function here works under all of them.
+Promises: every function here works under all strategies, so code outside ``kit.strategy`` need not know which one runs.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_norm: float) -> "torch.Tensor":
-    """Clip in place to ``max_norm`` (0: measure only). Returns the global norm before clipping, shape []."""
-    # FSDP1 recognises its own parameters only when given exactly these.
+    """Clip the gradients in place to ``max_norm``; 0 only measures. Called by all ranks.
+
+    Returns:
+        The global gradient norm before clipping, shape [].
+    """
+    # FSDP1 requires exactly the list of all its parameters.
     norm = accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf"))
     assert norm is not None
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -25,7 +29,7 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
 
 @contextmanager
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
-    """Yield ``generate`` of the model, usable under every strategy; all ranks must call it equally often."""
+    """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
     inner = accelerator.unwrap_model(model)
     strategy = strategy_of(accelerator)
     if strategy == "fsdp2":
@@ -35,7 +39,7 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
             register_fsdp_forward_method(inner, "generate")
         yield partial(inner.generate, synced_gpus=True)
         return
-    # `generate` goes past the wrapped forward, and so past its autocast.
+    # `generate` bypasses the wrapped forward, which enables autocast.
     with accelerator.autocast():
         if strategy == "fsdp1":
             from torch.distributed.fsdp import FullyShardedDataParallel
@@ -47,19 +51,23 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
 
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
-    """The parameters of which every process holds a whole copy, by their plain names."""
+    """Return the parameters of which every process holds a full copy, by their plain names."""
     from torch.distributed.tensor import DTensor
 
-    if strategy_of(accelerator) in ("single", "fsdp1"):  # FSDP1's are pieces that look like tensors
+    if strategy_of(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors
         return {}
     return {plain_name(name): p for name, p in model.named_parameters() if not isinstance(p, DTensor)}
 
 
 def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]") -> None:
-    """Bring about now what a strategy would arrange during its first steps. Called by all ranks.
+    """Let DDP rebuild its gradient buckets now, before the first step. Called by all ranks.
 
-    After its first backward pass DDP sorts the gradients into other buckets. On three and more ranks the order of sums,
-    and with it their last bits, follows from the buckets: a resumed run would begin with others than it had.
+    DDP sorts the gradients into new buckets after its first backward pass. With three or more ranks the buckets
+    determine the order of sums, and so the last bits of the gradients. Without this, the first step of a resumed run
+    would round differently from the same step of an uninterrupted run. Does nothing under other strategies.
+
+    Args:
+        inputs: keyword arguments of the model. Their loss is multiplied by 0, so nothing is learned.
     """
     if strategy_of(accelerator) != "ddp" or accelerator.num_processes < 3:
         return
@@ -69,10 +77,13 @@ def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[s
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
-    """Whole trainable tensors by their plain names, in CPU memory of the main process; empty on the others."""
+    """Gather the full trainable tensors, by plain names, in the main process's CPU memory. Called by all ranks.
+
+    Returns an empty dict on all other ranks.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    # FSDP1 crashes when told to move to CPU memory what is there already.
+    # FSDP1 crashes if it is asked to move tensors to the CPU that are already there.
     on_cpu = any(p.device.type == "cpu" for p in model.parameters())
     to_cpu = not (on_cpu and strategy_of(accelerator) == "fsdp1")
     options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
@@ -81,39 +92,37 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
 
 
 def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` without what does not train: quantisation tables, and frozen tied weights."""
+    """Return the entries of ``state`` that train, without quantisation tables and frozen tied weights."""
     trainable = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
     return {name: tensor for name, tensor in state.items() if name in trainable}
 
 
 def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
-    """What this rank keeps of sharded weights, even if a pass ended midway with whole layers gathered.
+    """Return this rank's shards of the weights, even if a failed pass left whole layers gathered.
 
-    None where nothing is sharded. Whole layers of FSDP2 are let go; the model is not to be used afterwards.
+    None if nothing is sharded. Reshards gathered layers of FSDP2; the model must not be used afterwards.
     """
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     units = [module for module in model.modules() if isinstance(module, FSDPModule | FullyShardedDataParallel)]
     for unit in units:
         if isinstance(unit, FSDPModule):
-            unit.set_reshard_after_forward(True, recurse=False)  # the root would stay whole until the backward
+            unit.set_reshard_after_forward(True, recurse=False)  # else the root stays gathered until the backward pass
             unit.reshard()
     if units and not isinstance(units[0], FSDPModule):
-        # A unit that is gathered hides its parameters from `parameters()`.
+        # `parameters()` does not list the parameters of a gathered unit.
         handles: list[Any] = [handle for unit in units if (handle := getattr(unit, "_handle", None))]
         return [parameter for handle in handles for parameter in handle.flat_param._params]
     return list(model.parameters()) if units else None
 
 
 def keeps_gradients(model: "torch.nn.Module") -> bool:
-    """Whether gradients have their memory from the start, also while ``grad`` is None: in DDP's buckets."""
+    """Return whether all gradients take memory all the time, as in DDP's buckets, even while ``grad`` is None."""
     from torch.nn.parallel import DistributedDataParallel
 
     return isinstance(model, DistributedDataParallel)
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put in front or between."""
-    for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):
-        name = name.replace(part, "")
-    return name.removeprefix("module.")
+    """Return a parameter's name without the parts that wrappers add to it."""
+    return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")

@@ -1,1 +1,1 @@
-"""One optimiser step, what it minimises, and what a checkpoint keeps of the loop."""
+"""One optimiser step, the objective that it minimises, and the state of the loop that a checkpoint stores."""

@@ -1,4 +1,4 @@
-"""Whether the samples of a pack see nothing of each other: compared on the prepared model, before the first step."""
+"""Check on the prepared model, before the first step, that the samples of a pack do not influence each other."""
 
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
-    """Refuse a model in which the samples of a pack see each other; called by all ranks.
+    """Raise ``UserError`` if the samples of a pack influence each other in this model. Called by all ranks.
 
-    Two packs of two samples differ in the first sample only. If the losses of the second sample differ, something went
-    from one sample to the other: attention without bounds, a convolution, a recurrent state.
+    The check computes two packs of two samples that differ only in the first sample. If the losses of the second sample
+    differ, the model let information pass between samples: by attention without bounds, a convolution or a recurrent
+    state.
+
+    Args:
+        vocab_size: rows of the model's embedding.
 
     Raises:
         UserError: ``packing`` cannot be used with this model.
@@ -48,7 +52,7 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
         found = f"this model takes no packs ({str(error).splitlines()[0]})"
         raise UserError(Problem("packing", found, fix="do without packing")) from None
     model.train(was_training)
-    # The same shapes give the same bits, but for experts, whose batches differ with what is routed to them.
+    # Equal shapes give equal bits. Experts (MoE) are an exception: the shape of their input depends on the routing.
     if not difference < (1e-4 if accelerator.mixed_precision == "no" else 2e-2):
         found = f"samples of a pack see each other in this model (losses differ by {difference:.2g})"
         raise UserError(Problem("packing", found, "the same losses whatever comes before", "do without packing"))

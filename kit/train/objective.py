@@ -1,8 +1,8 @@
-"""What a step minimises: from the loss of each token to one number and its metrics.
+"""Objectives: how the losses of single tokens become the number that a step minimises, and its metrics.
 
-An objective is handed to ``train_step``; any object with these three methods is one. What it minimises over a global
-batch must be a sum over the batch's targets, divided by a number that every rank knows before the step. Then it is the
-same however the batch is cut into micro-batches and dealt to ranks: no mean of means can arise.
+``train_step`` takes any object with the three methods of ``Objective``. The number must be a sum over the targets of
+the global batch, divided by a number that every rank knows before the step. Then it does not depend on how the batch is
+divided into micro-batches and ranks. A mean of means would.
 """
 
 from collections.abc import Sequence
@@ -18,42 +18,51 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-    """The sum that is minimised, by its parts."""
+    """What a step minimises: a sum over the targets of the global batch, divided by ``divisor``."""
 
     def divisor(self, batch: "GlobalBatch") -> float:
-        """What the sum over the global batch is divided by; the same on every rank."""
+        """Return the number that divides the sum over the global batch; the same on every rank."""
 
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[torch.Tensor, torch.Tensor]:
-        """One micro-batch's part of the sum, and of what the metrics are made from.
+        """Compute the part of one micro-batch.
 
         Args:
-            losses: float32 [S], the model's cross-entropy in nats of each target of ``micro_batch``.
+            losses: float32 [S], the model's cross-entropy of each target of ``micro_batch``, in nats.
 
         Returns:
-            The part of the sum, shape [], to be differentiated; and float64 [n], detached, to be added up over the
-            micro-batches of all ranks.
+            Its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n], detached,
+            which are summed over the micro-batches of all ranks.
         """
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
-        """The metrics of the step from the n sums over the global batch; ``loss`` is what was minimised."""
+        """Compute the metrics of the step.
+
+        Args:
+            sums: the n numbers of ``terms``, summed over the global batch.
+
+        Returns:
+            The metrics by name; ``loss`` is the number that was minimised.
+        """
 
 
 @dataclass(frozen=True)
 class SupervisedLoss:
-    """Cross-entropy in nats per supervised token, each weighted; weights are 1 as a rule."""
+    """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
     names: Sequence[str]  # of the data sets
 
     def divisor(self, batch: "GlobalBatch") -> float:
+        """Return the sum of the weights of all targets."""
         return batch.target_weights.sum()
 
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the weighted losses, and the same sum for each data set."""
         weighted = losses * micro_batch.weights  # [S]
         by_source = weighted.detach().double() @ F.one_hot(micro_batch.sources, len(self.names)).double()
         return weighted.sum(), by_source
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
-        """``loss``, and with several data sets ``loss/<name>`` for each that had a target in this step."""
+        """Return ``loss``, and with several data sets ``loss/<name>`` for each that has targets in this step."""
         metrics = {"loss": sum(sums) / self.divisor(batch)}
         if len(self.names) > 1:
             columns = zip(self.names, sums, batch.target_weights, strict=True)

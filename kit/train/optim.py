@@ -1,4 +1,4 @@
-"""The optimiser over the trainable weights, with decay where it belongs."""
+"""Build the optimiser for the trainable weights."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def build_optimizer(model: torch.nn.Module, recipe: "Recipe") -> torch.optim.Optimizer:
-    """AdamW over what trains; weights of one dimension (norms, biases) are spared from decay."""
+    """Build AdamW for the trainable weights. Weights of one dimension (norms, biases) get no weight decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim > 1], "weight_decay": recipe.weight_decay},

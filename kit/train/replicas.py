@@ -1,4 +1,4 @@
-"""Whether the copies of the model on all processes are still the same, to the last bit."""
+"""Check that the copies of the model on all processes are equal, bit for bit."""
 
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class ReplicaCheck:
-    """Compares the copies every so many steps. All ranks call it once in each step, when the gradients are final."""
+    """Compares the copies every ``every`` steps. All ranks call it in each step, when the gradients are final."""
 
     def __init__(self, prepared: "Prepared", every: int) -> None:
-        """``every``: steps between two comparisons, 0 for none."""
+        """``every``: steps between two comparisons; 0: never compare."""
         self._prepared, self._every = prepared, every
 
     def notes(self) -> list[str]:
-        """What will be compared, in words; nothing where nothing was asked for."""
+        """Lines for the user that say what will be compared; none if the check is off."""
         if not self._every:
             return []
         prepared = self._prepared
@@ -30,18 +30,19 @@ class ReplicaCheck:
         return ["warning: --check_replicas has nothing to compare: no process has a copy of what another one has"]
 
     def __call__(self, step: int) -> None:
-        """Compare, if 1-based ``step`` is one of those."""
+        """Compare if ``step``, counted from 1, is due. Raises ``TrainingError`` like ``compare_replicas``."""
         if self._every and step % self._every == 0:
             compare_replicas(self._prepared, step)
 
 
 def compare_replicas(prepared: "Prepared", step: int) -> None:
-    """Compare weights, frozen ones too, and gradients as the optimiser is about to use them. Called by all ranks.
+    """Compare all weights, frozen ones too, and the gradients that the optimiser will use. Called by all ranks.
 
-    Reads every weight once; each process sends two sums for each tensor. What is sharded has no copy to compare with.
+    Reads every weight once; each process sends two integers for each tensor. Sharded tensors are left out, since they
+    have no copies.
 
     Raises:
-        TrainingError: with the tensors and the ranks that differ, on all ranks.
+        TrainingError: on all ranks, if a copy differs; names the tensors and the ranks.
     """
     tensors = {}
     for name, parameter in replicated(prepared.accelerator, prepared.model).items():
@@ -60,13 +61,13 @@ def compare_replicas(prepared: "Prepared", step: int) -> None:
 
 
 def checksums(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
-    """Two 64-bit sums of each tensor's bits, one weighted by position; equal bits give equal sums."""
+    """Return two 64-bit sums over the bits of each tensor, plain and weighted by position. Equal bits, equal sums."""
     sums = []
     for tensor in tensors:
         bits = tensor.contiguous().reshape(-1).view(torch.uint8)
         wide = bits if bits.numel() % 4 or bits.storage_offset() % 4 else bits.view(torch.int32)
         total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-        for start in range(0, wide.numel(), _CHUNK):  # as int64 a chunk takes memory of its own
+        for start in range(0, wide.numel(), _CHUNK):  # in chunks, because the copy as int64 takes memory
             chunk = wide[start : start + _CHUNK].to(torch.int64)
             weights = torch.arange(start + 1, start + 1 + len(chunk), device=tensor.device)
             total += torch.stack([chunk.sum(), (chunk * weights).sum()])
@@ -78,6 +79,6 @@ _CHUNK = 1 << 22
 
 
 def _minority(values: list[object]) -> list[int]:
-    """The ranks whose value is not the most frequent one; of two kinds equally frequent, not rank 0's."""
-    usual = max(values, key=lambda value: (values.count(value), value == values[0]))
-    return [rank for rank, value in enumerate(values) if value != usual]
+    """The ranks whose value differs from the most frequent one. If two are equally frequent, rank 0's counts."""
+    majority = max(values, key=lambda value: (values.count(value), value == values[0]))
+    return [rank for rank, value in enumerate(values) if value != majority]

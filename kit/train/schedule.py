@@ -1,11 +1,11 @@
-"""Learning rate as a pure function of the step: nothing to save, nothing to resume."""
+"""The learning rate, as a pure function of the step: a resume needs no saved state."""
 
 import math
 from typing import Literal
 
 
 def warmup_length(warmup_steps: float, total_steps: int) -> int:
-    """Warm-up in steps; a value below 1 is a share of all steps, rounded up."""
+    """Return the number of warm-up steps. A value below 1 is a share of all steps, and is rounded up."""
     return math.ceil(warmup_steps * total_steps) if warmup_steps < 1 else int(warmup_steps)
 
 
@@ -16,10 +16,15 @@ def learning_rate(
     warmup_steps: float,
     kind: Literal["constant", "linear", "cosine"],
 ) -> float:
-    """Rate of 0-based ``step``: a linear climb to ``peak``, then constant, or down to 0 after the last step.
+    """Return the learning rate of ``step``, counted from 0.
 
-    The climb starts above 0 (``peak / warmup`` at step 0), so that no step is wasted. The same shapes as
-    ``transformers.get_scheduler``, one step further on.
+    The rate grows linearly to ``peak`` during warm-up. Then it is constant, or falls along a line or a cosine and would
+    be 0 in the step after the last. The formulas are those of ``transformers.get_scheduler``, but warm-up is one step
+    ahead: step 0 has the rate ``peak / warmup``, not 0, so that it is not wasted.
+
+    Args:
+        warmup_steps: as in the recipe, see ``warmup_length``.
+        kind: the shape after warm-up.
     """
     warmup = warmup_length(warmup_steps, total_steps)
     if step < warmup:

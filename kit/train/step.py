@@ -1,7 +1,7 @@
-"""One optimiser step: micro-batches in, the exact loss and gradient norm of the global batch out.
+"""One optimiser step, with the exact loss and gradient norm of the global batch.
 
-Every rank knows before the step what the sum over all supervised tokens is divided by (see ``kit.train.objective``),
-so the result is the same on every topology, but for rounding.
+Every rank knows before the step by which number the sum over all supervised tokens is divided (see
+``kit.train.objective``). So the result is the same on every topology, except for rounding.
 """
 
 import math
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of a step; the same on every rank."""
+    """The result of a step; the same on every rank."""
 
-    loss: float  # what the objective minimised
-    grad_norm: float  # before clipping
-    metrics: dict[str, float] = field(default_factory=dict)  # the objective's others
+    loss: float  # the number that the objective minimised
+    grad_norm: float  # global gradient norm before clipping
+    metrics: dict[str, float] = field(default_factory=dict)  # the objective's other metrics
     stop: bool = False  # whether any rank was asked to stop
 
     @property
     def is_finite(self) -> bool:
-        """If not, weights and moments are as before the step."""
+        """Whether loss and gradient norm are finite. If not, the step changed neither weights nor optimiser state."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
     @property
     def values(self) -> str:
-        """Loss and gradient norm in words."""
+        """Loss and gradient norm as text for a message."""
         return f"loss {self.loss}, gradient norm {self.grad_norm}"
 
 
@@ -54,14 +54,17 @@ def train_step(
     stop: bool = False,
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
-    """Accumulate gradients, clip, and update; no update where loss or gradient norm is not finite.
+    """Accumulate the gradients of all micro-batches, clip them, and update the weights. Called by all ranks.
+
+    If the loss or the gradient norm is not finite, the weights are not updated.
 
     Args:
-        stop: whether this rank was asked to stop; ``StepResult.stop`` says on all ranks whether any was.
-        before_update: called when the gradients are as the optimiser will use them.
+        max_grad_norm: clip the global gradient norm to this; 0: do not clip.
+        stop: whether this rank was asked to stop. ``StepResult.stop`` tells all ranks whether any rank was.
+        before_update: called after clipping, when the gradients are final.
     """
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
-    # DDP and FSDP average gradients over the data ranks; the objective is a sum over all of them.
+    # DDP and FSDP average the gradients over the data ranks, but the objective is a sum over them.
     scale = prepared.ranks.count / objective.divisor(batch)
     parts = []
     for i, micro_batch in enumerate(batch.micro_batches):
@@ -87,7 +90,7 @@ def train_step(
 
 
 def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:
-    """The error that ends a run at ``step``, whose loss or gradient norm is not finite."""
+    """Return the error for ``step`` (from 1), whose loss or gradient norm is not finite."""
     return TrainingError(
         f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.origins)}\n"
         "    -> the same command comes to the same step again: mend or remove the sample at fault, or train with\n"
@@ -96,13 +99,13 @@ def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingEr
 
 
 def settle_strategy(prepared: "Prepared", batch: "GlobalBatch") -> None:
-    """Let the strategy arrange now what it would arrange during its first steps; nothing is learned. On all ranks."""
+    """Call ``kit.strategy.weights.settle`` with the first micro-batch. Called by all ranks; nothing is learned."""
     micro_batch = batch.micro_batches[0].to(prepared.accelerator.device)
     settle(prepared.accelerator, prepared.model, micro_batch.model_inputs())
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
-    """Reseed all generators as a function of (seed, step, rank): dropout needs no saved state to resume exactly."""
+    """Seed all random generators by (seed, step, rank), so that dropout is the same after a resume."""
     value = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
     random.seed(value)
     np.random.seed(value)

@@ -1,6 +1,5 @@
 """Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
 
-import math
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kit.errors import TrainingError, UserError
-from kit.export.drift import compare
 from kit.export.final import write_model
 
 IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
@@ -151,14 +149,6 @@ def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
         path.unlink()
     export(adapter, tmp_path / "merged", "--dtype=float32")
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").is_fast
-
-
-def test_drift_is_the_mean_divergence_from_the_trained_model_and_the_largest_difference():
-    trained = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log() + 3  # a shift of all logits says the same
-    merged = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log() + 3
-    drift = compare(trained, merged)
-    assert drift.mean_kl == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2, rel=1e-6)
-    assert drift.max_difference == pytest.approx(math.log(2), rel=1e-6) and drift.num_positions == 2
 
 
 @pytest.mark.slow

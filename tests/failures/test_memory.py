@@ -1,4 +1,4 @@
-"""Out of memory: recognised wherever it comes from, counted as it is, and answered with settings that work."""
+"""Out of memory: recognised wherever it comes from, counted as it is, with the place where it happened."""
 
 import errno
 import json
@@ -6,15 +6,13 @@ import re
 import sys
 import threading
 import tracemalloc
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
 from conftest import ROOT, run_ranks
+from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
@@ -22,78 +20,14 @@ from transformers import AutoModelForCausalLM
 from kit import evaluate
 from kit.checkpoint import save as saver
 from kit.checkpoint.save import Saver
-from kit.config.conflicts import find_conflicts
-from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.data.feed.feed import Ahead
 from kit.data.feed.stream import StreamFeed
 from kit.errors import TrainingError, UserError
-from kit.failures import advice, memory
-from kit.failures.advice import explain, settings
-from kit.failures.memory import PHASES, Device, Held, Shortage, components
+from kit.failures import advice
+from kit.failures.advice import explain
+from kit.failures.memory import Held, components
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
-from kit.run import folder as run
-from kit.strategy import launch
-from kit.strategy.accelerate_config import read_config
-from kit.strategy.topology import Topology
-from kit.train.optim import build_optimizer
-
-GIB = 2**30
-ON_CPU = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
-    "you tried to allocate 4194304 bytes. Error code 12 (Cannot allocate memory)"
-)
-ON_GPU = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.50 GiB is "
-    "free. Process 12 has 30.00 GiB memory in use. Including non-PyTorch memory, this process has 47.75 GiB memory in "
-    "use. Of the allocated memory 40.00 GiB is allocated by PyTorch, and 6.25 GiB is reserved by PyTorch but "
-    "unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"
-)
-CPU = Device("CPU", 80 * GIB, GIB, 78 * GIB)
-GPU = Device("GPU 0", 80 * GIB, GIB, 78 * GIB)
-LORA = Held(frozen=15 * GIB, trainable=GIB // 10, optimizer=GIB // 5, gradients_to_come=GIB // 10)
-SAVED = Held(trainable=20 * GIB, to_save=60 * GIB)
-FULL = Held(trainable=20 * GIB, optimizer=20 * GIB, gradients_to_come=20 * GIB, optimizer_to_come=20 * GIB)
-
-
-def make(**changes):
-    plain = {"model_name_or_path": "some/model", "dataset": "some/data", "global_batch_size": 24}
-    return Recipe(**plain | {"per_device_train_batch_size": 4, "max_length": 2048} | changes)
-
-
-def placed(num_processes=1, strategy=None, device_type="cpu", **more):
-    strategy = strategy or ("single" if num_processes == 1 else "ddp")
-    plain = {"config_name": strategy, "mixed_precision": "bf16"}
-    return Topology(strategy=strategy, num_processes=num_processes, device_type=device_type, **plain, **more)
-
-
-def told(error, model=None, optimizer=None, topology=None, **changes):
-    answer = explain(error, model, optimizer, make(**changes), topology or placed())
-    assert answer is not None and len(answer.problems) == 1
-    return str(answer)
-
-
-def raised(function, *args, **kwargs):
-    """The error, with its traceback."""
-    with pytest.raises(BaseException) as info:
-        function(*args, **kwargs)
-    return info.value
-
-
-def fail(*_args, **_kwargs):
-    raise RuntimeError(ON_CPU)
-
-
-@pytest.fixture(scope="module")
-def build(model_folder):
-    Accelerator(cpu=True)  # its optimiser asks for one
-
-    def build(method="full", optim="adamw_torch", compute_dtype="float32", **changes):
-        recipe = make(model_name_or_path=str(model_folder), method=method, optim=optim, **changes)
-        model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype=compute_dtype, device="cpu"))
-        return model, AcceleratedOptimizer(build_optimizer(model, recipe))
-
-    return build
 
 
 def backward(model):
@@ -222,14 +156,15 @@ def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
     model, _ = build()
     ids = torch.arange(3, 9)[None]
     broken(model, "LlamaMLP")
-    monkeypatch.setattr(evaluate, "_loss", lambda accelerator, model, *_: model(input_ids=ids))
-    text = told(raised(evaluate.evaluate, None, model, make(), None, None, None))
+    prepared = SimpleNamespace(model=model)
+    monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
+    text = told(raised(evaluate.evaluate, prepared, make(), None, None))
     assert "asked for in evaluation (LlamaMLP)\n" in text
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
-    monkeypatch.setattr(evaluate, "_answers", lambda accelerator, model, *_: model.generate(ids, max_new_tokens=2))
+    monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = told(raised(evaluate.evaluate, None, model, recipe, None, None, None))
+    text = told(raised(evaluate.evaluate, prepared, recipe, None, None))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 
@@ -302,30 +237,6 @@ def test_the_rank_is_the_one_that_failed(monkeypatch):
     assert told(RuntimeError(ON_CPU)).startswith("error: out of memory: rank 0: 4.0 MiB asked for in training\n")
     found = RuntimeError(f"checkpoint of step 4, rank 1: {ON_CPU}")
     assert told(found).startswith("error: out of memory: rank 1: 4.0 MiB asked for in training\n")
-
-
-def test_the_functions_that_tell_the_phase_exist():
-    import accelerate.optimizer
-    import transformers.generation.utils
-
-    from kit.checkpoint import load as checkpoint
-    from kit.data.feed import feed, stream
-    from kit.export import final as export
-    from kit.model import load as model
-    from kit.strategy import accelerator as strategy
-
-    holders = {
-        "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
-        "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
-        "torch.autograd": torch.autograd,
-        "kit.checkpoint.save": saver.Saver,
-        "kit.data.feed.feed": feed.Feed,
-        "kit.data.feed.stream": stream.StreamFeed,
-    }
-    holders |= {module.__name__: module for module in (checkpoint, evaluate, export, model, strategy)}
-    for name in [*PHASES, memory._IN_BACKGROUND]:
-        module, _, function = name.rpartition(".")
-        assert callable(getattr(holders[module], function)), name
 
 
 # --- what it is full of
@@ -413,7 +324,8 @@ import resource
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from kit.failures.advice import explain
-from kit.config.recipe import Recipe, Topology
+from kit.config.recipe import Recipe
+from kit.strategy.topology import Topology
 
 shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
 model = LlamaForCausalLM(LlamaConfig(**shape))
@@ -465,19 +377,19 @@ def prepared(accelerator, asked, model, optimizer):
     topology = asked
     whole = [sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad is trains)
              for trains in (False, True)]
-    model, optimizer, actual = prepare(accelerator, topology, model, optimizer)
+    result = prepare(accelerator, topology, model, optimizer)
     # At rest, each rank sees its own shards and nothing else.
-    own = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+    own = [p.to_local() if hasattr(p, "to_local") else p for p in result.model.parameters()]
     own = [sum(p.numel() * p.element_size() for p in own if p.requires_grad is trains) for trains in (False, True)]
     (out / f"rest-{{accelerator.process_index}}.json").write_text(json.dumps([whole, own]))
-    return model, optimizer, actual
+    return result
 num_steps = num_layers = 0
-def stepping(*args, **kwargs):
+def stepping(prepared, *args, **kwargs):
     global num_steps
     num_steps += 1
-    accelerator, model, optimizer = args[:3]
+    accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
     try:
-        return train_step(*args, **kwargs)
+        return train_step(prepared, *args, **kwargs)
     except RuntimeError as error:
         held = memory.components(model, optimizer, True, False)
         text = str(advice.explain(error, model, optimizer, recipe, topology))
@@ -561,138 +473,6 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
     assert totals == whole and max(own) < max(whole)
 
 
-# --- what to change
-
-
-def short(phase, held, device, asked=0, **more):
-    return Shortage(phase, "", asked, device, held, rank=None, **{"trains_here": True, "is_saving": False} | more)
-
-
-def flags(shortage, recipe, topology):
-    return [way.text for way in settings(shortage, recipe, topology)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "phase", "held", "device", "num_processes", "expected"),
-    [
-        # On a GPU: the batch, then recomputation, then more GPUs; then what makes another run.
-        ({}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
-        ({"gradient_checkpointing": True}, "", LORA, GPU, 1, "batch_size_2 fsdp offload | qlora max_length_1024"),
-        ({"per_device_train_batch_size": 1}, "", LORA, GPU, 1, "checkpointing fsdp offload | qlora max_length_1024"),
-        ({"use_dora": True}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp offload | max_length_1024"),
-        ({"method": "qlora"}, "", LORA, GPU, 1, "batch_size_2 checkpointing fsdp offload | max_length_1024"),
-        ({"attn_implementation": "eager"}, "", LORA, GPU, 1,
-         "attn batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
-        ({"attn_implementation": "sdpa", "packing": True}, "", LORA, GPU, 1,
-         "attn batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
-        ({"attn_implementation": "sdpa"}, "", LORA, GPU, 1,
-         "batch_size_2 checkpointing fsdp offload | qlora max_length_1024"),
-        # The global batch stays divisible: 24 over 2 processes is 12 each, of which 5 is no divisor.
-        ({"per_device_train_batch_size": 12}, "", LORA, GPU, 2,
-         "batch_size_6 checkpointing fsdp offload | qlora max_length_1024"),
-        ({"per_device_train_batch_size": 6}, "", LORA, GPU, 4,
-         "batch_size_3 checkpointing fsdp offload | qlora max_length_1024"),
-        ({"global_batch_size": 10, "per_device_train_batch_size": 5}, "", LORA, GPU, 2,
-         "batch_size_1 checkpointing fsdp offload | qlora max_length_1024"),
-        # All weights: where the optimiser's state weighs, it can be smaller, or gone.
-        ({"method": "full"}, "", FULL, GPU, 1, "batch_size_2 checkpointing fsdp offload | 8bit lora max_length_1024"),
-        # Shards take no bitsandbytes optimiser.
-        ({"method": "full", "optim": "adamw_8bit"}, "", FULL, GPU, 1,
-         "batch_size_2 checkpointing | paged lora max_length_1024"),
-        ({"method": "full", "optim": "paged_adamw_8bit"}, "", FULL, GPU, 1,
-         "batch_size_2 checkpointing | lora max_length_1024"),
-        # Sharded already: more GPUs, over which the 6 micro-batches of a step can be dealt, or the CPU's memory.
-        ({"method": "full"}, "", Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
-         "batch_size_2 checkpointing num_processes_6 offload | lora max_length_1024"),
-        ({"method": "full", "per_device_train_batch_size": 12}, "",
-         Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
-         "batch_size_6 checkpointing offload | lora max_length_1024"),
-        # What is waiting in CPU memory already is not in the way on the GPU.
-        ({"method": "full"}, "", Held(sharded=True), GPU, 2, "batch_size_2 checkpointing | max_length_1024"),
-        # Nothing but weights and state: activations are not to blame.
-        ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit lora"),
-        ({}, "loading", Held(), GPU, 1, "fsdp offload | qlora"),
-        ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
-        ({}, "evaluation", LORA, GPU, 1, "batch_size_2 fsdp offload | qlora max_length_1024"),
-        ({}, "generation", LORA, GPU, 1, "batch_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
-        # A CPU: more processes take more of the same memory.
-        ({}, "", Held(), CPU, 1, "batch_size_2 checkpointing | max_length_1024"),
-        ({}, "", Held(), CPU, 2, "batch_size_2 checkpointing num_processes_1 | max_length_1024"),
-        ({"method": "full"}, "", FULL, CPU, 1, "batch_size_2 checkpointing | 8bit lora max_length_1024"),
-        ({"method": "full", "optim": "adamw_8bit"}, "", FULL, CPU, 1,
-         "batch_size_2 checkpointing | lora max_length_1024"),
-        # A save: its copies count only where they weigh, and not on a GPU.
-        ({"method": "full"}, "saving", SAVED, CPU, 1, "async | lora"),
-        ({"method": "full", "async_save": False}, "saving", SAVED, CPU, 1, "| lora"),
-        ({}, "saving", Held(to_save=GIB), CPU, 1, ""),
-        ({"method": "full"}, "saving", SAVED, GPU, 1, "fsdp offload | lora"),
-        ({"method": "full"}, "writing the final model", SAVED, CPU, 1, "| lora"),
-    ],
-)  # fmt: skip
-def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held, device, num_processes, expected):
-    written = {
-        "async": "--async_save false",
-        "attn": "--attn_implementation auto",
-        "checkpointing": "--gradient_checkpointing true",
-        "fsdp": "--config fsdp",
-        "offload": "--config fsdp_offload",
-        "generate": "--predict_with_generate false",
-        "8bit": "--optim adamw_8bit",
-        "paged": "--optim paged_adamw_8bit",
-        "lora": "--method lora",
-        "qlora": "--method qlora",
-        "batch_size": "--per_device_train_batch_size",
-        "new_tokens": "--max_new_tokens",
-        "max_length": "--max_length",
-        "num_processes": "--num_processes",
-    }
-    words = [
-        written[word] if word in written else f"{written[word.rpartition('_')[0]]} {word.rpartition('_')[2]}"
-        for word in expected.replace("|", "").split()
-    ]
-    strategy = "fsdp2" if held.sharded else None
-    topology = placed(num_processes, strategy, "cpu" if device.is_cpu else "cuda")
-    assert flags(short(phase, held, device, is_saving=phase == "saving"), make(**changes), topology) == words
-
-
-def test_what_a_gpu_computes_does_not_fill_the_memory_of_the_cpu():
-    """A process that trains on a GPU reads, loads and saves in CPU memory."""
-    text = told(MemoryError(), topology=placed(2, device_type="cuda"), per_device_train_batch_size=8)
-    assert re.search(r"the rest +\S+ \S+  Python, libraries$", text, re.M)
-    assert "-> a smaller model, or a device with more memory" in text
-    on_cpu = told(MemoryError(), topology=placed(2), per_device_train_batch_size=8)
-    assert re.search(r"the rest +\S+ \S+  activations, logits, buffers, Python, libraries$", on_cpu, re.M)
-    assert "--per_device_train_batch_size 4" in on_cpu and "--num_processes 1" in on_cpu
-
-
-def test_memory_that_others_hold_or_a_limit_denies_costs_nothing_to_get():
-    shared = Device("GPU 0", 80 * GIB, GIB, 40 * GIB, others=30 * GIB)
-    assert flags(short("", LORA, shared), make(), placed(device_type="cuda"))[0] == "nvidia-smi"
-    limited = Device("CPU", 32 * GIB, 30 * GIB, GIB, limit=(GIB, "-v"))
-    assert flags(short("", Held(), limited), make(), placed())[0] == "ulimit -v unlimited"
-
-
-@pytest.mark.parametrize(
-    ("asked", "unused", "environment", "is_told"),
-    [
-        (2 * GIB, 6 * GIB, {}, True),
-        (7 * GIB, 6 * GIB, {}, False),  # it would not have been enough
-        (0, 9 * GIB, {}, True),
-        (0, 7 * GIB, {}, False),
-        (2 * GIB, 6 * GIB, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, False),
-        (2 * GIB, 6 * GIB, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}, False),
-    ],
-)
-def test_fragments_are_told_where_they_would_have_been_enough(monkeypatch, asked, unused, environment, is_told):
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    device = Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused)
-    found = flags(short("", LORA, device, asked), make(), placed(device_type="cuda"))
-    assert ("PYTORCH_ALLOC_CONF=expandable_segments:True" in found) == is_told
-
-
 def test_a_gpu_is_described_in_the_words_of_its_own_message():
     lines = told(torch.OutOfMemoryError(ON_GPU), topology=placed(2, device_type="cuda")).splitlines()
     assert lines[1].split() == "GPU 0 79.25 GiB 1.50 GiB free".split()
@@ -719,141 +499,3 @@ def test_a_gpu_that_says_little_is_asked(monkeypatch):
     assert "expandable_segments" in text and "nvidia-smi" not in text
     # A CPU that is full is not described by its GPU.
     assert "GPU" not in told(RuntimeError(ON_CPU)) and "GPU" not in told(MemoryError())
-
-
-def test_a_model_without_another_attention_keeps_eager(build):
-    model, _ = build()
-    assert "--attn_implementation auto" in told(RuntimeError(ON_CPU), model, attn_implementation="eager")
-    model._supports_sdpa = False
-    assert "--attn_implementation" not in told(RuntimeError(ON_CPU), model, attn_implementation="eager")
-
-
-def changed_by(flag, recipe):
-    """The recipe with a flag of the message, as the schema takes it; None for a flag of the launch."""
-    name, value = flag.removeprefix("--").split()
-    return Recipe(**recipe.model_dump() | {name: value}) if name in Recipe.model_fields else None
-
-
-@pytest.mark.parametrize("error", [RuntimeError(ON_CPU), torch.OutOfMemoryError(ON_GPU)], ids=["cpu", "gpu"])
-def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, monkeypatch):
-    """As ``run.check_output_dir`` decides it."""
-    monkeypatch.setattr(memory, "components", lambda *_: Held(1, 1, 1, 1, 1, 1))
-    monkeypatch.setattr(advice, "_SMALL", 0.0)
-    topology = placed(device_type="cpu" if "CPU" in str(error) else "cuda")
-    seen = set()
-    for phase in ("forward", "generation"):
-        monkeypatch.setattr(memory, "_place", lambda error, phase=phase: (phase, ""))
-        recipe = make(method="full", attn_implementation="eager", eval_split_size=2, predict_with_generate=True)
-        text = str(explain(error, None, None, recipe, topology))
-        same, other = text.split("-> these make it another run")
-        for is_other, part in enumerate((same, other)):
-            for flag in re.findall(r"^ +(--\w+ \S+)", part, re.M):
-                if changed := changed_by(flag, recipe):
-                    seen.add(flag.split()[0])
-                    assert (run.identity(changed, "x", "base") != run.identity(recipe, "x", "base")) == is_other, flag
-    assert {"--per_device_train_batch_size", "--gradient_checkpointing", "--optim", "--method", "--max_length"} <= seen
-    assert {"--attn_implementation", "--max_new_tokens", "--predict_with_generate"} <= seen
-
-
-def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
-    crowded = Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused=9 * GIB, others=9 * GIB)
-    limited = Device("CPU", 32 * GIB, GIB, 31 * GIB, limit=(GIB, "-d"))
-    gpus, cpus = {"device_type": "cuda"}, {"device_type": "cpu"}
-    places = [
-        (crowded, placed(1, **gpus)),
-        (crowded, placed(2, **gpus)),
-        (crowded, placed(2, "fsdp2", **gpus)),
-        (crowded, placed(2, "fsdp1", offload=True, **gpus)),
-        (limited, placed(1, **cpus)),
-        (limited, placed(2, **cpus)),
-        (limited, placed(2, "fsdp2", **cpus)),
-        (limited, placed(2, "fsdp2", **gpus)),
-    ]
-    monkeypatch.setattr(advice, "_SMALL", 0.0)
-    monkeypatch.setattr(memory, "_calls", lambda frame: [memory._IN_BACKGROUND])
-    methods, optims = ("full", "lora", "qlora"), ("adamw_torch", "adamw_8bit", "paged_adamw_8bit")
-    phases = ["the forward pass", *sorted(set(PHASES.values()))]
-    launches = set()
-    for (device, topology), phase, method, optim, packing in product(places, phases, methods, optims, (False, True)):
-        more = {"eval_split_size": 2, "predict_with_generate": True, "attn_implementation": "eager"}
-        recipe = make(method=method, optim=optim, packing=packing, **more)
-        if launch._method_problems(recipe, topology.strategy):
-            continue
-        held = Held(GIB, GIB, GIB, GIB, GIB, GIB, GIB, "fsdp" in topology.strategy)
-        monkeypatch.setattr(memory, "_device", lambda error, device=device: device)
-        monkeypatch.setattr(memory, "components", lambda *_, held=held: held)
-        monkeypatch.setattr(memory, "_place", lambda error, phase=phase: (phase, "LlamaDecoderLayer"))
-        text = str(explain(RuntimeError(ON_CPU), None, None, recipe, topology))
-        lines = text.splitlines()
-        assert len(lines) <= 21 and max(map(len, lines)) <= 125, text
-        for flag in re.findall(r"^ +(--\w+ \S+)", text, re.M):
-            if changed := changed_by(flag, recipe):
-                assert not find_conflicts(changed), flag
-                assert not launch._method_problems(changed, topology.strategy), flag
-                assert not launch._batch_problems(changed, topology.num_processes), flag
-                assert changed != recipe, flag
-                continue
-            launches.add(flag)
-            name, value = flag.removeprefix("--").split()
-            if name == "config":
-                assert value != topology.strategy.replace("fsdp2", "fsdp"), flag
-                assert not (topology.offload and value == "fsdp_offload"), flag
-                assert not launch._method_problems(recipe, read_config(ACCELERATE_CONFIGS / f"{value}.yaml").strategy)
-            else:
-                assert not launch._batch_problems(recipe, int(value)), flag
-    assert launches == {"--config fsdp", "--config fsdp_offload", "--num_processes 6", "--num_processes 1"}
-
-
-SHORT = """
-import runpy, sys
-import torch
-from transformers.models.llama.modeling_llama import LlamaMLP
-from kit.train import step
-
-train_step, plain, num_steps = step.train_step, LlamaMLP.forward, 0
-def counted(*args):
-    global num_steps
-    num_steps += 1
-    return train_step(*args)
-def forward(self, hidden):
-    return plain(self, hidden) if num_steps < 3 else torch.empty(1 << 50)
-step.train_step, LlamaMLP.forward = counted, forward
-sys.argv[0] = {script!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-NO_ROOM = """
-import runpy, sys
-import torch
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM.from_pretrained = lambda *args, **kwargs: torch.empty(1 << 50)
-sys.argv[0] = {script!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_the_script_tells_so_too_where_there_is_no_model_yet(finetune, tmp_path):
-    (tmp_path / "no_room.py").write_text(NO_ROOM.format(script=str(ROOT / "recipes/finetune.py")))
-    words = [f"--{name}={value}" for name, value in finetune.defaults.items()]
-    run_ranks(str(tmp_path / "no_room"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
-    text = log.read_text()
-    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
-    assert "\nerror: out of memory: 4.00 PiB asked for in loading\n" in text
-
-
-@pytest.mark.slow
-def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goes_on(finetune, tmp_path):
-    """Status 2 and no traceback; nothing is lost."""
-    (tmp_path / "short.py").write_text(SHORT.format(script=str(ROOT / "recipes/finetune.py")))
-    flags = {"per_device_train_batch_size": 8, "method": "full", "save_steps": 1}
-    words = [f"--{name}={value}" for name, value in (finetune.defaults | flags).items()]
-    run_ranks(str(tmp_path / "short"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
-    text = log.read_text()
-    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
-    assert "\nerror: out of memory: 4.00 PiB asked for in the forward pass (LlamaMLP)\n" in text
-    assert re.search(r"^ +trainable weights +[1-9]", text, re.M) and re.search(r"^ +optimiser state +[1-9]", text, re.M)
-    assert "--per_device_train_batch_size 4 " in text.split("these make it another run")[0]
-    went_on = finetune.ok("run", **flags | {"per_device_train_batch_size": 4})
-    assert "continuing after step 2 of 6" in went_on.output

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from kit.run.log import SECONDS_BETWEEN_LINES
-from kit.strategy import launch
+from kit.strategy.launcher import launcher_is_gone
 
 pytestmark = pytest.mark.slow
 
@@ -191,10 +191,13 @@ def test_who_interrupts_twice_does_not_wait(first, second, pause, status):
 
 LAUNCHER = """
 import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", sys.argv[2]])
-time.sleep(600)
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2]])
+for _ in range(600):
+    time.sleep(1)
+    if child.poll():
+        sys.exit(child.poll())
 """
-UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit.strategy import launch; launch._end_with_launcher()\n"
+UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit.strategy import launcher; launcher.end_with_launcher()\n"
 
 
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
@@ -204,22 +207,24 @@ def test_what_ends_with_its_launcher_saves_first_where_one_ctrl_c_ended_both(lau
     env = {**os.environ, "ACCELERATE_MIXED_PRECISION": "no"} | ({"RANK": "0"} if launcher == "torchrun" else {})
     command = [sys.executable, "-c", LAUNCHER, launcher, code]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
-    os.kill(int(parent.stdout.readline()), signal.SIGINT)
-    time.sleep(1.2)
-    parent.kill()
+    try:
+        os.kill(int(parent.stdout.readline()), signal.SIGINT)
+        time.sleep(1.2)
+    finally:
+        parent.kill()
     assert parent.stdout.read() == ("True\n" if launcher == "accelerate" else "")
 
 
 def test_ranks_under_a_launcher_that_a_ctrl_c_ended_save_first(monkeypatch):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     monkeypatch.setenv("RANK", "0")
-    assert not launch.launcher_is_gone()
+    assert not launcher_is_gone()
     monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getppid()))
-    assert not launch.launcher_is_gone()
+    assert not launcher_is_gone()
     monkeypatch.setenv("KIT_ACCELERATE_PID", str(dead.pid))
-    wait_until(launch.launcher_is_gone)  # before its parent has asked what became of it
+    wait_until(launcher_is_gone)  # before its parent has asked what became of it
     dead.wait()
-    assert launch.launcher_is_gone()
+    assert launcher_is_gone()
 
 
 def test_a_repeated_sigterm_is_one(finetune):

@@ -352,6 +352,7 @@ def graphs_after_each_batch(fullgraph):
     return counts
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypatch):
     def attend(query, key, value, cu_seq_lens, max_length, scaling):
         return query * cu_seq_lens.sum()  # takes part in the graph, as the kernel does
@@ -362,6 +363,7 @@ def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypat
     assert graphs_after_each_batch(fullgraph=True) == [1, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_is_not_compiled_anew_for_the_lengths_in_the_loop():
     counts = graphs_after_each_batch(fullgraph=False)
     assert counts[1:] == counts[1:2] * 3

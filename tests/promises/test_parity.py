@@ -14,25 +14,28 @@ TOPOLOGIES = {
 }
 
 
+DATA = [
+    {"method": "lora", "packing": True, "dataset": "mixed"},
+    {"method": "full"},
+    {"method": "lora", "gradient_checkpointing": True},
+    {"method": "lora", "streaming": True, "dataset": "mixed"},
+]
+
+
 @pytest.mark.parametrize(
-    "data",
-    matrix(
-        [
-            {"method": "lora", "packing": True, "dataset": "mixed"},
-            {"method": "full"},
-            {"method": "lora", "gradient_checkpointing": True},
-            {"method": "lora", "streaming": True, "dataset": "mixed"},
-        ]
-    ),
+    ("data", "names"), matrix([(DATA[0], ["ddp", "fsdp2"]), *((data, list(TOPOLOGIES)) for data in DATA)])
 )
-def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(finetune, fp32, chat_file, tmp_path, data):
+def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
+    finetune, fp32, chat_file, tmp_path, data, names
+):
     flags = {"max_steps": 12, "global_batch_size": 24, "learning_rate": 2e-3, **data}
     if data.get("dataset") == "mixed":
         (tmp_path / "few.jsonl").write_text("".join(f"{line}\n" for line in chat_file.read_text().splitlines()[:7]))
         flags["dataset"] = f"[{{path: {chat_file}, weight: 3}}, {{path: {tmp_path / 'few.jsonl'}, weight: 1}}]"
     reference = finetune.ok("reference", config=fp32["single"], **flags | {"per_device_train_batch_size": 1})
     assert len(reference.rows) == 12
-    for name, (config, processes, micro_batch) in TOPOLOGIES.items():
+    for name in names:
+        config, processes, micro_batch = TOPOLOGIES[name]
         run = finetune.ok(
             name.replace(" ", "-"),
             processes,

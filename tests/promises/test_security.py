@@ -27,7 +27,6 @@ from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
 from kit.model.plan import LoadPlan
 from kit.report.samples_page import as_page, as_text, look
-from kit.secrets import redacted
 
 EXTRAS = (
     ".metadata",
@@ -329,68 +328,6 @@ def test_a_checkpoint_with_pickles_goes_on_without_them_or_is_refused(finetune, 
 # Credentials
 
 
-NAMED = ["HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"]
-NAMED += ["PGPASSWORD", "KAGGLE_KEY", "GH_TOKEN_2", "SSH_PRIVATE_KEY", "mysql_pwd", "AZURE_CREDENTIALS", "APIKEY"]
-NOT_NAMED = [
-    "TOKENIZERS_PARALLELISM",
-    "MAX_TOKENS",
-    "PWD",
-    "HF_TOKEN_PATH",
-    "KEYBOARD",
-    "SECRETARY",
-    "TOKEN_URL",
-    "HOME",
-]
-
-
-def test_values_of_variables_with_secret_names_are_hidden(monkeypatch):
-    for name in NAMED:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "n0t-for-you")
-            assert redacted("a n0t-for-you b") == "a *** b", name
-    for name in NOT_NAMED:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "n0t-secret")
-            assert redacted("a n0t-secret b") == "a n0t-secret b", name
-
-
-def test_short_values_and_paths_are_no_secrets(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_TOKEN", "false")
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))
-    assert redacted(f"false {tmp_path}") == f"false {tmp_path}"
-
-
-def test_a_secret_is_hidden_however_it_is_written(monkeypatch):
-    secret = "n0t <for> \"you\" & 'me' \\ ü #1"
-    monkeypatch.setenv("MY_SECRET", secret)
-    from html import escape
-    from urllib.parse import quote
-
-    for text in (secret, json.dumps(secret), escape(secret), quote(secret, safe=""), repr(secret)):
-        assert "for" not in redacted(f"<{text}>"), text
-    monkeypatch.setenv("MY_SECRET", "-----BEGIN KEY-----\nAAAABBBBCCCC\nDDDDEEEEFFFF\n-----END KEY-----")
-    assert redacted("DDDDEEEEFFFF") == "***"
-    monkeypatch.setenv("HF_TOKEN", "AAAABBBBCCCCDDDD")  # begins like a line of the other
-    assert redacted("AAAABBBBCCCCDDDD") == "***"
-
-
-@pytest.mark.parametrize(
-    ("text", "hidden"),
-    [
-        ("see https://me:p@ss@host/a, too", "see https://***@host/a, too"),
-        ("'https://abc@host/a'", "'https://***@host/a'"),
-        ("s3://b/k?X-Amz-Signature=ab1&part=2&hf_token=x", "s3://b/k?X-Amz-Signature=***&part=2&hf_token=***"),
-        ("?access_token=abc", "?access_token=***"),
-        ("hf_" + "aB3" * 11, "***"),
-        ("hf://datasets/a/b@main?keyword=a&design=b", "hf://datasets/a/b@main?keyword=a&design=b"),
-        ("mail a@b, https://host/a@b", "mail a@b, https://host/a@b"),
-        ("12:30 a//b:c@d", "12:30 a//b:c@d"),
-    ],
-)
-def test_credentials_in_urls_are_hidden(text, hidden):
-    assert redacted(text) == hidden == redacted(hidden)
-
-
 def test_no_setting_that_holds_a_credential_is_taken(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "n0t-for-you")
     (tmp_path / "mine.yaml").write_text("model_name_or_path: m\ndataset:\n  - path: a.jsonl\n    name: n0t-for-you\n")
@@ -410,6 +347,7 @@ def test_no_setting_that_holds_a_credential_is_taken(monkeypatch, tmp_path):
     assert not read_command_line(["--output_dir", "runs/mine"]).problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [UserError, RuntimeError])
 def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys):
     from kit.errors import Problem
@@ -517,7 +455,7 @@ NO_CALLS = {
     "np.load",
 }
 NO_CALLS |= {"importlib.import_module", "import_module", "jinja2.Environment", "jinja2.Template", "yaml.load_all"}
-YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe.py holds both to plain values
+YAML_LOADERS = {"yaml.BaseLoader", "yaml.SafeLoader"}  # tests/config/test_recipe_file.py holds both to plain values
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))

@@ -12,9 +12,7 @@ COMBINATIONS = ALWAYS + [each for each in EACH if each not in ALWAYS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "processes", "method"), matrix(COMBINATIONS, always=len(ALWAYS))
-)
+@pytest.mark.parametrize(("config", "processes", "method"), matrix(COMBINATIONS, always=len(ALWAYS)))
 def test_trains_evaluates_and_leaves_a_model_that_opens(finetune, config, processes, method):
     import torch
     from peft import AutoPeftModelForCausalLM

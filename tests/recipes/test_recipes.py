@@ -11,7 +11,7 @@ from accelerate.commands.config import load_config_from_file
 from conftest import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kit.cli.main import read_header
+from kit.cli.recipes import read_header
 from kit.config.command_line import read_command_line
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, ROOT
 from kit.config.recipe_file import read_yaml

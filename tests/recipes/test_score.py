@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
+import time
 
 import pytest
-from conftest import export, make_model
+from conftest import export, make_model, run_ranks
 
 
 def loss(run):
@@ -144,3 +146,50 @@ def test_an_adapter_is_asked_as_it_was_trained(finetune, fp32, flags, tmp_path):
     checkpoint = on / "checkpoints/step-00000001"
     of_final = loss(finetune.score("on", model_name_or_path=on / "final", **flags))
     assert loss(finetune.score("on-checkpoint", model_name_or_path=checkpoint, **flags)) == pytest.approx(of_final)
+
+
+def without_memory(_rank):
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    LlamaMLP.forward = lambda self, hidden: torch.empty(1 << 50)
+
+
+def without_the_second_rank(rank):
+    """It dies in the evaluation, some heartbeats on, without a word, as by a scheduler or for lack of memory."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def die(self, hidden):
+        time.sleep(3)
+        os._exit(9)
+
+    if rank == 1:
+        LlamaMLP.forward = die
+
+
+def failed(finetune, prepare, processes, **flags):
+    """Status of rank 0 and what all said."""
+    log = finetune.folder / "failed.log"
+    run_ranks("score", [f"--{name}={value}" for name, value in flags.items()], processes, log, prepare=prepare)
+    return log.with_suffix(".status").read_text(), log.read_text()
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_is_explained(finetune, flags, model_folder):
+    more = {"model_name_or_path": model_folder, "per_device_train_batch_size": 8}
+    status, output = failed(finetune, without_memory, 1, **flags | more)
+    assert status == "2" and "Traceback" not in output and output.count("error:") == 1, output
+    assert "error: out of memory: 4.00 PiB asked for in evaluation (LlamaDecoderLayer)\n" in output
+    for row in ("CPU", "peak of this process", "  trainable weights", "  the rest"):
+        assert re.search(rf"^ +{row} +[1-9][\d.]* [KMGT]iB", output, re.M), output
+    assert "--per_device_train_batch_size 4 " in output and "    -> the same command with one of these; " in output
+    assert not re.search("checkpoint|another run|--optim|--method", output), output
+
+
+@pytest.mark.slow
+def test_a_lost_rank_is_named(finetune, fp32, flags, model_folder):
+    flags = flags | {"model_name_or_path": model_folder, "config": fp32["ddp"], "ddp_timeout": 20}
+    status, output = failed(finetune, without_the_second_rank, 2, **flags)
+    assert status == "1" and "Traceback" not in output, output
+    assert "error: rank 0: rank 1 is gone, last seen: rank 1 evaluating\n" in output
+    assert "(see `dmesg`)\n" in output and "checkpoint" not in output

@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from conftest import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.report.run_page import tell, write_report
+from kit.report.run_page import write_report, write_report_at_end
 
 
 @pytest.fixture
@@ -16,9 +18,7 @@ def folder(tmp_path):
     recipe = Recipe(model_name_or_path="m", method="lora", dataset="<b>.jsonl").model_dump(mode="json")
     data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"num_samples": 3}}
     data["sources"] = [{"name": "one", "num_samples": 7}]
-    strategy = {"type": "fsdp2", "num_processes": 2, "mixed_precision": "bf16", "rehearsal": False, "device": "cpu"}
-    strategy |= {"sharded_layers": {"classes": ["LlamaDecoderLayer"], "count": 4}, "trainable_parameters": 1234567}
-    run = {"recipe": recipe, "strategy": strategy, "data": data, "versions": {"torch": "2.13.0"}}
+    run = {"recipe": recipe, "strategy": asdict(actual_strategy()), "data": data, "versions": {"torch": "2.13.0"}}
     (tmp_path / "run.json").write_text(json.dumps(run))
     rows = [
         {"step": step, "loss": 5 - step / 2, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 9.0}
@@ -137,17 +137,19 @@ def test_what_a_model_answers_cannot_drive_a_terminal(folder):
     assert "\x1b" not in page and "\\x1b[2J\ta\n" in page
 
 
-def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(folder, tmp_path):
+def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(folder, tmp_path, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     page = write_report(folder).read_text()
     assert page.count("<svg") == 6 and "not finished: 4 steps so far" in page
-    assert tell(folder) == f"report: {folder}/report.html"
+    write_report_at_end(folder)
+    assert capsys.readouterr().out == f"report: {folder}/report.html\n"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('\n5\n[]\n{"step": "x"}\n{"step": 5, "loss": "abc"}\n' + "[" * 200_000 + "\n")
     assert write_report(folder).read_text().count("<svg") == 6
     (folder / "metrics.jsonl").write_text('{"step": 1, "samples": 3}\n')
-    assert "warning: no report (" in tell(folder)
+    write_report_at_end(folder)
+    assert "warning: no report (" in capsys.readouterr().out
     (folder / "metrics.jsonl").unlink()  # before the first step
     assert write_report(folder).read_text().count("<svg") == 5
     with pytest.raises(UserError, match=r"nothing/run.json: no record of a run .*; expected the folder of a run"):

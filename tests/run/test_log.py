@@ -1,6 +1,5 @@
 """Each step stands once in ``metrics.jsonl``, exactly, whatever happened before; only the main process writes."""
 
-import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -13,14 +12,16 @@ from kit.config.recipe import Recipe
 from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
 from kit.run import log as log_module
-from kit.run.log import Log, new_state
+from kit.run.log import Log
+from kit.train.loop_state import LoopState
+from kit.train.objective import SupervisedLoss
 from kit.train.step import StepResult
 
 
 def batch(num_tokens, num_sources=1):
     """Of which a half is supervised; all of the first source."""
     counts = np.array([num_tokens] + [0] * (num_sources - 1))
-    return GlobalBatch([], counts / 2, counts // 2, counts, epoch=0.5, places=[])
+    return GlobalBatch([], counts / 2, counts // 2, counts, epoch=0.5, origins=["d.jsonl:7"])
 
 
 @pytest.fixture
@@ -30,21 +31,40 @@ def clock(monkeypatch):
     return clock
 
 
+def step_with(log, step, loss, grad_norm=1.0, of=None, rate=1e-3, metrics=None):
+    """As the loop logs a step."""
+    result = StepResult(loss, grad_norm, metrics or {})
+    log.step(of or batch(100), result, rate, log.state.end_step(step, result, log.recipe.loss_spike_ratio))
+
+
+def evaluate(log, step, evaluation):
+    """As the loop logs an evaluation. Returns whether it is the best so far."""
+    log.evaluation(step, evaluation)
+    return log.state.end_evaluation(step, evaluation.metrics)
+
+
+def kept(log):
+    """The state that a checkpoint of now gives back."""
+    return LoopState.from_record(json.loads(json.dumps(log.state.record())))
+
+
 @pytest.fixture
 def start(tmp_path, clock):
     """Starts a log whose ``run(steps)`` takes a second and 100 tokens for each step."""
 
-    def start(step=0, total=10, is_main=True, evaluations=({}, {}), names=("one",), evaluated=-1, **settings):
+    def start(step=0, total=10, is_main=True, state=None, names=("one",), evaluated=-1, **settings):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
-        first, last = evaluations
-        state = new_state() | {"step": step, "first_evaluation": first, "last_evaluation": last}
-        state["evaluated_step"] = evaluated
+        state = state or LoopState(step=step, evaluated_step=evaluated)
         log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total, names)
+        objective = SupervisedLoss(names)
 
         def run(steps):
             for done in steps:
                 clock.now += 1.0
-                log.step(done, batch(100, len(names)), StepResult(2 / 3 + done, 1.0, [0.5, 7.0]), 1e-5 / 3)
+                of = batch(100, len(names))
+                metrics = objective.metrics([25.0] + [0.0] * (len(names) - 1), of)  # 0.5 for each supervised token
+                metrics.pop("loss")
+                step_with(log, done, 2 / 3 + done, of=of, rate=1e-5 / 3, metrics=metrics)
 
         log.run = run
         return log
@@ -65,11 +85,9 @@ def test_samples_are_named_by_file_in_few_words():
 def test_seconds_are_those_of_the_run_and_not_of_one_start(start, rows, clock):
     log = start(logging_steps=1)
     log.run(range(1, 4))
-    state = log.state(3, {})
+    state = kept(log)
     clock.now += 1000.0  # until somebody starts it again
-    Log(log.accelerator, log.recipe, log.path.parent, state, 10, ["one"]).step(
-        4, batch(100, 1), StepResult(1.0, 1.0, [1.0]), 1e-5
-    )
+    step_with(Log(log.accelerator, log.recipe, log.path.parent, state, 10, ["one"]), 4, 1.0)
     assert [row["seconds"] for row in rows()] == [1.0, 2.0, 3.0, 3.0]
 
 
@@ -92,9 +110,9 @@ def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, m
     monkeypatch.setenv("MY_SECRET", "n0t-for-you")
     log = start(loss_spike_ratio=2.0, max_nonfinite_steps=3)
     log.run(range(1, 11))
-    named = replace(batch(100, 1), places=["data/n0t-for-you.jsonl:1"])
+    named = replace(batch(100, 1), origins=["data/n0t-for-you.jsonl:1"])
     for loss in (1e6, float("nan")):
-        log.step(11, named, StepResult(loss, 1.0, [0.5]), 1e-5)
+        step_with(log, 11, loss, of=named)
     assert [row["samples"] for row in rows()[-2:]] == [["data/***.jsonl:1"]] * 2
     assert capsys.readouterr().out.count("samples: data/***.jsonl:1\n") == 2
 
@@ -156,12 +174,13 @@ def test_a_line_cut_off_within_a_character_is_dropped(start, rows, tmp_path):
     assert steps(rows) == [1, 2]
 
 
-def test_other_ranks_write_and_say_nothing(start, tmp_path, capsys):
+def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
     other = start(is_main=False)
     other.run([1, 2])
     other.evaluation(2, evaluation(1.0))
-    other.say("something")
-    other.close()
+    other.end(stopped=False, notes=["something"])
+    other.end(stopped=True)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().out == ""
 
@@ -189,13 +208,13 @@ def test_a_resumed_run_foretells_its_time_from_its_own_steps(start, capsys):
 
 def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume(start):
     first = start()
-    first.evaluation(0, evaluation(3.0, eval_exact_match=0.25))
+    evaluate(first, 0, evaluation(3.0, eval_exact_match=0.25))
     first.run([1])
-    first.evaluation(1, evaluation(2.0, eval_exact_match=0.5))
-    kept = json.loads(json.dumps(first.state(1, {})))
-    assert kept["step"] == 1
-    again = start(step=1, evaluations=(kept["first_evaluation"], kept["last_evaluation"]))
-    again.evaluation(2, evaluation(1.0, eval_exact_match=1.0))
+    evaluate(first, 1, evaluation(2.0, eval_exact_match=0.5))
+    state = kept(first)
+    assert state.step == 1
+    again = start(state=state)
+    evaluate(again, 2, evaluation(1.0, eval_exact_match=1.0))
     assert again.summary() == [
         "eval_loss: 3.0000 -> 1.0000",
         "eval_perplexity: 2.0000 -> 2.0000",
@@ -204,15 +223,48 @@ def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume
 
 
 def test_a_measure_that_a_resumed_run_was_first_asked_for_is_not_compared(start):
-    again = start(step=1, evaluations=(evaluation(3.0).metrics, evaluation(2.0).metrics))
-    again.evaluation(2, evaluation(1.0, eval_exact_match=1.0))
+    before = {"first_evaluation": evaluation(3.0).metrics, "last_evaluation": evaluation(2.0).metrics}
+    again = start(state=LoopState(step=1, **before))
+    evaluate(again, 2, evaluation(1.0, eval_exact_match=1.0))
     assert again.summary() == ["eval_loss: 3.0000 -> 1.0000", "eval_perplexity: 2.0000 -> 2.0000"]
 
 
 def test_one_evaluation_is_no_comparison(start):
     log = start()
-    log.evaluation(1, evaluation(3.0))
+    evaluate(log, 1, evaluation(3.0))
     assert log.summary() == []
+
+
+def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
+    log = start(keep_best=True)
+    for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
+        evaluate(log, step, evaluation(loss))
+    told = "\n".join(log.summary())
+    assert "lowest eval_loss: 2.0000 after step 2" in told and "checkpoints/step-00000002 --output_dir best" in told
+    other = start()
+    for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
+        evaluate(other, step, evaluation(loss))
+    assert "lowest" not in "\n".join(other.summary())
+
+
+def test_no_checkpoint_is_named_where_nothing_was_better_than_the_model_before_the_first_step(start):
+    log = start(keep_best=True)
+    evaluate(log, 0, evaluation(1.0))
+    evaluate(log, 2, evaluation(2.0))
+    assert log.summary() == ["eval_loss: 1.0000 -> 2.0000", "eval_perplexity: 2.0000 -> 2.0000"]
+
+
+def test_the_end_is_told_in_words(start, tmp_path, capsys):
+    start().end(stopped=True)
+    assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
+    log = start()
+    log.run([1, 2])
+    capsys.readouterr()
+    log.end(stopped=True)
+    told = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
+    assert capsys.readouterr().out == told
+    log.end(stopped=False, notes=["3 rows were left out"])
+    assert capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\n"
 
 
 def test_answers_are_shown_on_one_line_each_and_cut_in_the_middle(start, capsys):
@@ -252,16 +304,17 @@ def tensorboard(tmp_path):
 
 def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(tensorboard, clock):
     start, shown = tensorboard
-    log = start(new_state())
+    log, checkpoint = start(LoopState()), None
     for step in (1, 2, 3):
         step_with(log, step, step / 2)
-    log.close()
+        checkpoint = kept(log) if step == 2 else checkpoint
+    log.end(stopped=False)
     assert shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    again = start(log.state(2, {}))  # killed after step 3, with a checkpoint of step 2
-    assert again.tracker_id == log.tracker_id
+    again = start(checkpoint)  # killed after step 3, with a checkpoint of step 2
+    assert again.state.tracker_id == log.state.tracker_id != ""
     for step in (3, 4):
         step_with(again, step, step * 2.0)
-    again.close()
+    again.end(stopped=False)
     assert shown() == [(1, 0.5), (2, 1.0), (3, 6.0), (4, 8.0)]
 
 
@@ -269,26 +322,26 @@ def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_ofte
     tensorboard, tmp_path, clock
 ):
     start, shown = tensorboard
-    log = start(new_state())
-    log.evaluation(0, evaluation(3.0))
-    log.close()  # killed before there was a checkpoint
+    log = start(LoopState())
+    evaluate(log, 0, evaluation(3.0))
+    log.end(stopped=False)  # killed before there was a checkpoint
     folders = sorted((tmp_path / "kit").iterdir())
-    log = start(new_state())
-    log.evaluation(0, evaluation(3.0))
+    log = start(LoopState())
+    evaluate(log, 0, evaluation(3.0))
     step_with(log, 1, 0.5)
     step_with(log, 2, 1.0)
-    stopped = log.state(2, {})  # by a signal, before the evaluation of this step
-    log.close()
+    stopped = kept(log)  # by a signal, before the evaluation of this step
+    log.end(stopped=False)
     for loss in (2.0, 2.0):
-        log = start(stopped)
-        log.evaluation(2, evaluation(loss))
-        evaluated = log.state(2, {})
+        log = start(replace(stopped))
+        evaluate(log, 2, evaluation(loss))
+        evaluated = kept(log)
         step_with(log, 3, 1.5)
-        log.close()
+        log.end(stopped=False)
     assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
     log = start(evaluated)  # nor is one lost that is not run again
     step_with(log, 3, 2.5)
-    log.close()
+    log.end(stopped=False)
     assert shown("eval_loss") == [(0, 3.0), (2, 2.0)] and shown() == [(1, 0.5), (2, 1.0), (3, 2.5)]
     assert [path for path in sorted((tmp_path / "kit").iterdir()) if path.is_dir()] == [
         path for path in folders if path.is_dir()
@@ -303,22 +356,16 @@ def test_trackers_that_keep_one_record_of_a_run_get_its_settings_at_every_start(
     (tmp_path / "kit").mkdir()
     for logging_steps in (1, 5):
         recipe = Recipe(model_name_or_path="m", dataset="d", report_to="wandb", logging_steps=logging_steps)
-        Log(accelerator, recipe, tmp_path, new_state(), 4, ["one"])
+        Log(accelerator, recipe, tmp_path, LoopState(), 4, ["one"])
     assert [values["logging_steps"] for values in stored] == [1, 5]
-
-
-def step_with(log, step, loss, grad_norm=1.0):
-    log.step(step, dataclasses.replace(batch(100), places=["d.jsonl:7"]), StepResult(loss, grad_norm, [loss]), 1e-3)
 
 
 def test_a_loss_far_above_the_usual_is_reported_with_its_samples_through_a_resume(start, rows, capsys):
     log = start(loss_spike_ratio=3.0, logging_steps=100, total=1000)
     for step in range(1, 12):
         step_with(log, step, 2.0)
-    kept = json.loads(json.dumps(log.state(11, {})))
     assert rows() == []
-    again = start(loss_spike_ratio=3.0, logging_steps=100, total=1000)
-    again.recent_losses.extend(kept["recent_losses"])
+    again = start(state=kept(log), loss_spike_ratio=3.0, logging_steps=100, total=1000)
     step_with(again, 12, 5.9)
     step_with(again, 13, 6.1)
     step_with(again, 14, 2.0)
@@ -335,29 +382,14 @@ def test_the_first_losses_of_a_run_are_compared_with_nothing(start, rows, capsys
     assert "warning" not in capsys.readouterr().out
 
 
-def test_steps_that_are_not_finite_are_counted_in_a_row_through_a_resume(start, rows):
-    log = start(max_nonfinite_steps=5)
-    for step, loss in enumerate([1.0, math.nan, math.inf, 1.0, math.nan], 1):
-        step_with(log, step, loss)
-    assert log.state(5, {})["nonfinite_steps"] == 1 and list(log.recent_losses) == [1.0, 1.0]
-    step_with(log, 6, 1.0, grad_norm=math.inf)
-    assert log.nonfinite_steps == 2
-    assert [row["step"] for row in rows() if "nonfinite" in row] == [2, 3, 5, 6]
-    text = (log.path).read_text()
+def test_a_step_that_is_not_finite_is_a_line_without_its_numbers_and_warned_of_while_it_is_skipped(start, rows, capsys):
+    log = start(max_nonfinite_steps=1)
+    for step, (loss, norm) in enumerate([(1.0, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, 1.0)], 1):
+        step_with(log, step, loss, norm)
+    assert [row["step"] for row in rows() if "nonfinite" in row] == [2, 3]
+    assert rows()[1]["nonfinite"] == "loss nan, gradient norm 1.0" and rows()[1]["samples"] == ["d.jsonl:7"]
+    text = log.path.read_text()
     assert "NaN" not in text and "Infinity" not in text  # which are no JSON
-
-
-def test_the_best_evaluation_is_remembered_and_its_checkpoint_asked_for_only_when_kept(start):
-    log = start(keep_best=True)
-    assert [log.evaluation(step, evaluation(loss)) for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5), (6, math.nan)]] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert log.best_step == 2 and log.state(6, {})["best"] == {"step": 2, "eval_loss": 2.0}
-    told = "\n".join(log.summary())
-    assert "lowest eval_loss: 2.0000 after step 2" in told and "checkpoints/step-00000002 --output_dir best" in told
-    other = start()
-    other.evaluation(2, evaluation(2.0))
-    assert other.best_step is None
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    skipped = "skipped, weights are as before it; samples: d.jsonl:7"
+    assert warnings == [f"warning: step 2: loss nan, gradient norm 1.0: {skipped}"]  # the next one ends the run

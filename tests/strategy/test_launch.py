@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 from conftest import ROOT
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.strategy import launch
 
@@ -390,6 +388,7 @@ def flags(finetune):
     return [f"--{name}={value}" for name, value in values.items()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_four_real_commands_do_the_same(flags, tmp_path):
     fsdp = CONFIGS / "fsdp.yaml"
@@ -440,6 +439,7 @@ def test_bad_data_on_two_ranks_is_told_once_and_no_rank_hangs(flags, tmp_path):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_printed_command_works_as_printed(flags, tmp_path):
     launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
@@ -449,22 +449,3 @@ def test_the_printed_command_works_as_printed(flags, tmp_path):
     assert status == 0, err
     assert "Dry run: nothing written" in out
     assert not list((tmp_path / "here").iterdir())
-
-
-def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
-    recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
-    lock = tmp_path / ".lock"
-    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
-    assert launch._go_on(recipe) == recipe  # no launcher that could start it anew
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert launch._go_on(recipe).overwrite_output_dir is False
-    lock.write_text(json.dumps({"at": time.time(), "emptied": False}))
-    assert launch._go_on(recipe) == recipe  # a rank died before the folder was emptied
-    lock.write_text(json.dumps({"at": 1e9, "emptied": True}))
-    assert launch._go_on(recipe) == recipe  # by an earlier launch
-    lock.unlink()
-    assert launch._go_on(recipe) == recipe
-    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
-    assert launch._go_on(recipe.model_copy(update={"resume_from_checkpoint": "none"})).resume_from_checkpoint == "auto"
-    elsewhere = recipe.model_copy(update={"resume_from_checkpoint": "/other/step-00000007"})
-    assert launch._go_on(elsewhere).resume_from_checkpoint == "/other/step-00000007"

@@ -79,6 +79,7 @@ def test_a_second_objective_has_one_gradient_however_its_pairs_are_cut_up(train)
         assert torch.allclose(cut_weights, weights, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_second_objective_is_learned_and_reports_what_it_measures(train):
     results, _ = train(pairs_each=2, num_steps=30)
     assert results[-1].loss < 0.8 * results[0].loss

@@ -1,1 +1,1 @@
-"""Samples to global batches: a pure function of seed and step, dealt to data ranks."""
+"""From samples to global batches, a pure function of seed and step, and their distribution over data ranks."""

@@ -1,11 +1,14 @@
-"""Samples to tensors: the global batch of a step dealt to ranks and micro-batches.
+"""From samples to tensors: deal the items of a global batch to ranks and micro-batches, and collate them.
+
+An item is what fills one row: a sample, or the samples of a pack.
 
 Promises:
 
-- All ranks have equally many micro-batches, so that their collectives match; where the items of a global batch or of
-  an evaluation do not suffice, a rank gets a batch without targets. No sample is repeated to fill up.
-- Similar lengths meet: padded rows in one micro-batch, packs of similar cost on all ranks at a time.
-- Samples in one row are told apart by positions that begin again, and by their bounds.
+- All ranks have the same number of micro-batches, so that their collectives match. If there are not enough items, a
+  rank gets a micro-batch without targets. No sample is repeated to fill a batch.
+- Items of similar length are dealt together: padded rows to the same micro-batch, packs of similar cost to all ranks
+  at the same time.
+- In a packed row, ``position_ids`` begin at 0 with each sample, and ``cu_seq_lens`` holds the bounds of the samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,35 +22,36 @@ from kit.data.feed.packing import balance
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 
-Item = np.ndarray  # int64, the samples of one row
+Item = np.ndarray  # int64, indices of the samples of one row
 
 
 class Rows(Protocol):
-    """What tensors are made from: ``Samples``, or those of one step of a stream."""
+    """The samples that ``Collator`` reads: ``Samples``, or the samples of one step of a stream."""
 
-    sources: np.ndarray
+    sources: np.ndarray  # [N], the number of the data set of each sample
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and weights of sample ``i``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """B rows, S of whose tokens are supervised, padded on the right to T tokens."""
+    """B rows, padded on the right to T tokens each. S of their tokens are supervised (targets)."""
 
     input_ids: torch.Tensor  # int64 [B, T]
-    target_positions: torch.Tensor  # int64 [S]: b * T + t of the hidden states that predict a supervised token
-    targets: torch.Tensor  # int64 [S]: those tokens
-    weights: torch.Tensor  # float32 [S]: of the targets in the loss
+    target_positions: torch.Tensor  # int64 [S]: b * T + t, the positions whose hidden state predicts a target
+    targets: torch.Tensor  # int64 [S]: ids of the supervised tokens
+    weights: torch.Tensor  # float32 [S]: of each target in the loss
     sources: torch.Tensor  # int64 [S]: the data set of each target, see ``Samples.sources``
-    # Where each row is one sample.
+    # Set if each row is one sample.
     attention_mask: torch.Tensor | None = None  # int64 [B, T]
-    # Where each row is a pack: n segments in all, the padding of a row one of them.
+    # Set if each row is a pack. There are n segments in all; the padding of a row is a segment too.
     position_ids: torch.Tensor | None = None  # int64 [B, T]: from 0 in each segment
     cu_seq_lens: torch.Tensor | None = None  # int32 [n + 1]: bounds of the segments over the B * T tokens
     max_seq_len: int | None = None  # tokens of the longest segment
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """The same on ``device``."""
+        """Return a copy with all tensors on ``device``; the copy may be asynchronous."""
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True)
             for name, value in vars(self).items()
@@ -56,7 +60,10 @@ class MicroBatch:
         return replace(self, **moved)
 
     def model_inputs(self) -> dict[str, Any]:
-        """The keyword arguments of a model with a loss head, which returns float32 [S]: nats of each target."""
+        """Return the keyword arguments for a model with a loss head (``kit.model.loss_head``).
+
+        The model then returns the loss of each target in nats, float32 [S].
+        """
         inputs: dict[str, Any] = {
             "input_ids": self.input_ids,
             "target_positions": self.target_positions,
@@ -75,21 +82,33 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows of samples to micro-batches; the same for every step of a run."""
+    """Deals items to ranks and micro-batches, and builds the tensors."""
 
     micro_batch_size: int  # rows
     pad_token_id: int
     packing: bool
 
     def micro_batches(self, samples: Samples, items: Sequence[Item], ranks: Ranks) -> list[MicroBatch]:
-        """This rank's share of a global batch: ceil(len(items) / (ranks * size)) batches, as on every rank."""
+        """Return this rank's share of a global batch.
+
+        Every rank gets ceil(len(items) / (number of ranks * micro-batch size)) micro-batches.
+        """
         return [self.collate(samples, share[ranks.index]) for share in self.deal(samples.lengths, items, ranks.count)]
 
     def deal(self, lengths: np.ndarray, items: Sequence[Item], num_ranks: int) -> list[list[list[Item]]]:
-        """The items of each rank in each micro-step, the heaviest first: memory peaks at once or never."""
+        """Deal the items of a global batch.
+
+        The longest come first, so that a lack of memory shows in the first micro-batch.
+
+        Args:
+            lengths: [N], tokens of each sample.
+
+        Returns:
+            For each micro-step, the items of each rank.
+        """
         size = self.micro_batch_size
         if self.packing:
-            # Attention costs the square of each sample's length; no rank should wait for another.
+            # The cost of attention grows with the square of a sample's length. Equal costs save ranks from waiting.
             costs = np.array([np.square(lengths[item], dtype=np.int64).sum() for item in items])
             dealt = balance(costs, num_ranks, size)  # [micro-steps, ranks, size], -1 for none
             return [[[items[i] for i in share if i >= 0] for share in micro_step] for micro_step in dealt]
@@ -98,7 +117,7 @@ class Collator:
         return [[[items[i] for i in share] for share in np.array_split(step, num_ranks)] for step in micro_steps]
 
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
-        """Rows as tensors. Without ``items``: one token that nothing attends to, and no target."""
+        """Build the tensors of a micro-batch. Without ``items``: one padding token and no target."""
         rows = [[samples[i] for i in item] for item in items] or [[(np.array([self.pad_token_id]), np.zeros(1))]]
         num_tokens = [sum(len(ids) for ids, _ in row) for row in rows]
         length = max(num_tokens)
@@ -107,14 +126,16 @@ class Collator:
         position_ids = np.zeros((len(rows), length), np.int64)
         weights = np.zeros((len(rows), length), np.float32)
         sources = np.zeros((len(rows), length), np.int64)
-        bounds = [0]  # of the segments, over the flattened tokens
+        bounds = [0]  # of the segments in the flattened [B * T] tokens
         for b, row in enumerate(rows):
             start = 0
             for j, (ids, sample_weights) in enumerate(row):
                 end = start + len(ids)
                 input_ids[b, start:end] = ids
                 position_ids[b, start:end] = np.arange(len(ids))
-                weights[b, start + 1 : end] = sample_weights[1:]  # nothing predicts a first token
+                weights[b, start + 1 : end] = sample_weights[
+                    1:
+                ]  # the first token has no token before it that predicts it
                 sources[b, start:end] = samples.sources[items[b][j]] if len(items) else 0
                 bounds.append(b * length + end)
                 start = end
@@ -122,13 +143,13 @@ class Collator:
             if start < length:
                 position_ids[b, start:] = np.arange(length - start)
                 bounds.append((b + 1) * length)
-        at, t = np.nonzero(weights[:, 1:])
+        target_rows, t = np.nonzero(weights[:, 1:])
         micro_batch = MicroBatch(
             input_ids=torch.from_numpy(input_ids),
-            target_positions=torch.from_numpy(at * length + t),
-            targets=torch.from_numpy(input_ids[at, t + 1]),
-            weights=torch.from_numpy(weights[at, t + 1]),
-            sources=torch.from_numpy(sources[at, t + 1]),
+            target_positions=torch.from_numpy(target_rows * length + t),
+            targets=torch.from_numpy(input_ids[target_rows, t + 1]),
+            weights=torch.from_numpy(weights[target_rows, t + 1]),
+            sources=torch.from_numpy(sources[target_rows, t + 1]),
         )
         if not self.packing:
             return replace(micro_batch, attention_mask=torch.from_numpy(attention_mask))
@@ -141,14 +162,25 @@ class Collator:
 
 
 def evaluation_batches(samples: Samples, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:
-    """This rank's share of all samples, each of them on exactly one rank; equally many batches on every rank."""
+    """Yield this rank's micro-batches of an evaluation.
+
+    Each sample is on exactly one rank, and every rank gets the same number of micro-batches.
+
+    Args:
+        size: rows of a micro-batch.
+    """
     collator = Collator(size, pad_token_id, packing=False)
     for share in collator.deal(samples.lengths, list(np.arange(len(samples))[:, None]), ranks.count):
         yield collator.collate(samples, share[ranks.index])
 
 
 def padding_share(lengths: np.ndarray, dealt: Sequence[Sequence[Sequence[Item]]]) -> float:
-    """The share of computed tokens that only fill up rows."""
+    """Return the share of padding among the tokens that the model computes.
+
+    Args:
+        lengths: [N], tokens of each sample.
+        dealt: as ``Collator.deal`` returns it.
+    """
     used = computed = 0
     for micro_step in dealt:
         for share in micro_step:

@@ -1,7 +1,7 @@
-"""What a step is given: this rank's micro-batches, and what all ranks' together hold.
+"""The global batch of each step: this rank's micro-batches, and counts over all ranks.
 
-``Feed`` deals samples that are at hand, ``kit.data.feed.stream`` those that are read while
-training; a loop cannot tell them apart.
+``Feed`` takes its samples from the cache, ``kit.data.feed.stream.StreamFeed`` reads them during training. Both have the
+same methods, so the loop need not know which one it uses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +18,25 @@ from kit.data.feed.packing import fill_share
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 
-STEPS_LOOKED_AT = 50  # for the share of padding
-MANY_PASSES = 20  # over one data set in an epoch: it will be learned by heart
+STEPS_LOOKED_AT = 50  # the share of padding is measured over so many steps
+MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One optimiser step. Counts are over all ranks, one for each source."""
+    """The data of one optimiser step. The counts are over all ranks, one count for each source."""
 
     micro_batches: list[MicroBatch]  # of this rank
-    target_weights: np.ndarray  # float64 [num_sources], sums of the targets' weights: the loss is divided by their sum
+    target_weights: np.ndarray  # float64 [num_sources]: sums of the targets' weights; their total divides the loss
     num_targets: np.ndarray  # int64 [num_sources]
     num_tokens: np.ndarray  # int64 [num_sources]
-    epoch: float  # after this step
-    origins: Sequence[str]  # where its samples come from: all of them, or of a stream this rank's
-    counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: what became of the rows read so far
+    epoch: float  # epochs seen after this step
+    origins: Sequence[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
+    counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
 
 
 def by_file(origins: Sequence[str]) -> str:
-    """``file:line`` of several samples in few words: ``a.jsonl:3,17 b.jsonl:4``."""
+    """Write several origins ``file:line`` in short form: ``a.jsonl:3,17 b.jsonl:4``."""
     lines: dict[str, list[str]] = {}
     for origin in origins:
         file, _, line = origin.rpartition(":")
@@ -49,23 +49,29 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Makes what the next step needs while a step runs, in one thread, in the order of the steps."""
+    """Prepares the data of the next step in a background thread while a step runs."""
 
     def __init__(self, make: Callable[[int], T], num_steps: int) -> None:
+        """
+        Args:
+            make: prepares the data of a step, counted from 0. It is called once per step, in the order of the steps.
+            num_steps: the number of steps in the run.
+        """
         self._make, self._num_steps = make, num_steps
         self._thread = ThreadPoolExecutor(1)
         self._made: dict[int, Future[T]] = {}
 
     def take(self, step: int) -> T:
+        """Wait for the data of ``step`` and return it; begin to prepare those of the next step."""
         for number in (step, step + 1):
-            # Nothing is made beyond the last step: leaving would have to wait for it.
+            # Nothing is prepared beyond the last step: the process would have to wait for it at its end.
             if number not in self._made and number < max(self._num_steps, step + 1):
                 self._made[number] = self._thread.submit(self._make, number)
         return self._made.pop(step).result()
 
 
 class Feed:
-    """Global batches of samples at hand."""
+    """Global batches of samples in the cache."""
 
     def __init__(
         self, samples: Samples, order: Order, recipe: Recipe, ranks: Ranks, pad_token_id: int, num_steps: int
@@ -75,15 +81,15 @@ class Feed:
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
-        """The global batch of ``step``, from 0."""
+        """Return the global batch of ``step``, counted from 0."""
         return self._ahead.take(step)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the feed: nothing, a step is known by its number."""
+        """Return what a checkpoint must store of the feed: nothing, since the step's number determines its samples."""
         return {}
 
     def notes(self) -> list[str]:
-        """How full the rows are, and how sources are mixed."""
+        """Lines for the user: the share of padding, and how often each source is used in an epoch."""
         samples, epoch = self._samples, self._order.epoch(0)
         lines = []
         if self._recipe.packing:
@@ -108,7 +114,7 @@ class Feed:
         return lines
 
     def closing_notes(self) -> list[str]:
-        """Nothing that was not told before."""
+        """Lines for the user at the end of the run: none."""
         return []
 
     def _make(self, step: int) -> GlobalBatch:

@@ -1,8 +1,9 @@
-"""The rows of a stream, read in windows and dealt to lanes; ``kit.data.feed.stream`` takes its batches from these.
+"""The lanes of a stream: read the rows of a stream in windows, and distribute them over lanes.
 
-Of S sub-streams each reads every S-th file and has every S-th lane, so that with files enough, and of about one size,
-no file is read by two ranks. Row j of a sub-stream belongs to its lane (j + epoch) mod n: rows are counted as they are
-read, and only a rank's own are tokenised.
+``kit.data.feed.stream`` takes item i of each global batch from lane i. The files of a source are divided into S
+sub-streams: sub-stream k reads files k, k + S, ... and serves lanes k, k + S, ... With enough files of similar size, no
+file is read by two ranks. Row j of a sub-stream goes to its lane (j + epoch) mod n, where n is the number of its lanes.
+A rank reads all rows of its sub-streams, but tokenises only those of its own lanes.
 """
 
 from collections import Counter, deque
@@ -22,20 +23,24 @@ if TYPE_CHECKING:
     from kit.data.feed.stream import Stream
 
 
-UNEVEN = 1.1  # ratio of what two sub-streams have to read that is still called even
+UNEVEN = 1.1  # largest accepted ratio of the sizes of two sub-streams
 
 
 @dataclass(frozen=True)
 class Element:
-    """An item of a lane: a sample, or the samples of a pack, and where the lane stands after it."""
+    """An item of a lane: one sample, or the samples of a pack."""
 
     samples: list[tuple[np.ndarray, np.ndarray]]  # ids and weights
-    origins: list[str]
-    cursor: tuple[int, int, int]
+    origins: list[str]  # ``file:line`` of each sample
+    cursor: tuple[int, int, int]  # of the lane after this item: epoch, window, items taken of the window
 
 
 def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
-    """As many sub-streams as the lanes can be divided into, with about equally much to read in each."""
+    """Return the largest number of sub-streams that divides the lanes evenly and has sub-streams of similar size.
+
+    Args:
+        sizes: of the files of a source; None: unknown.
+    """
     for num in range(min(len(sizes), num_lanes), 1, -1):
         shares = [sum(size or 0 for size in sizes[i::num]) for i in range(num)]
         if num_lanes % num == 0 and (None in sizes or max(shares) <= UNEVEN * min(shares)):
@@ -44,7 +49,7 @@ def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
 
 
 class SubStream:
-    """The files of a source that some of the lanes read, and what this rank's share of these lanes is given."""
+    """A part of the files of a source, read for the lanes of this rank that it serves."""
 
     def __init__(
         self, stream: "Stream", source: int, recipe: Recipe, lanes: range, starts: dict[int, tuple[int, ...]]
@@ -52,31 +57,31 @@ class SubStream:
         """
         Args:
             source: the number of the data set in ``stream``.
-            lanes: of all ranks; their step S and first number k say which files: every S-th, from the k-th on.
-            starts: where each of this rank's lanes continues: epoch, window, items taken of the window.
+            lanes: the lanes of all ranks that this sub-stream serves: k, k + S, ... It reads files k, k + S, ...
+            starts: the cursor of each of this rank's lanes: epoch, window, items taken of the window.
         """
         self._encoder, self._vocab_size = stream.encoder, stream.vocab_size
         self._opened, self._recipe, self._source = stream.opened[source], recipe, source
         self._parts = list(range(lanes.start, len(self._opened.source.parts), lanes.step))
         self._lanes, self._starts, self.lanes = list(lanes), starts, list(starts)
-        # As many rows for each lane, or some of them would fall behind further and further.
+        # A multiple of the number of lanes, so that each lane gets the same number of rows of a window.
         self._window_size = -(-recipe.shuffle_buffer_size // len(self._lanes)) * len(self._lanes)
         self._queues: dict[int, deque[Element]] = {lane: deque() for lane in self.lanes}
         epoch, window, _ = min(self._starts.values())
         self._windows = self._read_windows(epoch, window)
-        self._counted = max(self._starts.values())  # rows up to this one's window are in the counts of earlier starts
-        self._last_found = epoch  # the last epoch that had a sample
-        self.counts: Counter[str] = Counter()  # of the rows read
-        self.first_skipped = ""
+        self._counted = max(self._starts.values())  # earlier starts have counted the rows up to this window
+        self._last_found = epoch  # the last epoch in which this rank got a sample
+        self.counts: Counter[str] = Counter()  # what happened to the rows read, see ``stream.COUNTS``
+        self.first_skipped = ""  # why the first skipped row was skipped
 
     def take(self, lane: int) -> Element:
-        """The next item of one of this rank's lanes."""
+        """Return the next item of ``lane``, one of this rank's lanes."""
         while not self._queues[lane]:
             self._fill()
         return self._queues[lane].popleft()
 
     def _fill(self) -> None:
-        """Read one window more, for all lanes of this rank."""
+        """Read the next window, and add its items to the queues of this rank's lanes."""
         epoch, window, rows = next(self._windows)
         num_lanes = len(self._lanes)
         lanes = [self._lanes[(j + epoch) % num_lanes] for j in range(len(rows))]
@@ -104,7 +109,9 @@ class SubStream:
                     self._queues[lane].append(Element(samples, named, (epoch, window, taken)))
         if origins:
             self._last_found = epoch
-        elif epoch > self._last_found + num_lanes:  # of few rows, one of ours comes once in so many epochs
+        elif (
+            epoch > self._last_found + num_lanes
+        ):  # with very few rows, a lane may get one only every ``num_lanes`` epochs
             raise TrainingError(f"{self._opened.source.name}: {num_lanes} epochs without a sample that could be used")
 
     def _items(
@@ -120,11 +127,14 @@ class SubStream:
             yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
 
     def _read_windows(self, epoch: int, window: int) -> Iterator[tuple[int, int, list[tuple[int, int, Any]]]]:
-        """Epoch, window and its rows (part, number, content), from ``window`` of ``epoch`` on, without end."""
+        """Yield (epoch, window, rows) without end, beginning with ``window`` of ``epoch``.
+
+        Each row is (number of its part, its number in the part, content).
+        """
         columns = list(self._opened.fields.values())
         while True:
             order = permutation(len(self._parts), self._recipe.seed, PARTS, epoch, self._source)
-            skipped = window * self._window_size  # rows to go before the window begins
+            skipped = window * self._window_size  # rows to skip before the window begins
             rows: list[tuple[int, int, Any]] = []
             for number in (self._parts[i] for i in order):
                 part = self._opened.source.parts[number]

@@ -1,15 +1,18 @@
-"""Which samples each step of a run sees: a pure function of (seed, step). No sampler, no state, nothing to save.
+"""The order of the samples: which samples each step sees, as a pure function of (seed, step).
+
+There is no sampler and no state, so nothing must be saved to resume.
 
 Promises:
 
-- The number of processes and the micro-batch size have no say in it; packed or not, the same on every topology.
-- Every global batch is full, so a run that is extended goes on exactly where it ended.
-- Sources with weights get their shares in every epoch, and each goes through its own samples in passes: none comes
-  twice before all have come once.
+- The order does not depend on the number of processes or the micro-batch size, with and without packing.
+- Every global batch is full, so a run that is extended continues exactly where it ended.
+- If sources have weights, each gets its share in every epoch. Each source goes through its own samples in passes: no
+  sample is used twice before all others were used once.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -17,17 +20,25 @@ import numpy as np
 
 from kit.data.feed.packing import Packs, pack
 
-# What is drawn by chance; each from streams of its own.
+# Purposes of random numbers. Each purpose has random streams of its own.
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS = range(7)
 
 
 def permutation(num: int, seed: int, kind: int, number: int = 0, source: int = 0) -> np.ndarray:
-    """int64 [num]. Sorts raw words of the generator: numpy guarantees those, not its shuffling, for ever."""
+    """Return a random permutation of 0 to ``num`` - 1, int64 [num], that depends only on the arguments.
+
+    It sorts raw words of the generator, because numpy guarantees these in all its versions, but not its shuffling.
+
+    Args:
+        kind: the purpose of the random numbers, such as ``EPOCH``.
+        number: distinguishes permutations for one purpose, such as the number of the epoch.
+        source: the number of the data set.
+    """
     return np.argsort(_words(num, seed, kind, number, source), kind="stable")
 
 
 def uniform(num: int, seed: int, kind: int, number: int = 0) -> np.ndarray:
-    """float64 [num] in [0, 1)."""
+    """Return random numbers in [0, 1), float64 [num]. The arguments are those of ``permutation``."""
     return (_words(num, seed, kind, number, 0) >> np.uint64(11)) * 2.0**-53
 
 
@@ -36,13 +47,22 @@ def _words(num: int, seed: int, kind: int, number: int, source: int) -> np.ndarr
     return np.random.Philox(key=key, counter=counter).random_raw(num)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """The share of each source in an epoch."""
+
+    weights: Sequence[float]  # one for each source, relative to the others
+    unit: Literal["samples", "tokens"] = "samples"  # what the weights are shares of
+
+
 class Order:
-    """Items of a run, endless: samples, or packs of samples where a ``capacity`` is given.
+    """The endless sequence of a run's items. An item is a sample, or with a ``capacity`` a pack of samples.
 
     Args:
         lengths: int [N], tokens of each sample.
-        sources: int [N], number of the source of each sample.
-        weights: share of each source, in ``mixing``; None: each sample once in an epoch.
+        sources: int [N], the number of the source of each sample.
+        batch_size: items in a global batch.
+        mixture: the share of each source; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
     """
 
@@ -52,22 +72,22 @@ class Order:
         sources: np.ndarray,
         seed: int,
         batch_size: int,
-        weights: Sequence[float] | None = None,
-        mixing: Literal["samples", "tokens"] = "samples",
+        mixture: Mixture | None = None,
         capacity: int | None = None,
     ) -> None:
         self._lengths, self._seed, self._batch_size, self._capacity = lengths, seed, batch_size, capacity
-        self._members = [np.flatnonzero(sources == i) for i in range(len(weights))] if weights else []
-        self.quotas = self._make_quotas(weights, mixing) if weights else []  # samples of each source in an epoch
-        # Different samples make different numbers of packs; otherwise all epochs are equally long.
-        self._varies = bool(weights) and capacity is not None
-        self._ends: list[int] = []  # items in the epochs up to each, where they vary
+        self._members = [np.flatnonzero(sources == i) for i in range(len(mixture.weights))] if mixture else []
+        self.quotas = self._make_quotas(mixture) if mixture else []  # samples of each source in an epoch
+        # With a mixture, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
+        # have the same number of items.
+        self._varies = mixture is not None and capacity is not None
+        self._ends: list[int] = []  # number of items up to the end of each epoch, if epochs vary
         self._epochs: dict[int, Packs] = {}
 
-    def _make_quotas(self, weights: Sequence[float], mixing: str) -> list[int]:
-        shares = np.array(weights) / max(weights)
+    def _make_quotas(self, mixture: Mixture) -> list[int]:
+        shares = np.array(mixture.weights) / max(mixture.weights)
         shares /= shares.sum()
-        if mixing == "tokens":
+        if mixture.unit == "tokens":
             num_tokens = [self._lengths[members].sum(dtype=np.int64) for members in self._members]
             sizes = [len(members) for members in self._members]
             quotas = shares * sum(num_tokens) * sizes / num_tokens
@@ -76,7 +96,7 @@ class Order:
         return [max(1, round(quota)) for quota in quotas]
 
     def _samples(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch, in its order."""
+        """The samples of an epoch, in the order of that epoch."""
         if not self.quotas:
             return permutation(len(self._lengths), self._seed, EPOCH, epoch)
         chosen = []
@@ -89,7 +109,7 @@ class Order:
         return samples[permutation(len(samples), self._seed, EPOCH, epoch)]
 
     def epoch(self, number: int) -> Packs:
-        """The items of epoch ``number`` in their order; an item has one sample, or those of a pack."""
+        """Return the items of epoch ``number`` in order, each as a pack; without packing a pack has one sample."""
         if number not in self._epochs:
             samples = self._samples(number)
             if self._capacity is None:
@@ -101,28 +121,30 @@ class Order:
                 starts = np.concatenate([[0], np.cumsum(sizes)])
                 inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)  # position within its pack
                 items = Packs(samples[packs.members[np.repeat(packs.starts[:-1][order], sizes) + inside]], starts)
-            while len(self._epochs) > 1:  # a step may lie across two epochs
+            while len(self._epochs) > 1:  # keep two epochs: a step may need both
                 self._epochs.pop(min(self._epochs))
             self._epochs[number] = items
         return self._epochs[number]
 
     def num_items(self, epoch: int) -> int:
+        """Return the number of items in ``epoch``."""
         if self._capacity is None:
             return sum(self.quotas) or len(self._lengths)
         return len(self.epoch(epoch if self._varies else 0))
 
     def total_steps(self, num_epochs: float) -> int:
-        """Steps that see all items of ``num_epochs`` epochs, rounded up."""
-        # As the decimal that was written: in binary 1.1 epochs of 10 samples would be more than 11 samples.
+        """Return the number of steps that see all items of ``num_epochs`` epochs, rounded up."""
+        # Computed in decimals: as a binary number, 1.1 epochs of 10 samples are more than 11 samples.
         whole, rest = divmod(Fraction(str(num_epochs)), 1)
         num_items = sum(self.num_items(epoch) for epoch in range(whole)) if self._varies else whole * self.num_items(0)
         return math.ceil((num_items + (rest * self.num_items(whole) if rest else 0)) / self._batch_size)
 
     def batch(self, step: int) -> list[np.ndarray]:
-        """The global batch of ``step`` (from 0): the samples of each of its items.
+        """Return the global batch of ``step``, counted from 0: for each item the indices of its samples, int64.
 
-        Slot s of the run is position s of its epochs, one after another. A batch runs on across the end of an epoch,
-        the last one of a run too: where a run ends does not change any of its batches.
+        The batch of step s has the items s * batch_size to (s + 1) * batch_size - 1 of all epochs in a row. So a batch
+        may contain the end of one epoch and the beginning of the next, even in the last step of a run: the length of a
+        run changes none of its batches.
         """
         first = step * self._batch_size
         items = []
@@ -133,12 +155,12 @@ class Order:
         return items
 
     def epochs_after(self, num_steps: int) -> float:
-        """How many epochs ``num_steps`` steps have seen."""
+        """Return how many epochs, with fractions, the first ``num_steps`` steps see."""
         epoch, position = self._locate(num_steps * self._batch_size)
         return epoch + position / self.num_items(epoch)
 
     def _locate(self, slot: int) -> tuple[int, int]:
-        """Epoch, and position within it."""
+        """The epoch of item number ``slot`` of the run, and its position in that epoch."""
         if not self._varies:
             return divmod(slot, self.num_items(0))
         while not self._ends or self._ends[-1] <= slot:

@@ -1,10 +1,10 @@
-"""Lengths to packs of one capacity, and a global batch of packs to ranks and micro-steps. Pure numpy.
+"""Pack samples, by their lengths, into packs of one capacity; deal packs to ranks and micro-steps. Pure numpy.
 
 Promises:
 
-- Every sample is in exactly one pack, no pack is longer than its capacity, nothing is cut.
-- The same lengths in the same order give the same packs. Samples of equal length are taken in the order given: a
-  caller that permutes the samples by (seed, epoch) gets other company for them in every epoch.
+- Every sample is in exactly one pack, no pack exceeds the capacity, and no sample is cut.
+- The same lengths in the same order give the same packs. Samples of equal length are used in the order given, so a
+  caller that permutes the samples by (seed, epoch) gets other combinations in every epoch.
 - Time and memory are linear in the number of samples.
 """
 
@@ -21,12 +21,11 @@ from numpy.typing import ArrayLike, NDArray
 class Packs:
     """Pack p holds the samples ``members[starts[p]:starts[p + 1]]``.
 
-    Shapes: members [N], indices into the lengths that were packed; starts [P + 1]. The packs of the longest samples
-    lead: shuffle the packs before training on them.
+    ``pack`` puts the packs with the longest samples first: shuffle the packs before training on them.
     """
 
-    members: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    members: NDArray[np.int64]  # [N], indices of samples
+    starts: NDArray[np.int64]  # [P + 1]
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -35,9 +34,9 @@ class Packs:
 def pack(lengths: ArrayLike, capacity: int) -> Packs:
     """Put samples of ``lengths`` [N] tokens into few packs of at most ``capacity`` tokens.
 
-    First-fit decreasing, which fills one pack after another with the longest sample that still fits, except that a pair
-    that fills the pack exactly goes first. Where that makes more packs, as it can with no short samples, plain
-    first-fit decreasing.
+    The method is first-fit decreasing (fill one pack after another with the longest sample that still fits), with one
+    change: a pair of samples that fills the pack exactly is preferred. If that needs more packs, which can happen
+    without short samples, the result is that of plain first-fit decreasing.
 
     Raises:
         ValueError: a length is not an integer in [1, capacity].
@@ -57,20 +56,24 @@ def pack(lengths: ArrayLike, capacity: int) -> Packs:
     slots = np.concatenate([np.tile(pattern, count) for pattern, count in patterns])  # [N], the length each slot takes
     sizes = np.repeat([len(pattern) for pattern, _ in patterns], repeats)  # [P]
     members = np.empty(len(lengths), np.int64)
-    # Both sides sorted by length, stably: the k-th sample of a length takes the k-th slot for that length.
+    # Both sides are sorted by length, stably. So the k-th sample of a length gets the k-th slot for that length.
     members[np.argsort(slots, kind="stable")] = np.argsort(lengths, kind="stable")
     return Packs(members, np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[tuple[list[int], int]]:
-    """The lengths in a pack and how many packs in a row are so composed, until ``counts[length]`` samples are used.
+    """Yield patterns until all samples are used: the lengths in a pack, and how many packs have these lengths.
 
-    Sets of lengths are the bits of one integer, so that the longest that fits is found without a search. Whatever
-    was chosen for one pack is chosen again until one of its lengths runs out: the work is per pattern, not per sample.
+    A set of lengths is stored as the bits of one integer, so the longest that fits is found without a search. A
+    pattern is repeated until one of its lengths runs out, so the work is per pattern, not per sample.
+
+    Args:
+        counts: ``counts[length]`` is the number of samples of that length.
+        exact_pairs: prefer a pair that fills the rest of the pack exactly.
     """
     left = Counter({length: count for length, count in enumerate(counts) if count})
-    bits = sum(1 << length for length in left)  # bit l: a sample of length l is left
-    mirrored = sum(1 << (capacity - length) for length in left)  # bit capacity - l: the same
+    bits = sum(1 << length for length in left)  # bit l is set: a sample of length l is left
+    mirrored = sum(1 << (capacity - length) for length in left)  # bit capacity - l is set: a sample of length l is left
 
     def take(length: int, count: int) -> None:
         nonlocal bits, mirrored
@@ -96,10 +99,12 @@ def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[t
 
 
 def _of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
-    """The longer of two lengths that add up to ``space``, the most even pair of all; 0 if there is none.
+    """The longer length of the most even pair that adds up to ``space``; 0 if there is no pair.
 
-    An uneven pair would spend the short samples, which are what fills the last gaps. Bit l of ``halves`` is set if
-    samples of length l and of length ``space - l`` are left.
+    An uneven pair would use up short samples, which are needed to fill the last gaps.
+
+    Args:
+        halves: bit l is set if samples of length l and of length ``space - l`` are left.
     """
     if space % 2 == 0 and left[space // 2] == 1:
         halves &= ~(1 << space // 2)  # one sample is no pair
@@ -108,30 +113,32 @@ def _of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
 
 
 def fill_share(packs: Packs, lengths: ArrayLike, capacity: int) -> float:
-    """Tokens of samples over tokens of packs padded to ``capacity``; 1 without packs."""
+    """Return the tokens of all samples divided by the capacity of all packs; 1 if there are no packs."""
     return float(np.sum(lengths)) / (len(packs) * capacity) if len(packs) else 1.0
 
 
 def balance(costs: ArrayLike, num_ranks: int, micro_batch_size: int) -> NDArray[np.int64]:
-    """Deal the packs of one global batch so that in each micro-step all ranks have about the same to do.
+    """Deal the packs of one global batch so that in each micro-step the work of all ranks is about equal.
 
-    Packs of similar cost meet in one micro-step, heaviest first, and there each goes to the rank with the least so far
-    that has room (longest processing time first, Graham 1969). Ranks that wait for each other wait little, and a run
-    that lacks memory finds out at once.
+    Packs of similar cost are in the same micro-step, the most expensive first, so that a lack of memory shows in the
+    first micro-step. Within a micro-step each pack goes to the rank with the lowest cost so far that has room (longest
+    processing time first: Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
 
     Args:
-        costs: [N], of any unit; for attention the sum over a pack's samples of length squared.
+        costs: [N], in any unit; for attention, the sum of the squared lengths of a pack's samples.
 
     Returns:
-        [num_micro_steps, num_ranks, micro_batch_size], indices into ``costs``, each once; -1 where there is none,
-        in the last micro-step only, behind the indices, and for all of a rank only if packs are fewer than ranks.
+        Indices into ``costs``, each once: [num_micro_steps, num_ranks, micro_batch_size]. Missing packs are -1. They
+        are only in the last micro-step, after the indices; a rank has only -1 if there are fewer packs than ranks.
     """
     order = np.argsort(-np.asarray(costs, dtype=np.float64), kind="stable")
     slots_per_step = num_ranks * micro_batch_size
     dealt = np.full((-(-len(order) // slots_per_step), num_ranks, micro_batch_size), -1, dtype=np.int64)
     weights = np.asarray(costs).tolist()
     for step, start in enumerate(range(0, len(order), slots_per_step)):
-        ranks = [(0, 0, rank) for rank in range(num_ranks)]  # (cost, packs, rank) of those with room: a heap
+        ranks = [
+            (0, 0, rank) for rank in range(num_ranks)
+        ]  # a heap of (cost so far, packs so far, rank): the ranks with room
         for index in order[start : start + slots_per_step].tolist():
             cost, count, rank = heapq.heappop(ranks)
             dealt[step, rank, count] = index

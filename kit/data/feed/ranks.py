@@ -1,4 +1,7 @@
-"""Which share of each global batch a process computes. Whoever deals data asks this, never how many processes run."""
+"""Data ranks: which share of each global batch a process computes.
+
+Code that deals data uses data ranks, not the number of processes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +11,12 @@ import torch
 
 @dataclass(frozen=True)
 class Ranks:
-    """The data rank of this process, and how many there are.
+    """The data rank of this process, and the number of data ranks.
 
-    The number of processes may be larger: processes that compute one sample together have one data rank.
+    The number of processes may be larger: processes that compute one sample together share a data rank.
     """
 
     index: int = 0
     count: int = 1
-    # Adds tensors of one shape over all data ranks, each of which calls it; gives the sum on the tensor's own device.
+    # Sums a tensor over all data ranks. All of them call it with the same shape; the result is on the tensor's device.
     sum: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor

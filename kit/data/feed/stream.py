@@ -1,13 +1,14 @@
-"""Training data that is read while training: for sets that never fit on a disk.
+"""Streaming: training data that is read during training, for data sets that do not fit on a disk.
 
 Promises:
 
-- The same samples in the same global batches on every topology. A stream is cut into as many lanes as a global batch
-  has items; item i of a step comes from lane i, and a rank reads for its own lanes only.
-- Exact resume: a checkpoint keeps one cursor for each lane and source; nothing comes twice or is left out, nor is
-  counted twice (on another number of ranks, which read other rows ahead, counts may be off by a window's).
-- Rows are shuffled within windows of ``shuffle_buffer_size``, and files from epoch to epoch.
-- The first rows are checked before anything is loaded; later a row that cannot be used is skipped and counted.
+- The same samples are in the same global batches on every topology. A stream has as many lanes as a global batch has
+  items; item i of each step comes from lane i, and a rank reads only for its own lanes.
+- Resume is exact: a checkpoint stores one cursor for each lane and source, so no sample is repeated or left out. Rows
+  are not counted twice either, but after a resume with another number of ranks, which read ahead differently, counts
+  may be wrong by the rows of one window.
+- Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
+- The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped and counted.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from kit.data.samples.rows import Encoder, Opened
 from kit.data.samples.samples import Samples
 from kit.errors import Problem, UserError, raise_if
 
-# What became of the rows read, as in metrics and as told.
+# What may happen to a row: the key in the metrics, and the words for the user.
 COUNTS = {
     "skipped_rows": "rows could not be used, and were skipped",
     "num_truncated": "samples cut at max_length",
@@ -37,46 +38,62 @@ COUNTS = {
     "num_dropped_long": "samples left out: longer than max_length",
     "num_dropped_unsupervised": "samples dropped: nothing supervised left",
 }
-# Of a lane: epoch, window within it, items taken of the window.
+# The cursor of each lane and source: epoch, window in the epoch, items taken of the window.
 Cursors = np.ndarray  # int64 [num_sources, lanes, 3]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What ``open_data`` gives for ``streaming``: like ``kit.data.open.Data``, with samples still to be read."""
+    """The data of a run with ``streaming``; it has the same methods as ``kit.data.open.Data``."""
 
     opened: list[Opened]
     encoder: Encoder
-    vocab_size: int
+    vocab_size: int  # rows of the model's embedding
     evaluation: Samples | None
-    chat_template: str | None
-    notes: list[str] = field(default_factory=list)
+    chat_template: str | None  # to be saved with the model
+    notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
     def fingerprint(self) -> str:
-        sources = [(each.source.digest, sorted(each.fields.items()), each.entry.weight) for each in self.opened]
+        """Identifies the training data and how they are encoded."""
+        sources = [(opened.source.digest, sorted(opened.fields.items()), opened.entry.weight) for opened in self.opened]
         return digest(sources, *self.encoder.key())
 
     @property
     def names(self) -> list[str]:
-        return [each.entry.name for each in self.opened]
+        """The names of the sources."""
+        return [opened.entry.name for opened in self.opened]
 
     def total_steps(self, recipe: Recipe) -> int:
+        """Return the optimiser steps of the whole run: ``max_steps``, which a stream must have."""
         assert recipe.max_steps is not None
         return recipe.max_steps
 
     def open_feed(self, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> "StreamFeed":
+        """Open the stream at ``state``, which ``StreamFeed.state`` returned; empty at the beginning of a run.
+
+        Raises:
+            UserError: ``state`` does not belong to this stream.
+        """
         return StreamFeed(self, recipe, ranks, pad_token_id, state)
 
     def describe(self) -> dict[str, Any]:
+        """Return the entry ``data`` for ``run.json``."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
-        train = {"num_files": sum(len(each.source.parts) for each in self.opened)}
+        train = {"num_files": sum(len(opened.source.parts) for opened in self.opened)}
         sources = [{"name": name} for name in self.names]
         return {"fingerprint": self.fingerprint, "train": train, "evaluation": evaluation, "sources": sources}
 
 
 def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
-    """The largest token id of the first block, and remarks. Raises ``UserError`` where rows of it cannot be used."""
+    """Read and encode the first block of a source.
+
+    Returns:
+        The largest token id in it, and remarks for the user.
+
+    Raises:
+        UserError: the block has no rows, or has rows that cannot be used.
+    """
     source = opened.source
     block = next(iter(source.parts[0].blocks(list(opened.fields.values()))), None)
     piece = encoder.encode_block(opened, 0, block) if block else None
@@ -87,54 +104,57 @@ def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
 
 
 class StreamFeed:
-    """Global batches of a stream."""
+    """Global batches of a stream; it has the same methods as ``kit.data.feed.feed.Feed``."""
 
     def __init__(self, stream: Stream, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> None:
+        """See ``Stream.open_feed``."""
         self._recipe, self._ranks = recipe, ranks
         self._collator = Collator(recipe.per_device_train_batch_size, pad_token_id, recipe.packing)
         num_lanes = recipe.global_batch_size
-        weights = np.array([1.0 if each.entry.weight is None else each.entry.weight for each in stream.opened])
+        weights = np.array([1.0 if opened.entry.weight is None else opened.entry.weight for opened in stream.opened])
         self._shares = np.cumsum(weights / weights.sum())
-        self._own = range(ranks.index, num_lanes, ranks.count)
+        self._own_lanes = range(ranks.index, num_lanes, ranks.count)
         self._cursors = np.zeros((len(weights), num_lanes, 3), np.int64)
-        self._before = np.zeros(len(COUNTS), np.int64)  # of the starts that this one continues
+        self._earlier_counts = np.zeros(len(COUNTS), np.int64)  # counts of the earlier starts of this run
         if state:
             try:
                 cursors, before = (np.array(state[name], np.int64) for name in ("cursors", "counts"))
                 fits = (
-                    cursors.shape == self._cursors.shape and before.shape == self._before.shape and cursors.min() >= 0
+                    cursors.shape == self._cursors.shape
+                    and before.shape == self._earlier_counts.shape
+                    and cursors.min() >= 0
                 )
             except (KeyError, ValueError, TypeError, OverflowError):
                 fits = False
             if not fits:
                 raise UserError(Problem("resume_from_checkpoint", "its state is no place in this stream"))
-            self._cursors, self._before = cursors, before
-        self._readers: list[dict[int, SubStream]] = []  # of each source, by lane
-        for number, each in enumerate(stream.opened):
-            num_streams = num_sub_streams([part.size for part in each.source.parts], num_lanes)
-            starts = {lane: tuple(self._cursors[number, lane].tolist()) for lane in self._own}
+            self._cursors, self._earlier_counts = cursors, before
+        self._readers: list[dict[int, SubStream]] = []  # for each source, the sub-stream of each lane
+        for number, opened in enumerate(stream.opened):
+            num_streams = num_sub_streams([part.size for part in opened.source.parts], num_lanes)
+            starts = {lane: tuple(self._cursors[number, lane].tolist()) for lane in self._own_lanes}
             readers = []
-            for i in {lane % num_streams for lane in self._own}:
+            for i in {lane % num_streams for lane in self._own_lanes}:
                 lanes = range(i, num_lanes, num_streams)
                 own = {lane: starts[lane] for lane in lanes if lane in starts}
                 readers.append(SubStream(stream, number, recipe, lanes, own))
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
         self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
-        self._counts: dict[str, int] = dict(zip(COUNTS, self._before.tolist(), strict=True))
+        self._counts: dict[str, int] = dict(zip(COUNTS, self._earlier_counts.tolist(), strict=True))
         self._ahead = Ahead(self._read, stream.total_steps(recipe))
 
     def take(self, step: int) -> GlobalBatch:
-        """The global batch of ``step``, from 0; called by all ranks, for each step in turn."""
+        """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after the other."""
         elements, micro_batches, read = self._ahead.take(step)
         counts = np.zeros((3, len(self._shares)))
         for source, lane, element in elements:
             self._cursors[source, lane] = element.cursor
             for ids, sample_weights in element.samples:
                 counts[:, source] += sample_weights[1:].sum(), (sample_weights[1:] > 0).sum(), len(ids)
-        epochs = self._cursors[:, list(self._own), 0].sum()
+        epochs = self._cursors[:, list(self._own_lanes), 0].sum()
         summed = self._sum_over_ranks(np.concatenate([counts.reshape(-1), read, [epochs]]))
         counts, totals = summed[: counts.size].reshape(counts.shape), summed[counts.size : -1].astype(int)
-        self._counts = dict(zip(COUNTS, (self._before + totals).tolist(), strict=True))
+        self._counts = dict(zip(COUNTS, (self._earlier_counts + totals).tolist(), strict=True))
         return GlobalBatch(
             micro_batches,
             target_weights=counts[0],
@@ -146,25 +166,32 @@ class StreamFeed:
         )
 
     def state(self) -> dict[str, Any]:
-        """Where every lane stands after the last step taken; called by all ranks."""
+        """Return the cursors of all lanes after the last step taken, for a checkpoint. Called by all ranks."""
         own = np.zeros_like(self._cursors)
-        own[:, list(self._own)] = self._cursors[:, list(self._own)]
+        own[:, list(self._own_lanes)] = self._cursors[:, list(self._own_lanes)]
         return {"cursors": self._sum_over_ranks(own).astype(np.int64).tolist(), "counts": [*self._counts.values()]}
 
     def notes(self) -> list[str]:
+        """Lines for the user at the beginning of the run."""
         return [f"streaming: rows shuffled within {self._recipe.shuffle_buffer_size}"]
 
     def closing_notes(self) -> list[str]:
-        """What became of the rows read since the start, over all ranks; a bad one of this rank."""
+        """Lines for the user at the end of the run: the counts over all ranks, and a skipped row of this rank."""
         lines = [f"stream: {count} {COUNTS[name]}" for name, count in self._counts.items() if count]
         first = next((reader.first_skipped for reader in self._all_readers if reader.first_skipped), "")
         return lines + ([f"a skipped row: {first}"] if first else [])
 
     def _read(self, step: int) -> tuple[list[tuple[int, int, Element]], list[MicroBatch], list[int]]:
-        """Source, lane and item for each of this rank's lanes; these as tensors; what became of the rows read."""
+        """Read the items of this rank's lanes for ``step``.
+
+        Returns:
+            (source, lane, item) for each lane; the items as micro-batches; and this rank's counts of rows so far.
+        """
         draws = uniform(self._recipe.global_batch_size, self._recipe.seed, MIX, step)
         sources = np.searchsorted(self._shares, draws, side="right").clip(max=len(self._shares) - 1)
-        elements = [(int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own]
+        elements = [
+            (int(sources[lane]), lane, self._readers[sources[lane]][lane].take(lane)) for lane in self._own_lanes
+        ]
         rows = _Rows(elements)
         shares = self._collator.deal(rows.lengths, rows.items, num_ranks=1)
         micro_batches = [self._collator.collate(rows, share) for (share,) in shares]
@@ -175,7 +202,7 @@ class StreamFeed:
 
 
 class _Rows:
-    """Samples of one step in the form ``collate`` takes."""
+    """The samples of one step in the form that ``Collator.collate`` takes."""
 
     def __init__(self, elements: Sequence[tuple[int, int, Element]]) -> None:
         sizes = [len(element.samples) for _, _, element in elements]

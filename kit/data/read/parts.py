@@ -132,6 +132,7 @@ class JsonFile(_TextFile):
 
     @property
     def has_lines(self) -> bool:
+        """Whether rows are numbered by line; the rows of an array are numbered by position."""
         return not self.is_array
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:

@@ -35,8 +35,11 @@ class Bytes(Protocol):
     def damage(self) -> str:
         """Why the bytes ended before the true end of the file; empty if they did not."""
 
-    def read(self, size: int, /) -> bytes: ...
-    def readline(self, size: int, /) -> bytes: ...
+    def read(self, size: int, /) -> bytes:
+        """Read up to ``size`` bytes; empty at the end of the file."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Read up to the next line break, but at most ``size`` bytes."""
 
 
 def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:

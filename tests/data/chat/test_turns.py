@@ -81,6 +81,7 @@ def random_conversation(choose):
     return messages, tools
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_answer_is_learned_once_right_after_the_prompt_at_inference(shape, tokenizer_with_bos, fixed_today):
     tokenizer, choose = tokenizer_with_bos, random.Random(shape)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from kit.data.feed.batches import Collator, padding_share
-from kit.data.feed.order import Order, permutation
+from kit.data.feed.order import Mixture, Order, permutation
 
 
 def order(num=100, batch=8, seed=42, **options):
     lengths = np.random.default_rng(7).integers(5, 200, num)
     sources = options.pop("sources", np.zeros(num, np.int16))
-    return Order(lengths, sources, seed, batch, **options), lengths
+    weights = options.pop("weights", None)
+    return Order(lengths, sources, seed, batch, Mixture(weights) if weights else None, **options), lengths
 
 
 def ids(order, steps):
@@ -73,7 +74,7 @@ def test_weights_are_shares_of_the_samples_and_each_source_goes_through_all_it_h
 
 def test_weights_can_be_shares_of_the_tokens():
     lengths = np.repeat([10, 100], [500, 50])
-    made = Order(lengths, np.repeat([0, 1], [500, 50]), 0, 10, weights=[1.0, 1.0], mixing="tokens")
+    made = Order(lengths, np.repeat([0, 1], [500, 50]), 0, 10, Mixture([1.0, 1.0], "tokens"))
     epoch = made.epoch(0).members
     assert lengths[epoch][epoch < 500].sum() == lengths[epoch][epoch >= 500].sum() == 5000
 

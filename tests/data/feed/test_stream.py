@@ -61,6 +61,7 @@ def state_of(ranks):
     return {key: sum(np.array(feed.state()[key]) for feed in ranks).tolist() for key in ("cursors", "counts")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("num_files", [1, 3, 8])
 def test_every_topology_reads_the_same_steps(packing, num_files, tmp_path, tokenizer):
@@ -70,6 +71,7 @@ def test_every_topology_reads_the_same_steps(packing, num_files, tmp_path, token
     assert all(len(set(step)) >= BATCH for step in runs[0][:5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("stop", [1, 7, 23])
 def test_a_stream_goes_on_where_it_stopped_on_any_topology(packing, stop, tmp_path, tokenizer):
@@ -117,6 +119,7 @@ def test_sources_are_mixed_by_weight(tmp_path, tokenizer):
     assert 0.7 < share < 0.8
 
 
+@pytest.mark.slow
 def test_bad_rows_at_the_beginning_stop_the_run_and_later_ones_are_skipped(tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=6000)
     lines = (tmp_path / "part-0.jsonl").read_text().splitlines()
@@ -185,6 +188,7 @@ def test_a_stream_of_two_rows_trains_on_any_topology(world, tmp_path, tokenizer)
     assert [len(step) for step in origins(feeds(tokenizer, world, 1), range(9))] == [8] * 9
 
 
+@pytest.mark.slow
 def test_ids_beyond_the_model_are_skipped_wherever_they_come(tmp_path, tokenizer):
     rows = [{"input_ids": [5, 6, 7 + i % 3]} for i in range(60_000)]
     rows[-1] = {"input_ids": [5, 6, 99_999]}
@@ -193,6 +197,7 @@ def test_ids_beyond_the_model_are_skipped_wherever_they_come(tmp_path, tokenizer
     assert feed.take(0).counts["skipped_rows"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("stop", [1, 4, 11, 47])

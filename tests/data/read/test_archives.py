@@ -28,6 +28,7 @@ from kit.errors import Problem, UserError
 # Damage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
 def test_a_compressed_file_cut_short_is_told_and_never_taken_for_whole(suffix, kind, folder):
@@ -50,6 +51,7 @@ def test_a_compressed_file_cut_short_is_told_and_never_taken_for_whole(suffix, k
             assert len(read) == 20_001  # only the checksum was cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])  # a checksum in .zst is up to who wrote it
 def test_damage_inside_a_compressed_file_is_told(suffix, folder):
     name = f"a.jsonl{suffix}"

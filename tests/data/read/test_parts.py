@@ -68,6 +68,7 @@ def test_a_line_may_have_so_many_bytes_and_no_more(extra, folder, monkeypatch):
     assert contents(source_of("train.csv"))[-1] == {"text": "b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "a.zip", "a.json"])
 def test_a_line_without_end_takes_no_memory(name, folder):
     long = b"a" * (50 << 20)

@@ -32,6 +32,7 @@ def many(num):
     return [chat(f"Question {i}? " * (1 + i % 5), f"Answer {i}. " * (1 + i % 7)) for i in range(num)]
 
 
+@pytest.mark.slow
 def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache):
     rows = many(6000)
     rows[10] = ""
@@ -48,6 +49,7 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_what_one_of_several_processes_finds_wrong_is_told_with_its_line(tmp_path, tokenizer, cache):
     rows = many(6000)
     rows[5000] = "{"
@@ -136,18 +138,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer
     assert len(open_all(tokenizer).train) == 10
 
 
-def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(kit_cache, "YOUNG_SECONDS", -1.0)
-    file = tmp_path / "file"
-    file.write_text("one")
-    first = kit_cache.file_digest(file)
-    monkeypatch.setattr(kit_cache, "_read_digest", lambda *_: "read")
-    assert kit_cache.file_digest(file) == first
-    time.sleep(0.02)
-    file.write_text("two")
-    assert kit_cache.file_digest(file) == "read"
-
-
 def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *pairs(5))
     (tmp_path / "file").touch()
@@ -219,6 +209,7 @@ def test_a_data_set_four_times_larger_than_the_memory_it_may_use(processes, tmp_
     assert int(result.stdout) > 1e7
 
 
+@pytest.mark.slow
 def test_interrupted_tokenising_leaves_no_entry(tmp_path, tokenizer, monkeypatch, cache):
     write(tmp_path / "train.jsonl", *many(3000))
 

@@ -1,0 +1,173 @@
+"""A checkpoint is whole or refused by name, and nothing that is not a run's own is taken for one."""
+
+import json
+import shutil
+
+import pytest
+from checkpoint_helpers import steps
+from conftest import forge
+
+from kit.checkpoint import manifest
+from kit.checkpoint.manifest import describe_file, drop_after, find_checkpoint, list_checkpoints, read_state, verify
+from kit.errors import UserError
+from kit.train.loop_state import LoopState
+
+# Damage
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
+
+
+@pytest.mark.slow
+def test_verify_names_every_file_that_is_cut_altered_or_missing(saved):
+    folder, save = saved
+    for name in files(folder / "step-00000003"):
+        for damage, words in [("cut", "bytes, expected"), ("altered", "was altered"), ("missing", "is missing")]:
+            shutil.rmtree(folder / "step-00000003")
+            path = save(3)
+            assert verify(path) == []
+            file = path / name
+            content = bytearray(file.read_bytes())
+            if damage == "missing":
+                file.unlink()
+            else:
+                middle = len(content) // 2
+                content[middle] ^= 1
+                file.write_bytes(content[:-1] if damage == "cut" else content)
+            (fault,) = verify(path)
+            assert name in fault and words in fault
+
+
+MANIFESTS = ["", "{", "[]", "{}", '{"files": []}', '{"files": {}}', '{"files": {"state.json": 3}}', "\x00\x01"]
+MANIFESTS += ['{"format": 9, "identity": {}, "files": {"state.json": {"bytes": 1, "xxh3_128": ""}}}']
+
+
+@pytest.mark.parametrize("text", MANIFESTS)
+def test_a_damaged_manifest_is_no_whole_checkpoint(saved, text):
+    folder, _ = saved
+    (folder / "step-00000003/manifest.json").write_text(text)
+    (fault,) = verify(folder / "step-00000003")
+    assert "manifest.json" in fault
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+@pytest.mark.parametrize("name", ["../outside", "{absolute}", "sub/../../outside", "./state.json", "", "..", "a\0b"])
+def test_a_manifest_leads_nowhere_outside_of_its_folder(saved, monkeypatch, name):
+    folder, _ = saved
+    path, outside = folder / "step-00000003", folder / "outside"
+    outside.write_text("somebody's")
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    forge(path, files=files | {name.format(absolute=outside): describe_file(outside)})
+    read = []
+    monkeypatch.setattr(manifest, "describe_file", lambda file: read.append(file.resolve()) or describe_file(file))
+    assert verify(path)
+    assert all(file.parent == path for file in read)
+    with pytest.raises(UserError, match="resume_from_checkpoint"):
+        find_checkpoint(folder, str(path), print)
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+def test_weights_that_were_put_beside_those_of_a_checkpoint_are_not_taken(saved):
+    folder, _ = saved
+    mine = next((folder / "step-00000003").glob("*.safetensors"))
+    shutil.copy(mine, mine.with_name("zzz.safetensors"))
+    assert verify(mine.parent) == ["zzz.safetensors is not one of its files"]
+    assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
+
+
+@pytest.mark.parametrize("identity", [None, [], "x", 3])
+def test_a_manifest_that_does_not_say_whose_it_is_is_damaged(saved, identity):
+    folder, _ = saved
+    forge(folder / "step-00000003", identity=identity)
+    assert "manifest.json is damaged" in verify(folder / "step-00000003")[0]
+
+
+STATES = [[], "x", {}, {"step": "3"}, {"step": 2.5}, {"step": True}, {"feed": []}, {"evaluated_step": None}]
+STATES += [{"first_evaluation": []}, {"last_evaluation": {"eval_loss": "low"}}, {"best": {"eval_loss": None}}]
+STATES += [{"recent_losses": ["x"]}, {"recent_losses": 3}, {"tracker_id": 3}, {"optimizer_scalars": []}]
+STATES += [{"feed": {"cursors": [["x"]]}}, {"optimizer_scalars": {"x": "y"}}]
+
+
+@pytest.mark.parametrize("change", STATES, ids=map(str, STATES))
+def test_a_state_of_another_form_is_refused_by_name(saved, change):
+    folder, _ = saved
+    path = folder / "step-00000003"
+    state = LoopState().record() | {"optimizer_scalars": {}}
+    forge(path, state | change if isinstance(change, dict) and change else change)
+    assert verify(path) == []
+    with pytest.raises(UserError, match=r"step-00000003/state\.json"):
+        read_state(path, LoopState().record())
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(saved):
+    folder, _ = saved
+    (folder / "step-00000003/manifest.json").unlink()
+    assert steps(folder) == ["step-00000001", "step-00000002"]
+    assert "not a complete checkpoint" in verify(folder / "step-00000003")[0]
+
+
+# Which one to continue from
+
+
+def test_auto_takes_the_newest_whole_one_and_says_what_it_skips(saved):
+    folder, _ = saved
+    said = []
+    assert find_checkpoint(folder, "auto", said.append) == folder / "step-00000003" and said == []
+    victim = next((folder / "step-00000003").glob("*.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert find_checkpoint(folder, "auto", said.append) == folder / "step-00000002"
+    assert len(said) == 1 and "skipping" in said[0] and "step-00000003" in said[0] and victim.name in said[0]
+    for path in list_checkpoints(folder):
+        (path / "state.json").unlink()
+    with pytest.raises(UserError, match="no checkpoint of this run is whole"):
+        find_checkpoint(folder, "auto", said.append)
+
+
+def test_without_checkpoints_or_with_none_a_run_starts_anew(saved, tmp_path):
+    folder, _ = saved
+    assert find_checkpoint(tmp_path / "nothing", "auto", print) is None
+    assert find_checkpoint(folder, "none", print) is None
+
+
+def test_a_checkpoint_asked_for_by_path_must_be_whole(saved):
+    folder, _ = saved
+    wanted = folder / "step-00000001"
+    assert find_checkpoint(folder, str(wanted), print) == wanted
+    (wanted / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"resume_from_checkpoint: .*step-00000001: state\.json"):
+        find_checkpoint(folder, str(wanted), print)
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        find_checkpoint(folder, str(folder / "step-00000009"), print)
+
+
+def test_going_back_leaves_no_checkpoint_of_the_abandoned_steps(saved):
+    folder, _ = saved
+    (folder / ".step-00000007.partial").mkdir()
+    drop_after(folder, 2)
+    assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
+
+
+def test_what_a_user_put_beside_the_checkpoints_is_neither_taken_nor_deleted(saved):
+    folder, save = saved
+    shutil.copytree(folder / "step-00000001", folder / "step-best")
+    shutil.copytree(folder / "step-00000001", folder / "step-00000003-good")
+    shutil.copytree(folder / "step-00000001", folder / "step-00000007")  # one of theirs under another name
+    (folder / "step-latest").symlink_to("step-00000003")
+    (folder / "step-00000099").symlink_to("step-00000001")
+    (folder / "step-notes.txt").write_text("mine")
+    (folder / ".step-mine").mkdir()
+    assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+    assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
+    drop_after(folder, 2)
+    save(4, limit=1)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".step-mine",
+        "step-00000003-good",
+        "step-00000004",
+        "step-00000007",
+        "step-00000099",
+        "step-best",
+        "step-latest",
+        "step-notes.txt",
+    ]

@@ -1,0 +1,170 @@
+"""A save is complete or absent, whenever it fails, and costs a run nothing that it had."""
+
+import copy
+import errno
+import json
+import threading
+import time
+
+import pytest
+from checkpoint_helpers import ABOUT, build, same, save_checkpoint, saver_of, steps, train
+
+from kit.checkpoint import save as saver
+from kit.checkpoint.load import load_checkpoint
+from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, verify
+from kit.checkpoint.save import Saver
+from kit.errors import UserError
+
+
+def test_only_what_trains_is_stored_and_nothing_that_could_be_unpickled(folders, tmp_path):
+    model, optimizer = build(folders["tied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1}, 2)
+    assert {file.suffix for file in path.iterdir()} == {".safetensors", ".json"}
+    for file in path.glob("*.json"):
+        json.loads(file.read_text())
+    headers = b"".join(file.read_bytes() for file in path.glob("*.safetensors"))
+    assert b"lora_A" in headers and b"exp_avg" in headers
+    assert b"embed_tokens" not in headers and b"lm_head" not in headers
+
+
+def test_the_manifest_says_whose_checkpoint_it_is(saved):
+    folder, _ = saved
+    manifest = json.loads((folder / "step-00000002/manifest.json").read_text())
+    assert {key: manifest[key] for key in ABOUT} == ABOUT and manifest["step"] == 2
+    assert read_manifest(folder / "step-00000002")["identity"] == {"seed": 1}
+
+
+# Keeping and pruning
+
+
+def test_the_newest_ones_are_kept(saved):
+    folder, save = saved
+    save(4, limit=2)
+    assert steps(folder) == ["step-00000003", "step-00000004"]
+    save(5, limit=1)
+    assert steps(folder) == ["step-00000005"]
+    for step in (6, 7, 8):
+        save(step, limit=0)
+    assert steps(folder) == [f"step-0000000{step}" for step in (5, 6, 7, 8)]
+
+
+def test_the_best_one_is_kept_besides_the_newest_ones(saved):
+    folder, save = saved
+    for step in (4, 5, 6):
+        save(step, limit=2, best_step=2)
+    assert steps(folder) == ["step-00000002", "step-00000005", "step-00000006"]
+    save(7, limit=2, best_step=7)
+    assert steps(folder) == ["step-00000006", "step-00000007"]
+
+
+def test_the_best_one_is_pruned_like_any_other_where_it_was_not_asked_for(folders, tmp_path):
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    one = saver_of(tmp_path, save_total_limit=1)
+    for step in (1, 2):
+        one.save(model, optimizer, {"step": step, "best": {"step": 1, "eval_loss": 0.5}})
+    one.wait()
+    assert steps(tmp_path) == ["step-00000002"]
+    one = saver_of(tmp_path, save_total_limit=1, keep_best=True)
+    one.save(model, optimizer, {"step": 3, "best": {}})  # nothing was evaluated yet
+    one.wait()
+    assert steps(tmp_path) == ["step-00000003"]
+
+
+# Failures, and saves in the background
+
+
+@pytest.mark.parametrize("moment", ["tensors", "hash", "manifest", "rename"])
+def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, moment):
+    """What goes wrong while saving costs nothing but the save, and says what is still there."""
+    folder, save = saved
+    where, name = {
+        "tensors": (saver.HuggingFaceStorageWriter, "write_data"),
+        "hash": (saver, "describe_file"),
+        "manifest": (saver.durable, "write_text"),
+        "rename": (saver.os, "replace"),
+    }[moment]
+
+    def crash(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, crash)
+        with pytest.raises(UserError, match=r"step 4 could not be .*No space left.*last whole one is step-00000003"):
+            save(4, limit=1)
+    assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+    assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
+    drop_after(folder, 3)  # as the next start does
+    save(4, limit=1)
+    assert steps(folder) == ["step-00000004"] and verify(folder / "step-00000004") == []
+    assert [path.name for path in folder.iterdir()] == ["step-00000004"]
+
+
+def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folders, tmp_path, monkeypatch):
+    """The save is held up until the weights have changed under it."""
+    model, optimizer = build(folders["untied"], method="full")
+    train(model, optimizer, [0])
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    go_on = threading.Event()
+    write = saver.HuggingFaceStorageWriter.write_data
+    monkeypatch.setattr(saver.HuggingFaceStorageWriter, "write_data", lambda *args: go_on.wait(60) and write(*args))
+    one = saver_of(tmp_path)
+    one.save(model, optimizer, {"step": 1})
+    train(model, optimizer, [1])
+    assert not list_checkpoints(tmp_path) and not one.has_failed
+    go_on.set()
+    one.wait()
+    load_checkpoint(model, optimizer, tmp_path / "step-00000001")
+    assert same((model.state_dict(), optimizer.state_dict()), before)
+
+
+@pytest.mark.slow
+def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_path, monkeypatch):
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    running, most = [0], [0]
+    write = saver.HuggingFaceStorageWriter.write_data
+
+    def slowly(*args):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.2)
+        running[0] -= 1
+        return write(*args)
+
+    monkeypatch.setattr(saver.HuggingFaceStorageWriter, "write_data", slowly)
+    one = saver_of(tmp_path, save_total_limit=0)
+    for step in (1, 2, 3):
+        one.save(model, optimizer, {"step": step})
+    one.wait()
+    assert most == [1] and len(list_checkpoints(tmp_path)) == 3
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(saver, "describe_file", refuse)
+    one.save(model, optimizer, {"step": 4})
+    end = time.monotonic() + 60
+    while not one.has_failed:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with pytest.raises(UserError, match=r"step 4 could not be written .*Permission denied"):
+        one.save(model, optimizer, {"step": 5})
+    one.wait()  # told once
+
+
+def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, tmp_path):
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    one = saver_of(tmp_path, async_save=False)
+    one.save(model, optimizer, {"step": 1})
+    assert steps(tmp_path) == ["step-00000001"]
+
+
+def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypatch):
+    folder, save = saved
+    monkeypatch.setattr(Saver, "_on_all", lambda self, work: [work(), (["shard-of-another-machine.safetensors"], {})])
+    with pytest.raises(UserError, match="output_dir must be on a disk that all machines share"):
+        save(4)
+    assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]

@@ -1,0 +1,77 @@
+"""Two runs are the same if every bit of them is, and steps were done after the kill."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kit.cli.compare_runs import compare
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two finished runs of 4 steps that are equal, and what the second had logged when it was killed after step 3."""
+
+    def rows(seconds):
+        for step in range(1, 5):
+            yield {"step": step, "loss": 1 / step, "grad_norm": 0.1, "learning_rate": 0.1, "seconds": step + seconds}
+            yield {"step": step, "eval_loss": 2 / step}
+
+    whole, killed = list(rows(0.0)), list(rows(0.5))
+    continued = killed[:4] + list(rows(0.25))[4:]  # it goes on after step 2
+    for name, lines in (("whole", whole), ("continued", continued)):
+        (tmp_path / name / "final").mkdir(parents=True)
+        write_rows(tmp_path / name, lines)
+        save_file({"a": torch.ones(3), "b": torch.ones(2)}, tmp_path / name / "final/model.safetensors")
+    return tmp_path / "whole", tmp_path / "continued", killed[:6]
+
+
+def write_rows(folder, rows):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_equal_runs_are_exact(folders):
+    comparison = compare(*folders)
+    assert comparison.result == "exact"
+    assert comparison.verdict == "exact: 2 steps after the kill and the final weights are equal bit for bit"
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "learning_rate", "eval_loss"])
+@pytest.mark.parametrize("step", [3, 2])
+def test_one_bit_in_one_measure_is_a_difference(folders, name, step):
+    rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
+    row = next(row for row in rows if row["step"] == step and name in row)
+    row[name] *= 1 + 2.0**-52
+    write_rows(folders[1], rows)
+    before_kill = rows[:4] + folders[2][4:]
+    comparison = compare(*folders[:2], before_kill)
+    assert comparison.result == "differs"
+    assert comparison.verdict.startswith(f"differs from step {step} on, worst relative difference ")
+    assert f"e-16 in {name}; final weights: equal" in comparison.verdict
+    assert ("before the kill" in comparison.verdict) == (step == 2)
+
+
+def test_one_bit_in_the_final_weights_is_a_difference(folders):
+    file = folders[1] / "final/model.safetensors"
+    save_file({"a": torch.ones(3), "b": torch.tensor([1.0, 1.0 + 2.0**-23])}, file)
+    comparison = compare(*folders)
+    assert comparison.result == "differs"
+    assert comparison.verdict == "differs in the final weights: 1 of 2 tensors differ, by up to 1.2e-07"
+    save_file({"a": torch.ones(3), "b": torch.ones(2)}, file, metadata={"format": "pt"})
+    assert compare(*folders).result == "exact"
+    file.unlink()
+    assert compare(*folders).result == "differs"
+
+
+def test_a_missing_step_is_a_difference(folders):
+    rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
+    write_rows(folders[1], [row for row in rows if row["step"] != 3])
+    comparison = compare(*folders)
+    assert comparison.result == "differs" and "differs from step 3 on" in comparison.verdict
+
+
+def test_a_run_with_no_step_left_after_the_kill_proves_nothing(folders):
+    rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
+    comparison = compare(*folders[:2], rows)
+    assert comparison.result == "not continued"

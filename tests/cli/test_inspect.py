@@ -1,0 +1,46 @@
+"""``kit inspect`` shows samples, writes a page, and tells mistakes with status 2."""
+
+import pytest
+
+from kit.cli.main import main
+
+
+def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
+    assert main(["inspect", *model.flags, "-n", "2", "--html", "out.html"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("--- train.jsonl:") == 2 and "page: out.html" in printed
+    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--datset", "x"], "--datset: unknown flag"),
+        (["-n", "-1"], "-n: found -1; expected whole number from 0"),
+        (["--html", "nowhere/out.html"], "--html: nowhere/out.html: No such file or directory"),
+        (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be looked at as a whole"),
+        (["--max_length", "8"], "train.jsonl: none of 20 samples"),
+    ],
+)
+def test_a_mistake_is_told_with_status_2(flags, message, model, capsys):
+    assert main(["inspect", *model.flags, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "prepare"])
+def test_what_a_run_would_refuse_is_refused_before_any_data_is_read(command, model_folder, chat_file, capsys):
+    wrong = ["--max_length", "9999", "--lora_target_modules", "q_porj", "--eval_dataset", "nowhere.jsonl"]
+    assert main([command, "--model_name_or_path", str(model_folder), "--dataset", str(chat_file), *wrong]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: 3 problems")
+    for message in ("max_length: 9999 tokens, the model has 1024 positions", "'q_porj'", "nowhere.jsonl"):
+        assert message in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "prepare"])
+def test_help_says_what_it_takes(command, capsys):
+    try:
+        status = main([command, "--help"])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status == 0 and "recipes/finetune.py" in capsys.readouterr().out

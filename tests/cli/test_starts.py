@@ -1,0 +1,90 @@
+"""What a start of the script said of its failure is passed on, and no process outlives the command."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+
+from kit.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "message"),
+    [
+        (
+            "print('error: seed: of no use\\n    -> another\\n'); sys.exit(1)",
+            2,
+            "error: seed: of no use\n    -> another\n",
+        ),
+        ("print('error: rank 0: step 3: loss nan\\nTraceback'); sys.exit(1)", 1, "error: rank 0: step 3: loss nan\n"),
+        ("os.kill(os.getpid(), 9)", 1, "error: run 1 of 3 was ended by signal 9\n"),
+        (
+            "print('rank 0 failed:'); 1 / 0",
+            1,
+            "ZeroDivisionError: division by zero\nerror: run 1 of 3 ended with status 1\n",
+        ),
+    ],
+)
+def test_what_a_failed_run_said_of_itself_is_said_and_nothing_of_its_launcher(
+    end, status, message, temporary, script, capsys
+):
+    script(f"import os, sys\nprint('loading')\nsys.stdout.flush()\n{end.replace('; ', chr(10))}\n")
+    assert main(["verify-resume"]) == status
+    assert capsys.readouterr().err.endswith(message)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_mistake_found_under_a_launcher_is_one_block_and_status_2(flags, tmp_path, temporary, capsys):
+    (tmp_path / "data.jsonl").write_text('{"messages": 3}\n')
+    assert main(["verify-resume", "--config=ddp", *flags(dataset=tmp_path / "data.jsonl")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("\nerror: ") and "data.jsonl:1" in err and len(err.strip().splitlines()) <= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_all_processes_orphans_included(number, temporary, script, tmp_path):
+    """Two below the script: one in a session of its own, one that has lost its parent; both deaf to SIGTERM."""
+    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    path = script(f"""
+import os, subprocess, sys, time
+pids = [os.getpid(), subprocess.Popen([sys.executable, "-c", {deaf!r}], start_new_session=True).pid]
+code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=-3).pid)"
+pids.append(int(subprocess.check_output([sys.executable, "-c", code])))
+open({str(tmp_path / "pids.partial")!r}, "w").write(" ".join(map(str, pids)))
+os.rename({str(tmp_path / "pids.partial")!r}, {str(tmp_path / "pids")!r})
+time.sleep(600)
+""")
+    code = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+from pathlib import Path
+import kit.cli.main, kit.cli.starts
+kit.cli.starts.SCRIPT = Path({str(path)!r})
+sys.exit(kit.cli.main.main(["verify-resume"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not (tmp_path / "pids").exists():
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.02)
+        pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 3 and all(map(runs, pids))
+        process.send_signal(number)
+        process.send_signal(signal.SIGINT)  # who is in a hurry must not be left with half of it
+        assert process.wait(120) == 130
+        assert not any(map(runs, pids)) and list(temporary.iterdir()) == []
+    finally:
+        process.kill()
+
+
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

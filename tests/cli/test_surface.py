@@ -1,0 +1,119 @@
+"""Whatever is wrong with a command line: status 2, one block that says what, and nothing written.
+
+``surface.txt`` holds wrong commands and what each says, as in a terminal. They run in a folder that has:
+
+    model/         a model of 1024 positions            chats.jsonl    61 chats
+    taken/         somebody's file                      broken.jsonl   a row that is no chat, and one that is no JSON
+    *.yaml         recipes, and the config of a strategy that is not offered
+"""
+
+import os
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from conftest import ROOT
+
+from kit.cli import verify_resume
+from kit.cli.main import COMMANDS
+from kit.config.validation import FLAGS
+
+SCRIPTS = ("recipes/finetune.py", "recipes/score.py", "recipes/export.py")
+FILES = {
+    "broken.jsonl": '{"messages": 3}\n{"messages": [\n',
+    "typo.yaml": "# mine\nmodel_name_or_path: model\ndataset: chats.jsonl\nlearning_rat: 1e-4\nmax_steps: many\n",
+    "twice.yaml": "model_name_or_path: model\ndataset: chats.jsonl\nseed: 1\nseed: 2\n",
+    "syntax.yaml": "model_name_or_path: model\ndataset: [chats.jsonl\nseed: 1\n",
+    "list.yaml": "- model_name_or_path\n- dataset\n",
+    "conflicts.yaml": "model_name_or_path: model\ndataset: chats.jsonl\nglobal_batch_size: 10\n"
+    "per_device_train_batch_size: 4\neval_dataset: chats.jsonl\neval_split_size: 5\n",
+    "deepspeed.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\n",
+    "taken/thesis.txt": "mine\n",
+}
+
+
+def wrong_commands():
+    """Each command of the file with what it says."""
+    text = Path(__file__).with_name("surface.txt").read_text(encoding="utf-8")
+    return [tuple(block.rstrip().split("\n", 1)) for block in text.split("$ ")[1:]]
+
+
+@pytest.fixture(scope="module")
+def folder(model_folder, chat_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("surface")
+    shutil.copytree(model_folder, folder / "model")
+    shutil.copy(chat_file, folder / "chats.jsonl")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def typed(folder, monkeypatch, capfd):
+    """Types a command in ``folder``: its status and what it said on each stream, wherever the kit lies."""
+
+    def leave(status):
+        raise SystemExit(status)
+
+    def typed(command):
+        program, *words = shlex.split(command)
+        script = ROOT / (program if program in SCRIPTS else "kit/cli/main.py")
+        monkeypatch.setattr(sys, "argv", [str(script), *words])
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(script), run_name="__main__")
+        return left.value.code, *(text.strip("\n") for text in capfd.readouterr())
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")  # where argparse breaks lines
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with patch.dict(os.environ):
+        yield typed
+
+
+def content(folder):
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("command", "said"), wrong_commands(), ids=[command for command, _ in wrong_commands()])
+def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(command, said, folder, typed):
+    before = content(folder)
+    assert typed(command) == (2, "", said)
+    assert said.count("error: ") == 1 and "Traceback" not in said
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("script", SCRIPTS[:2])
+def test_help_of_a_script_tells_every_flag(script, typed):
+    status, text, _ = typed(f"{script} --no_such_flag --help")
+    assert status == 0 and text.startswith(f"usage: accelerate launch {script} [--config C] [--recipe R]")
+    for name, info in FLAGS.items():
+        assert f"\n  --{name} <" in text and f"\n      {info.description}\n" in f"{text}\n"
+
+
+def test_help_of_export_tells_what_it_takes(typed):
+    status, text, _ = typed("recipes/export.py --help")
+    assert status == 0 and text.startswith("usage: export.py ")
+    for word in ("source", "--output_dir", "--merge", "--dtype", "--measure_drift", "--trust_remote_code"):
+        assert f"\n  {word} " in text
+
+
+def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
+    status, text, _ = typed("kit --help")
+    assert status == 0 and text.startswith("usage: kit <command> [--help]\n")
+    assert [line.split()[0] for line in text.splitlines()[2:]] == list(COMMANDS)
+    for name, module in COMMANDS.items():
+        status, text, _ = typed(f"kit {name} --help")
+        assert status == 0 and text.startswith(f"usage: kit {name} ")
+        assert module.HELP.lower() in " ".join(text.split()).lower() or module is verify_resume  # which says more
+
+
+def test_every_script_and_command_is_among_the_wrong_ones():
+    commands = [command for command, _ in wrong_commands()]
+    for name in (*SCRIPTS, *(f"kit {name}" for name in COMMANDS)):
+        assert [command for command in commands if f"{command} ".startswith(f"{name} ")], name

@@ -1,0 +1,34 @@
+"""Settings that are right alone and wrong together are named, with one that works."""
+
+import pytest
+
+from kit.config.conflicts import find_conflicts, suggest_batch
+from kit.config.recipe import Recipe
+
+REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"global_batch_size": 10, "per_device_train_batch_size": 4}, {"global_batch_size"}),
+        ({"eval_dataset": "e", "eval_split_size": 0.1}, {"eval_split_size"}),
+        ({"eval_steps": 5}, {"eval_steps"}),
+        ({"predict_with_generate": True}, {"predict_with_generate"}),
+        ({"method": "full", "adapter_name_or_path": "a"}, {"adapter_name_or_path"}),
+        ({"method": "qlora", "use_dora": True}, {"use_dora"}),
+        ({"eval_steps": 5, "use_dora": True, "method": "qlora"}, {"eval_steps", "use_dora"}),
+        ({"eval_steps": 5, "eval_split_size": 0.1}, set()),
+        ({"eval_steps": 5, "eval_dataset": "e"}, set()),
+        ({}, set()),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(settings, named):
+    assert {c.fields[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+@pytest.mark.parametrize("unit", [1, 3, 8])
+def test_a_suggested_batch_size_is_one_that_works(size, unit):
+    suggestions = [int(word) for word in suggest_batch(size, unit).split(" or ")]
+    assert suggestions and all(n > 0 and n % unit == 0 and abs(n - size) < unit for n in suggestions)

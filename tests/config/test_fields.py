@@ -1,0 +1,55 @@
+"""A setting says of itself what it takes, and reads what a user writes as such."""
+
+import pytest
+
+from kit.config.fields import choices, column_mapping, comma_separated, dataset_entries, expected, is_optional
+from kit.config.recipe import Launch, Recipe
+
+
+def test_every_setting_says_what_it_is_and_what_it_takes():
+    for name, info in (Launch.model_fields | Recipe.model_fields).items():
+        assert info.description and expected(info), name
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lora_r", "whole number from 1"),
+        ("lora_dropout", "number from 0 below 1"),
+        ("learning_rate", "number above 0"),
+        ("packing", "true | false"),
+        ("max_steps", "whole number from 1"),
+        ("mixing", "samples | tokens"),
+        ("report_to", "list of tensorboard | wandb | trackio"),
+        ("warmup_steps", "whole number, or share below 1, from 0"),
+        ("dataset_columns", "theirs=ours, separated by commas, each of theirs once"),
+    ],
+)
+def test_what_a_setting_takes_is_said_in_words(name, words):
+    assert expected(Recipe.model_fields[name]) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.jsonl", "a.jsonl"),
+        ("a.jsonl, b.jsonl", [{"path": "a.jsonl"}, {"path": "b.jsonl"}]),
+        ("[{path: a, weight: 2}, b]", [{"path": "a", "weight": "2"}, {"path": "b"}]),
+        (["a", {"path": "b"}], [{"path": "a"}, {"path": "b"}]),
+    ],
+)
+def test_one_data_set_stays_a_name_and_several_become_entries(text, value):
+    assert dataset_entries(text) == value
+
+
+def test_lists_and_columns_are_written_with_commas():
+    assert comma_separated(" a, b ,,") == ["a", "b"] and comma_separated(["a,b"]) == ["a,b"]
+    assert column_mapping("q = prompt, a=completion") == {"q": "prompt", "a": "completion"}
+    for mistake in ("q", "q=a=b", "q=a,q=b"):
+        assert column_mapping(mistake) == mistake  # refused as text, where a mapping is expected
+
+
+def test_the_words_a_setting_allows_are_known_for_hints():
+    assert choices(Recipe.model_fields["report_to"].annotation) == ["tensorboard", "wandb", "trackio"]
+    assert choices(Recipe.model_fields["seed"].annotation) == []
+    assert is_optional(Recipe.model_fields["max_steps"]) and not is_optional(Recipe.model_fields["seed"])

@@ -1,0 +1,115 @@
+"""Whatever a YAML file holds, its values mean what their author meant, and a mistake has its line."""
+
+import os
+
+import pytest
+from config_helpers import accepted, problems
+
+from kit.config.recipe import RECIPES, ROOT
+from kit.config.recipe_file import find_file, read_yaml
+from kit.errors import UserError
+
+
+def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "data.jsonl").touch()
+    recipe_file("")
+    os.rename("mine.yaml", folder / "mine.yaml")
+    argv = ["--recipe", "elsewhere/mine.yaml"]
+    with open(folder / "mine.yaml", "a", encoding="utf-8") as file:
+        file.write("eval_dataset: data.jsonl\n")
+    recipe = accepted(argv)
+    assert os.path.samefile(recipe.eval_dataset, folder / "data.jsonl")
+    assert recipe.dataset == "some/data"  # not there: a hub id, or relative to where the command runs
+    assert accepted([*argv, "--eval_dataset", "data.jsonl"]).eval_dataset == "data.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("learning_rate: 1e-4", 1e-4),
+        ("learning_rate: 1.0e-4", 1e-4),
+        ("max_steps: 3.0", 3),
+        ("max_steps: null", None),
+        ("max_steps:", None),
+        ("max_steps: ~", None),
+        ("model_revision: 0123", "0123"),
+        ("model_revision: 1e5", "1e5"),
+        ("output_dir: 2024-01-01", "2024-01-01"),
+        ("report_to: wandb", ["wandb"]),
+        ("report_to: [wandb, trackio]", ["wandb", "trackio"]),
+        ("lora_target_modules: all-linear", "all-linear"),
+        ("lora_target_modules: [q_proj, v_proj]", ["q_proj", "v_proj"]),
+        ("dataset_columns: {question: prompt}", {"question": "prompt"}),
+        ("dataset_columns: question=prompt", {"question": "prompt"}),
+        ("warmup_steps: 0.5", 0.5),
+        ("eval_split_size: 200", 200),
+    ],
+)
+def test_yaml_values_mean_what_their_author_meant(recipe_file, line, value):
+    assert getattr(accepted(recipe_file(line)), line.partition(":")[0]) == value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x7fELF\x02\x01\x01\x00\xff\xfe",
+        b"\x00\x01",
+        b"- a\n- b\n",
+        b"just words",
+        b"a: [1, 2",
+        b"a: b: c",
+        b"\tseed: 1",
+        b"a: 1\n---\nb: 2\n",
+        b"seed: *nowhere",
+        b"seed: &s [*s]",
+        b"[a]: 1",
+        b"{{a: b}: c}: 1",
+        b"<<: {seed: 1}",
+        b"!!python/object/apply:os.system [ls]",
+        b"a: " + b"[" * 100_000,
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_by_name(content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_bytes(content)
+    argv = ["--recipe", "mine.yaml", "--model_name_or_path", "m", "--dataset", "d"]
+    found = problems(argv)
+    assert found and all(where.startswith("mine.yaml") for where in found)
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: 2024-13-45", b"a: !!int x", b"a: !!bool x", b"a: 1\na: 2", b"b: {a: 1, a: 2}"]
+)
+def test_read_yaml_turns_what_yaml_cannot_make_sense_of_into_a_user_error(content, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        read_yaml(path)
+
+
+def test_read_yaml_gives_typed_values_and_lines(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("# c\nnum_processes: 2\n\nfsdp_config:\n  fsdp_offload_params: true\n", encoding="utf-8")
+    assert read_yaml(path) == (
+        {"num_processes": 2, "fsdp_config": {"fsdp_offload_params": True}},
+        {"num_processes": 2, "fsdp_config": 4},
+    )
+
+
+@pytest.mark.parametrize("name", [".", "/", "recipes", "x" * 5000, "no\udcffpe", "tiny/", "../tiny"])
+def test_a_path_that_is_no_recipe_is_refused(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert list(problems(["--recipe", name])) == ["--recipe"]
+
+
+def test_an_empty_recipe_with_all_that_is_needed_on_the_command_line_is_fine(recipe_file):
+    argv = recipe_file("# nothing\n", base=False)
+    assert accepted([*argv, "--model_name_or_path", "m", "--dataset", "d"]).dataset == "d"
+
+
+def test_files_are_found_by_path_name_and_stem(recipe_file, tmp_path):
+    recipe_file("")
+    assert find_file("tiny", RECIPES, "recipe") == find_file("tiny.yaml", RECIPES, "recipe")
+    assert find_file("mine.yaml", RECIPES, "recipe").resolve() == tmp_path / "mine.yaml"

@@ -1,0 +1,110 @@
+"""A script that fails says why: memory that ran out with what it holds, lost ranks by name."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, run_ranks
+from memory_helpers import ON_CPU, make, placed
+
+from kit.errors import UserError
+from kit.failures import exits, phases
+from kit.failures.guard import Guard
+
+
+@pytest.fixture
+def guard(monkeypatch):
+    """A guard of one process; what it has to explain is forgotten after the test."""
+    monkeypatch.setattr(exits, "_explainers", list(exits._explainers))
+    return Guard(SimpleNamespace(process_index=0, num_processes=1), make(method="full"), placed())
+
+
+def explained(error):
+    """As the script explains it when it ends."""
+    return next((told for explain in exits._explainers if (told := explain(error))), None)
+
+
+def test_memory_that_runs_out_is_explained_with_what_the_run_holds_by_then(guard, build):
+    before = explained(RuntimeError(ON_CPU))
+    assert isinstance(before, UserError) and "trainable weights" not in str(before)
+    model, optimizer = build()
+    guard.holds(model)
+    assert re.search(r"^ +trainable weights +[1-9]", str(explained(RuntimeError(ON_CPU))), re.M)
+    model(input_ids=model.model.embed_tokens.weight.new_ones(1, 4).long()).logits.sum().backward()
+    optimizer.step()
+    assert "optimiser state" not in str(explained(RuntimeError(ON_CPU)))
+    guard.holds(model, optimizer)
+    assert re.search(r"^ +optimiser state +[1-9]", str(explained(RuntimeError(ON_CPU))), re.M)
+
+
+def test_what_is_not_about_memory_or_ranks_stays_what_it_is(guard):
+    for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("out of memory")):
+        assert explained(error) is None
+
+
+def test_a_phase_and_each_item_of_an_evaluation_count_as_a_move(guard):
+    """Or an evaluation that takes longer than the time-out would be taken for a rank that hangs."""
+    watch = guard.watch
+    watch._moved = 0.0
+    guard.at(phases.EVALUATING, 4)
+    assert watch._moved > 0 and (watch._phase, watch._step) == ("evaluating", 4)
+    moves = []
+    for item in guard.progress([1, 2, 3], "evaluation loss", 3):
+        moves.append((item, watch._moved > 0))
+        watch._moved = 0.0
+    assert moves == [(1, True), (2, True), (3, True)]
+
+
+SHORT = """
+import runpy, sys
+import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
+from kit.train import step
+
+train_step, plain, num_steps = step.train_step, LlamaMLP.forward, 0
+def counted(*args, **kwargs):
+    global num_steps
+    num_steps += 1
+    return train_step(*args, **kwargs)
+def forward(self, hidden):
+    return plain(self, hidden) if num_steps < 3 else torch.empty(1 << 50)
+step.train_step, LlamaMLP.forward = counted, forward
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+NO_ROOM = """
+import runpy, sys
+import torch
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained = lambda *args, **kwargs: torch.empty(1 << 50)
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_script_tells_so_too_where_there_is_no_model_yet(finetune, tmp_path):
+    (tmp_path / "no_room.py").write_text(NO_ROOM.format(script=str(ROOT / "recipes/finetune.py")))
+    words = [f"--{name}={value}" for name, value in finetune.defaults.items()]
+    run_ranks(str(tmp_path / "no_room"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
+    assert "\nerror: out of memory: 4.00 PiB asked for in loading\n" in text
+
+
+@pytest.mark.slow
+def test_the_script_ends_with_the_message_and_the_same_command_with_the_flag_goes_on(finetune, tmp_path):
+    """Status 2 and no traceback; nothing is lost."""
+    (tmp_path / "short.py").write_text(SHORT.format(script=str(ROOT / "recipes/finetune.py")))
+    flags = {"per_device_train_batch_size": 8, "method": "full", "save_steps": 1}
+    words = [f"--{name}={value}" for name, value in (finetune.defaults | flags).items()]
+    run_ranks(str(tmp_path / "short"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    assert log.with_suffix(".status").read_text() == "2" and "Traceback" not in text, text
+    assert "\nerror: out of memory: 4.00 PiB asked for in the forward pass (LlamaMLP)\n" in text
+    assert re.search(r"^ +trainable weights +[1-9]", text, re.M) and re.search(r"^ +optimiser state +[1-9]", text, re.M)
+    assert "--per_device_train_batch_size 4 " in text.split("these make it another run")[0]
+    went_on = finetune.ok("run", **flags | {"per_device_train_batch_size": 4})
+    assert "continuing after step 2 of 6" in went_on.output

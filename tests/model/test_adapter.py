@@ -1,0 +1,119 @@
+"""Adapters begin the same everywhere, go on with their own shape, and are refused where they do not fit."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from model_helpers import BF16, FP32, build, problems
+
+from kit.model.adapter import attach_adapter
+from kit.model.load import build_meta_model, check_model, open_config
+
+
+def test_the_seed_alone_decides_the_first_adapters(recipe):
+    """Not what ran before: sharding takes each rank's part of what must be one matrix."""
+
+    def adapters(seed):
+        torch.rand(7)
+        model = build(recipe(method="lora", seed=seed), FP32)
+        return {name: p for name, p in model.named_parameters() if "lora_" in name}
+
+    first, second, other = adapters(1), adapters(1), adapters(2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first if "lora_A" in name)
+    assert not any(p.any() for name, p in first.items() if "lora_B" in name)  # starts as the base model
+
+
+@pytest.mark.parametrize(("r", "alpha", "rslora", "scale"), [(4, 8, False, 2.0), (16, 8, True, 2.0)])
+def test_rank_and_scale_are_those_of_the_recipe(recipe, r, alpha, rslora, scale):
+    model = build(recipe(lora_r=r, lora_alpha=alpha, use_rslora=rslora, lora_target_modules="q_proj,v_proj"), FP32)
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    assert len(layers) == 3 * 2
+    assert {layer.scaling["default"] for layer in layers} == {scale}
+    assert {layer.r["default"] for layer in layers} == {r}
+
+
+def test_an_adapter_goes_on_with_its_own_shape(recipe, tmp_path):
+    first = build(recipe(lora_r=3, lora_target_modules="q_proj"), FP32)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.5)
+    first.save_pretrained(tmp_path / "adapter")
+    again = build(recipe(adapter_name_or_path=str(tmp_path / "adapter")), BF16)
+    trained = {name: p for name, p in again.named_parameters() if p.requires_grad}
+    expected = {name: p for name, p in first.named_parameters() if p.requires_grad}
+    assert set(trained) == set(expected)
+    assert all(p.dtype == torch.float32 and torch.equal(p, expected[name]) for name, p in trained.items())
+
+
+def test_the_dry_run_counts_the_adapters_that_will_train(recipe):
+    mine = recipe(lora_r=5)
+    meta = attach_adapter(build_meta_model(mine, open_config(mine)), mine)
+    count = sum(p.numel() for p in meta.parameters() if p.requires_grad)
+    assert count == sum(p.numel() for p in build(mine, FP32).parameters() if p.requires_grad)
+    assert all(p.device.type == "meta" for p in meta.parameters())
+
+
+def test_a_mistyped_target_module_gets_a_hint(recipe):
+    text = problems(recipe(lora_target_modules="q_porj,v_proj,nothing_like_it"))
+    assert "no module 'q_porj'" in text and "did you mean 'q_proj'?" in text
+    assert "no module 'nothing_like_it'" in text and "down_proj" in text
+    assert "'v_proj'" not in text
+    assert problems(recipe(method="full", lora_target_modules="q_porj")) == ""  # not looked at
+
+
+def test_a_target_that_takes_no_adapter_is_refused_by_name(recipe):
+    text = problems(recipe(lora_target_modules="mlp,input_layernorm,embed_tokens,q_proj"))
+    assert "'mlp' is a LlamaMLP" in text and "'input_layernorm' is a LlamaRMSNorm" in text
+    assert "'embed_tokens'" not in text and "'q_proj'" not in text
+
+
+def test_an_adapter_that_fits_is_checked_without_a_trace(recipe, adapter):
+    for settings in ({}, {"use_dora": True}, {"lora_target_modules": "embed_tokens,q_proj,lm_head"}):
+        mine = recipe(adapter_name_or_path=str(adapter(**settings)))
+        config = open_config(mine)
+        meta_model = build_meta_model(mine, config)
+        before = [name for name, _ in meta_model.named_parameters()]
+        assert check_model(mine, config, meta_model) == []
+        assert [name for name, _ in meta_model.named_parameters()] == before
+        attach_adapter(meta_model, mine)
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 48}, {"num_hidden_layers": 2}, {"num_hidden_layers": 4}])
+def test_an_adapter_of_another_base_is_refused_with_its_name(recipe, adapter, changed, change, model_folder):
+    text = problems(recipe(changed(**change), adapter_name_or_path=str(adapter())))
+    assert text.startswith("adapter_name_or_path") and "does not fit" in text and str(model_folder) in text
+
+
+def test_a_broken_adapter_is_found_in_the_checks(recipe, adapter, tmp_path):
+    folder = adapter()
+    mine = recipe(adapter_name_or_path=str(folder))
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    whole = config.read_text()
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert problems(mine).startswith(f"adapter_name_or_path: {folder}: ")
+    weights.unlink()
+    torch.save({}, folder / "adapter_model.bin")
+    assert "never opened" in problems(mine)
+    shutil.copy(tmp_path / "adapter" / "adapter_model.bin", weights)
+    for text in ("{", "[]", "{}", '{"peft_type": "NONE_SUCH"}', whole.replace('"r": 3', '"r": "x"')):
+        config.write_text(text)
+        assert problems(mine).startswith("adapter_name_or_path")
+    for absent in (str(tmp_path / "nowhere"), "~/nowhere", "./" + "x" * 300, "y" * 300, "some/adapter"):
+        assert problems(recipe(adapter_name_or_path=absent)).startswith("adapter_name_or_path")
+
+
+def test_a_dora_adapter_does_not_go_on_a_4_bit_base(recipe, adapter):
+    folder = str(adapter(use_dora=True))
+    assert "use_dora" in problems(recipe(method="qlora", adapter_name_or_path=folder))
+    assert problems(recipe(method="lora", adapter_name_or_path=folder)) == ""
+
+
+def test_an_adapter_that_is_no_lora_is_refused(recipe, adapter):
+    folder = adapter()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    ia3 = {"peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": []}
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": config["revision"], **ia3}))
+    assert "IA3" in problems(recipe(adapter_name_or_path=str(folder)))

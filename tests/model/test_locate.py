@@ -1,0 +1,133 @@
+"""A model or an adapter is found by its name, and what cannot be opened is refused by that name."""
+
+import shutil
+
+import pytest
+from model_helpers import FP32, TEMPLATE, build, problems
+
+from kit.errors import UserError
+from kit.model.load import open_config, open_tokenizer
+from kit.model.locate import HUB_SECONDS, base_of_adapter, locate_model
+
+DAMAGED = ["", "{", "[]", "null", "{}", "[" * 200_000, '{"metadata": {}, "weight_map": null}']
+DAMAGED += ['{"metadata": {}, "weight_map": {}}', '{"metadata": {}, "weight_map": ["model.safetensors"]}']
+DAMAGED += ['{"metadata": {}, "weight_map": {"lm_head.weight": 3}}', '{"weight_map": {"lm_head.weight": "part"}}']
+
+
+def test_a_missing_folder_is_named(recipe, tmp_path):
+    with pytest.raises(UserError, match=r"model_name_or_path: .*/nowhere: no such folder"):
+        open_config(recipe(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"no config\.json in it"):
+        open_config(recipe(tmp_path))
+
+
+def test_a_home_folder_is_found_and_a_long_name_is_no_traceback(recipe, model_folder, adapter, monkeypatch):
+    folder = adapter()
+    monkeypatch.setenv("HOME", str(folder.parent))
+    shutil.copytree(model_folder, folder.parent / "base")
+    mine = recipe("~/base", adapter_name_or_path="~/adapter")
+    assert problems(mine) == "" and open_tokenizer(mine)
+    build(mine, FP32)
+    for name in ("~/nowhere", "x" * 5000, "/" + "x" * 300, "a/" + "b" * 300):
+        with pytest.raises(UserError, match="model_name_or_path"):
+            open_config(recipe(name))
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_index_is_refused_by_name_before_anything_is_loaded(recipe, changed, text):
+    folder = changed()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(text)
+    assert problems(recipe(folder)) == ""  # beside undivided weights nobody opens it
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    with pytest.raises(UserError, match=r"model_name_or_path: .*index\.json"):
+        open_config(recipe(folder))
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', "{"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "generation_config.json"])
+def test_other_files_that_are_read_with_the_weights_end_in_no_traceback(recipe, changed, name, text):
+    folder = changed()
+    (folder / name).write_text(text)
+    if (name, text) == ("generation_config.json", "{"):
+        assert build(recipe(folder), FP32)  # transformers goes on without
+        return
+    with pytest.raises(UserError, match=f"model_name_or_path: .*{name}"):
+        build(recipe(folder), FP32)
+
+
+def test_an_adapter_folder_must_hold_an_adapter(recipe, tmp_path):
+    text = problems(recipe(adapter_name_or_path=str(tmp_path)))
+    assert "adapter_config.json" in text and "adapter_model.safetensors" in text
+
+
+def test_an_adapter_brings_its_tokenizer_or_takes_the_model_s(recipe, with_template, model_folder):
+    mine = recipe(adapter_name_or_path=str(with_template))
+    assert open_tokenizer(mine).chat_template == TEMPLATE
+    (with_template / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"^error: adapter_name_or_path: no tokenizer in"):
+        open_tokenizer(mine)
+    (with_template / "tokenizer_config.json").unlink()
+    assert open_tokenizer(mine).chat_template == (model_folder / "chat_template.jinja").read_text()
+
+
+def test_an_adapter_from_the_hub_does_so_too(recipe, with_template, model_folder, tmp_path, monkeypatch):
+    from huggingface_hub import constants, errors
+
+    adapter, tokenizer = {}, {}
+    for path in with_template.iterdir():
+        (adapter if path.name.startswith("adapter") else tokenizer)[path.name] = path.read_bytes()
+    snapshot = tmp_path / "hub"
+    on_hub, asked = adapter | tokenizer, []
+
+    def hf_hub_download(name, file):
+        asked.append(file)
+        if file not in on_hub:
+            raise errors.EntryNotFoundError(file)
+        snapshot.mkdir(exist_ok=True)
+        (snapshot / file).write_bytes(on_hub[file])
+        return str(snapshot / file)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("kit.model.locate.hf_hub_download", hf_hub_download)
+    mine = recipe(adapter_name_or_path="some/adapter")
+    assert open_tokenizer(mine).chat_template == TEMPLATE
+    shutil.rmtree(snapshot)
+    on_hub = adapter
+    assert open_tokenizer(mine).chat_template == (model_folder / "chat_template.jinja").read_text()
+    assert problems(mine) == ""
+    assert "chat_template.jinja" in asked
+    on_hub = tokenizer
+    assert problems(mine).startswith("adapter_name_or_path: some/adapter: adapter_config.json")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_not_for_long(monkeypatch):
+    asked = []
+
+    def model_info(self, name, revision=None, timeout=None):
+        asked.append((name, revision, timeout))
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("kit.model.locate.HfApi.model_info", model_info)
+    with pytest.raises(UserError, match=r"no folder 'some/model', and the hub cannot be reached \(no route\)"):
+        locate_model("some/model", "v2")
+    assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10
+
+
+def test_the_folder_of_a_run_is_no_model_and_its_final_is_meant(tmp_path):
+    (tmp_path / "run/final").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"did you mean {tmp_path}/run/final"):
+        locate_model(str(tmp_path / "run"), None)
+
+
+def test_the_base_of_an_adapter_is_there_or_the_way_to_name_it_is_told(adapter, model_folder):
+    folder = adapter()
+    file = folder / "adapter_config.json"
+    assert base_of_adapter(folder, "give the base") == str(model_folder)
+    whole = file.read_text()
+    moved = whole.replace(str(model_folder), "/moved/away")
+    for text in (moved, "[]", "{", "{}", '{"base_model_name_or_path": null}', '{"base_model_name_or_path": 3}'):
+        file.write_text(text)
+        with pytest.raises(UserError, match=f"^error: {file}: .*\n    -> give the base$"):
+            base_of_adapter(folder, "give the base")

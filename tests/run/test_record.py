@@ -1,0 +1,97 @@
+"""What a run left is read back as it was, with the model its weights fit; what is no record of a run is refused."""
+
+import json
+
+import pytest
+from conftest import actual_strategy
+
+from kit.config.recipe import Recipe
+from kit.errors import UserError
+from kit.run.folder import RunFolder
+from kit.run.identity import identity
+from kit.run.record import (
+    VERSIONED_PACKAGES,
+    read_metrics,
+    read_run,
+    recipe_of_checkpoint,
+    recipe_of_run,
+    versions,
+    write_record,
+)
+
+
+@pytest.fixture
+def run_file(recipe, model_folder, tmp_path):
+    """``run.json`` of a run that trained an adapter of its own shape with a template of its own."""
+    settings = {"model_name_or_path": str(model_folder), "lora_r": 3, "use_rslora": True, "chat_template": "llama3"}
+    folder = RunFolder(recipe(**settings), "mine", identity(recipe(**settings), "abc", "base"))
+    folder.open()
+    folder.begin(actual_strategy(), {"fingerprint": "abc"}, 0, 8)
+    return tmp_path / "out/run.json"
+
+
+def test_the_record_of_a_run_is_read_back_as_it_was(run_file):
+    recipe, strategy = read_run(run_file)
+    assert (recipe.lora_r, recipe.chat_template, recipe.output_dir) == (3, "llama3", str(run_file.parent))
+    assert strategy == actual_strategy()
+    write_record(run_file.parent, json.loads(run_file.read_text()) | {"strategy": {"type": "ddp"}})
+    with pytest.raises(UserError, match="no record of a run"):
+        read_run(run_file)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"recipe": {}, "strategy": {}}', "[" * 200_000, "\x00"])
+def test_what_is_no_record_of_a_run_is_refused_by_name(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json: no record of a run .*; expected the folder of a run"):
+        read_run(tmp_path / "run.json")
+
+
+def test_a_record_is_the_old_one_or_the_new_one_and_nothing_stays_beside_it(tmp_path):
+    for number in (1, 2):
+        write_record(tmp_path, {"number": number})
+        assert json.loads((tmp_path / "run.json").read_text()) == {"number": number}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_lines_of_metrics_that_a_kill_cut_off_are_left_out(tmp_path):
+    assert read_metrics(tmp_path) == []
+    lines = ['{"step": 1, "loss": 2.0}', "", "5", "[]", '{"step": "x"}', "[" * 200_000, '{"step": 2}', '{"step": 3, "l']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2}]
+
+
+def test_the_model_of_a_run_is_opened_as_the_run_trained_it(run_file, model_folder, tmp_path):
+    asked = Recipe(model_name_or_path="x", dataset="mine.jsonl", lora_r=64, seed=7)
+    opener = recipe_of_run(asked, run_file)
+    assert (opener.model_name_or_path, opener.lora_r, opener.use_rslora) == (str(model_folder), 3, True)
+    assert (opener.dataset, opener.seed, opener.chat_template) == ("mine.jsonl", 7, "llama3")
+    assert recipe_of_run(asked.model_copy(update={"chat_template": "chatml"}), run_file).chat_template == "chatml"
+
+
+def test_a_base_that_has_moved_is_named_and_can_be_given(run_file, tmp_path):
+    record = json.loads(run_file.read_text())
+    record["recipe"] |= {"model_name_or_path": str(tmp_path / "gone"), "model_revision": "v1"}
+    run_file.write_text(json.dumps(record))
+    asked = Recipe(model_name_or_path="x", dataset="d")
+    with pytest.raises(UserError, match=r"gone(.|\n)*a relative path counts from where the run was started"):
+        recipe_of_run(asked, run_file)
+    opener = recipe_of_run(asked, run_file, base="here")
+    assert (opener.model_name_or_path, opener.model_revision, opener.lora_r) == ("here", None, 3)
+
+
+def test_a_checkpoint_is_opened_with_the_recipe_of_the_run_around_it(run_file, checkpoint_of, tmp_path):
+    asked = Recipe(model_name_or_path="x", dataset="d")
+    path = checkpoint_of(asked, run_file.parent / "checkpoints", 3)
+    assert recipe_of_checkpoint(path, asked, "--checkpoint").lora_r == 3
+    alone = checkpoint_of(asked, tmp_path / "elsewhere/checkpoints", 3)
+    with pytest.raises(UserError, match="no record of a run"):
+        recipe_of_checkpoint(alone, asked, "--checkpoint")
+    (path / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"--checkpoint: .*step-00000003: state\.json has"):
+        recipe_of_checkpoint(path, asked, "--checkpoint")
+
+
+def test_versions_are_of_the_kit_and_of_each_library_and_none_where_there_is_no_such(monkeypatch):
+    assert list(versions()) == ["kit", *VERSIONED_PACKAGES] and versions()["torch"]
+    monkeypatch.setattr("kit.run.record.VERSIONED_PACKAGES", ("torch", "not-a-package"))
+    assert versions()["not-a-package"] is None

@@ -1,0 +1,83 @@
+"""The strategy that was asked for is the one that runs, or the run stops; a dry run says the same of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kit.config.recipe import Recipe
+from kit.errors import TrainingError
+from kit.model.load import build_meta_model, open_config
+from kit.strategy.accelerator import check_strategy, data_ranks, layer_classes, planned, prepare, start
+from kit.strategy.topology import Topology
+from kit.train.optim import build_optimizer
+
+
+def topology(strategy="single", **changes):
+    values = {"config_name": strategy, "num_processes": 1, "mixed_precision": "no", "device_type": "cpu"}
+    return Topology(strategy=strategy, **(values | changes))
+
+
+@pytest.fixture
+def recipe(model_folder, tmp_path):
+    return Recipe(model_name_or_path=str(model_folder), dataset="d", method="full", output_dir=str(tmp_path / "out"))
+
+
+@pytest.fixture
+def llama(recipe):
+    return build_meta_model(recipe, open_config(recipe))
+
+
+def test_the_models_own_decoder_layer_is_sharded_unless_the_config_names_another(llama, model):
+    assert layer_classes(topology("fsdp2"), llama) == ("LlamaDecoderLayer",)
+    assert layer_classes(topology("fsdp2", layer_classes=("LlamaMLP",)), llama) == ("LlamaMLP",)
+    assert layer_classes(topology("fsdp2"), model.head) == ()
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused_with_those_it_has(llama):
+    assert check_strategy(topology("fsdp2"), llama) == []
+    (problem,) = check_strategy(topology("fsdp2", layer_classes=("MistralDecoderLayer",)), llama)
+    assert problem.where == "fsdp_transformer_layer_cls_to_wrap"
+    assert "no MistralDecoderLayer in this model" in problem.found and "LlamaDecoderLayer" in problem.expected
+    assert "leave the line out" in problem.fix
+
+
+def test_a_model_that_does_not_say_what_to_shard_is_refused_where_it_is_sharded(model):
+    (problem,) = check_strategy(topology("fsdp1"), model.head)
+    assert "Linear does not say which layers to shard" in problem.found and problem.fix == "name it in the config"
+    assert check_strategy(topology("ddp"), model.head) == []
+
+
+def test_bf16_on_a_gpu_without_it_is_refused(llama, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: True)
+    assert check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama) == []
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    (problem,) = check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama)
+    assert str(problem).startswith("mixed_precision: bf16, which Tesla T4 does not have; expected no")
+    assert check_strategy(topology(mixed_precision="bf16"), llama) == []
+
+
+def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, recipe, llama, model):
+    wanted = topology()
+    accelerator, plan = start(recipe, wanted)
+    assert (plan.compute_dtype, plan.device) == ("float32", "cpu")
+    prepared = prepare(accelerator, wanted, model, build_optimizer(model, recipe))
+    foretold = planned(wanted, model)
+    assert prepared.strategy.num_threads == torch.get_num_threads()
+    assert replace(prepared.strategy, num_threads=0) == foretold
+    assert foretold.trainable_parameters == 30 and foretold.sharded_layers is None
+    sharded = planned(topology("fsdp2", num_processes=2), llama).sharded_layers
+    assert (sharded.classes, sharded.count) == (["LlamaDecoderLayer"], 3)
+
+
+def test_another_strategy_than_the_one_asked_for_stops_the_run(accelerate_starts_afresh, recipe):
+    with pytest.raises(TrainingError, match="asked for Single on 2 processes, got Single on 1"):
+        start(recipe, topology(num_processes=2))
+
+
+def test_the_share_of_a_process_is_summed_over_all(accelerate_starts_afresh, recipe):
+    accelerator, _ = start(recipe, topology())
+    ranks = data_ranks(accelerator)
+    assert (ranks.index, ranks.count) == (0, 1)
+    assert ranks.sum(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]

@@ -1,0 +1,74 @@
+"""FSDP shards the layers it was told to, computes in the precision of the config, and adds gradients up in fp32."""
+
+import os
+
+import pytest
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, fully_shard
+
+from kit.strategy.fsdp import force_fsdp, fsdp1_adapter_policy, fsdp_plugin, is_sharded_layer
+from kit.strategy.topology import Topology
+
+
+@pytest.fixture(autouse=True)
+def _afresh(accelerate_starts_afresh):
+    """The plugin reads variables, and so does peft."""
+
+
+def topology(strategy, **changes):
+    values = {"config_name": "fsdp", "num_processes": 1, "mixed_precision": "bf16", "device_type": "cpu"}
+    return Topology(strategy=strategy, **(values | changes))
+
+
+def test_layers_compute_in_bf16_and_gradients_add_up_in_fp32():
+    policy = fsdp_plugin(topology("fsdp2")).mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert policy.output_dtype is None  # the loss stays in fp32
+    policy = fsdp_plugin(topology("fsdp1")).mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert policy.buffer_dtype == torch.float32  # rotary frequencies
+    for strategy in ("fsdp2", "fsdp1"):
+        assert fsdp_plugin(topology(strategy, mixed_precision="no")).mixed_precision_policy is None
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_the_config_says_reaches_the_plugin(wanted):
+    changes = {"reshard_after_forward": wanted, "offload": wanted}
+    plugin = fsdp_plugin(topology("fsdp2", load_on_rank0=wanted, **changes))
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, wanted)
+    assert plugin.cpu_ram_efficient_loading == wanted and isinstance(plugin.cpu_offload, CPUOffloadPolicy) == wanted
+    plugin = fsdp_plugin(topology("fsdp1", **changes))
+    assert plugin.fsdp_version == 1 and plugin.use_orig_params and plugin.cpu_offload.offload_params == wanted
+    assert plugin.sharding_strategy == (ShardingStrategy.FULL_SHARD if wanted else ShardingStrategy.SHARD_GRAD_OP)
+
+
+def test_on_a_cpu_accelerate_is_made_to_shard():
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.distributed_type != DistributedType.FSDP
+    plugin = fsdp_plugin(topology("fsdp2"))
+    force_fsdp(accelerator, plugin)
+    assert accelerator.distributed_type == DistributedType.FSDP and accelerator.is_fsdp2
+    assert accelerator.state.fsdp_plugin is plugin
+
+
+def test_a_layer_counts_as_sharded_only_where_it_is_a_unit_by_itself(alone_in_a_group, model):
+    layers = [*model.layers]
+    assert not [layer for layer in layers if is_sharded_layer(layer, ("Layer",))]
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    fully_shard(layers[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert [is_sharded_layer(layer, ("Layer",)) for layer in layers] == [True, False]
+    assert not is_sharded_layer(model, ("Layer",)) and not is_sharded_layer(layers[0], ("Other",))
+
+
+def test_under_fsdp1_trainable_leaves_are_units_apart_from_the_frozen_rest(alone_in_a_group, model):
+    policy = fsdp1_adapter_policy(model, ("Layer",))
+    assert os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "Layer"
+    cpu = torch.device("cpu")
+    wrapped = FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=cpu)
+    units = [type(module.module).__name__ for module in wrapped.modules() if hasattr(module, "_fsdp_wrapped_module")]
+    assert sorted(units) == ["Layer", "Layer", "Linear", "Linear", "Model"]  # Linear: of the second layer, and the head
+    assert sum(is_sharded_layer(module, ("Layer",)) for module in wrapped.modules()) == 2

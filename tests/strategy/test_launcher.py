@@ -1,0 +1,92 @@
+"""What a launcher does to its ranks: ends them, starts them again, dies before them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+from kit.config.recipe import Recipe
+from kit.strategy.launcher import continue_restarted, launcher_is_gone
+
+
+def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
+    recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
+    lock = tmp_path / ".lock"
+    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
+    assert continue_restarted(recipe) == recipe  # no launcher that could start it anew
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert continue_restarted(recipe).overwrite_output_dir is False
+    lock.write_text(json.dumps({"at": time.time(), "emptied": False}))
+    assert continue_restarted(recipe) == recipe  # a rank died before the folder was emptied
+    lock.write_text(json.dumps({"at": 1e9, "emptied": True}))
+    assert continue_restarted(recipe) == recipe  # by an earlier launch
+    lock.unlink()
+    assert continue_restarted(recipe) == recipe
+    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
+    assert (
+        continue_restarted(recipe.model_copy(update={"resume_from_checkpoint": "none"})).resume_from_checkpoint
+        == "auto"
+    )
+    elsewhere = recipe.model_copy(update={"resume_from_checkpoint": "/other/step-00000007"})
+    assert continue_restarted(elsewhere).resume_from_checkpoint == "/other/step-00000007"
+
+
+RANK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kit.strategy.launcher import remember_end, stay_ended
+stay_ended()
+print("started", flush=True)
+remember_end(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def rank(tmp_path, monkeypatch):
+    """Starts a rank that ends with a status, as torchrun starts it for the first time or again."""
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path))
+
+    def rank(restarts, status=2, allowed=3):
+        counts = {"TORCHELASTIC_RESTART_COUNT": str(restarts), "TORCHELASTIC_MAX_RESTARTS": str(allowed)}
+        words = [sys.executable, "-c", RANK, str(ROOT), str(status)]
+        done = subprocess.run(words, env=os.environ | counts, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout.strip()
+
+    return rank
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_again_end_at_once_as_they_ended_before(rank):
+    assert rank(restarts=1) == (0, "started")  # nothing is known of an end
+    assert rank(restarts=0, status=75) == (0, "started")
+    assert rank(restarts=1) == (75, "")
+    assert rank(restarts=0, status=2) == (0, "started")  # the first start of this launcher is never held back
+
+
+def test_where_nothing_is_started_again_no_end_is_noted(rank, tmp_path):
+    rank(restarts=0, allowed=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ends_of_other_days_are_swept_up(rank, tmp_path):
+    (tmp_path / "ended").mkdir()
+    for name, age in (("old", 90_000), ("new", 60)):
+        (tmp_path / "ended" / name).touch()
+        os.utime(tmp_path / "ended" / name, times=(time.time() - age,) * 2)
+    rank(restarts=0)
+    assert {path.name for path in (tmp_path / "ended").iterdir()} > {"new"}
+    assert not (tmp_path / "ended/old").exists()
+
+
+def test_a_command_that_no_launcher_started_has_lost_none(monkeypatch):
+    monkeypatch.delenv("KIT_ACCELERATE_PID", raising=False)
+    assert not launcher_is_gone()
+    monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getppid()))
+    monkeypatch.delenv("RANK", raising=False)
+    assert not launcher_is_gone()
+    monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getpid()))  # the parent is another one now
+    assert launcher_is_gone()

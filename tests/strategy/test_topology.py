@@ -1,0 +1,78 @@
+"""What runs is said in one line, and is the same after it was written down; what would take less memory is known."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from conftest import actual_strategy
+
+from kit.config.recipe import Recipe
+from kit.strategy.topology import ActualStrategy, Topology, takes_optimizer, ways_to_share
+
+ALONE = {"type": "single", "num_processes": 1, "sharded_layers": None}
+
+
+def recipe(**settings):
+    return Recipe(model_name_or_path="m", dataset="d", **settings)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "line"),
+    [
+        (
+            {"rehearsal": True},
+            {},
+            "FSDP2 rehearsed on CPU, 2 processes, bf16, 4 x LlamaDecoderLayer sharded, 1,234,567 trainable parameters "
+            "(lora), global batch 32 = 2 x 1 x 16",
+        ),
+        (
+            {**ALONE, "mixed_precision": "no", "trainable_parameters": 5},
+            {"method": "full", "per_device_train_batch_size": 8},
+            "Single on CPU, 1 process, fp32, 5 trainable parameters (full), global batch 32 = 1 x 8 x 4",
+        ),
+        (
+            {"type": "ddp", "sharded_layers": None, "device": "NVIDIA H100"},
+            {"global_batch_size": 8},
+            "DDP, 2 processes, bf16, 1,234,567 trainable parameters (lora), global batch 8 = 2 x 1 x 4",
+        ),
+    ],
+)
+def test_one_line_says_what_runs(strategy, settings, line):
+    assert actual_strategy(**strategy).describe(recipe(**settings)) == line
+
+
+@pytest.mark.parametrize("changes", [{}, ALONE])
+def test_a_strategy_is_the_same_after_it_was_written_down(changes):
+    strategy = actual_strategy(**changes)
+    record = json.loads(json.dumps(asdict(strategy)))
+    assert ActualStrategy.from_record(record | {"of_a_later_version": 1}) == strategy
+    for key in record:
+        with pytest.raises(KeyError):
+            ActualStrategy.from_record({name: value for name, value in record.items() if name != key})
+
+
+def test_optimisers_of_bitsandbytes_are_for_whole_parameters():
+    assert takes_optimizer("ddp", "adamw_8bit") and takes_optimizer("fsdp2", "adamw_torch")
+    assert not takes_optimizer("fsdp2", "adamw_8bit") and not takes_optimizer("fsdp1", "paged_adamw_8bit")
+
+
+def topology(strategy, num_processes=2, device="cuda", **more):
+    values = {"strategy": strategy, "num_processes": num_processes, "device_type": device}
+    return Topology(config_name="mine", mixed_precision="bf16", **values, **more)
+
+
+@pytest.mark.parametrize(
+    ("where", "settings", "on_cpu", "ways"),
+    [
+        (topology("ddp"), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
+        (topology("single", 1), {"optim": "adamw_8bit"}, False, []),  # which no sharded strategy takes
+        (topology("fsdp2"), {}, False, [("num_processes", 4), ("config", "fsdp_offload")]),
+        (topology("fsdp2", 3), {"global_batch_size": 9}, False, [("num_processes", 9), ("config", "fsdp_offload")]),
+        (topology("fsdp2", offload=True), {"global_batch_size": 2}, False, []),  # a batch for no more than two
+        (topology("ddp", device="cpu"), {}, True, [("num_processes", 1)]),
+        (topology("single", 1, device="cpu"), {}, True, []),
+        (topology("ddp"), {}, True, []),  # the GPUs' memory is not what is short
+    ],
+)
+def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow(where, settings, on_cpu, ways):
+    assert [way[:2] for way in ways_to_share(where, recipe(**settings), on_cpu)] == ways

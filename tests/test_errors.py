@@ -1,0 +1,63 @@
+"""All that is wrong is told at once, each problem with its place and what to do."""
+
+import pytest
+
+from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
+
+
+def test_a_problem_says_where_what_was_found_what_was_expected_and_what_to_do():
+    assert str(Problem("seed", "found 'x'")) == "seed: found 'x'"
+    whole = Problem("--seed", "found 'x'", "whole number from 0", "leave it out")
+    assert str(whole) == "--seed: found 'x'; expected whole number from 0\n    -> leave it out"
+
+
+def test_one_problem_is_a_line_and_several_are_a_list():
+    one, other = Problem("a", "wrong"), Problem("b", "wrong", fix="mend it")
+    assert str(UserError(one)) == "error: a: wrong"
+    assert str(UserError(one, other)) == "error: 2 problems\n  - a: wrong\n  - b: wrong\n    -> mend it"
+
+
+def test_the_same_problem_is_told_once_as_every_rank_finds_it():
+    assert str(UserError(*[Problem("a", "wrong")] * 3)) == "error: a: wrong"
+
+
+def test_problems_that_are_only_counted_are_counted():
+    error = UserError(Problem("d.jsonl:1", "wrong"), Problem("d.jsonl", "41 more", num_others=41))
+    assert str(error).startswith("error: 42 problems, 1 of them shown\n")
+
+
+def test_several_checks_are_told_together_and_other_errors_are_not_held_back():
+    problems = Problems()
+    with problems.caught():
+        raise UserError(Problem("a", "wrong"))
+    with problems.caught():
+        problems.append(Problem("b", "wrong"))
+    with pytest.raises(ValueError), problems.caught():
+        raise ValueError
+    with pytest.raises(UserError) as caught:
+        problems.raise_if_any()
+    assert [problem.where for problem in caught.value.problems] == ["a", "b"]
+    Problems().raise_if_any()
+    raise_if(problem for problem in ())
+
+
+def test_a_hint_is_given_for_what_is_nearly_a_word():
+    assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == "did you mean 'learning_rate'?"
+    assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (0, "a number"),
+        (1.5, "a number"),
+        ("", "a text"),
+        ([], "a list"),
+        ({}, "an object"),
+        (b"", "a value of type bytes"),
+    ],
+)
+def test_values_are_called_what_json_calls_them(value, words):
+    assert kind(value) == words

@@ -1,0 +1,118 @@
+"""Everything that can be wrong before a weight is read is told at once, and looking writes nothing."""
+
+import json
+import shutil
+
+import pytest
+
+from kit import preflight
+from kit.config.recipe import Recipe
+from kit.errors import UserError
+from kit.strategy.topology import Topology
+
+SINGLE = Topology(
+    strategy="single", config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
+)
+
+
+@pytest.fixture
+def recipe(model_folder, chat_file, tmp_path):
+    def recipe(**changes):
+        plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file), "max_length": 256}
+        return Recipe(**plain | {"output_dir": str(tmp_path / "out")} | changes)
+
+    return recipe
+
+
+def wrong(recipe, *args, **options):
+    with pytest.raises(UserError) as caught:
+        preflight.check(recipe, *args, **options)
+    return [problem.where for problem in caught.value.problems]
+
+
+def test_model_data_and_strategy_are_all_told_at_once(recipe, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"messages": 3}\n')
+    mine = recipe(dataset=str(tmp_path / "rows.jsonl"), max_length=4096, lora_target_modules="q_porj")
+    sharded = Topology(
+        strategy="fsdp2",
+        config_name="fsdp",
+        num_processes=2,
+        mixed_precision="no",
+        device_type="cpu",
+        layer_classes=("NoSuchLayer",),
+    )
+    told = wrong(mine, sharded, "mine")
+    assert told[:3] == ["max_length", "lora_target_modules", "fsdp_transformer_layer_cls_to_wrap"]
+    assert len(told) == 4 and told[3].endswith("rows.jsonl:1 messages")
+
+
+def test_the_output_folder_is_told_with_the_rest(recipe, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("mine")
+    assert wrong(recipe(max_length=4096), SINGLE, "mine") == ["max_length", "output_dir"]
+    # A command that has no output folder, such as one that scores or shows samples, does not look at any.
+    checked = preflight.check(recipe(), SINGLE)
+    assert checked.folder is None
+
+
+def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
+    told = wrong(recipe(model_name_or_path="./nowhere", dataset="nowhere.jsonl", eval_dataset="none.jsonl"), SINGLE)
+    assert told == ["dataset", "eval_dataset", "model_name_or_path"]  # once, though tokenizer and config both need it
+
+
+def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
+    before = sorted([*tmp_path.rglob("*"), *model_folder.rglob("*")])
+    checked = preflight.check(recipe(eval_split_size=5, num_train_epochs=2), SINGLE, "mine")
+    assert sorted([*tmp_path.rglob("*"), *model_folder.rglob("*")]) == before
+    assert checked.folder.path == tmp_path / "out" and checked.total_steps == checked.data.total_steps(checked.recipe)
+    assert checked.vocab_size == 320 and all(p.is_meta for p in checked.meta_model.parameters())
+
+
+def test_the_template_that_is_learned_from_is_the_one_that_is_saved(recipe, model_folder):
+    own = (model_folder / "chat_template.jinja").read_text()
+    assert preflight.check(recipe()).tokenizer.chat_template == own
+    assert preflight.check(recipe(chat_template="alpaca")).tokenizer.chat_template not in (own, None)
+
+
+def test_a_length_that_nobody_set_is_cut_to_what_the_model_reads_only_where_asked(recipe, model_folder, chat_file):
+    plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file)}
+    assert preflight.check(Recipe(**plain), shorten=True).recipe.max_length == 1024
+    assert wrong(Recipe(**plain)) == ["max_length"]
+    assert wrong(recipe(max_length=1025), shorten=True) == ["max_length"]
+    assert preflight.check(recipe(max_length=300), shorten=True).recipe.max_length == 300
+
+
+def test_a_model_that_reads_more_does_not_lengthen_what_nobody_set(recipe, model_folder, chat_file, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "long")
+    config = json.loads((tmp_path / "long/config.json").read_text())
+    (tmp_path / "long/config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
+    plain = Recipe(model_name_or_path=str(tmp_path / "long"), dataset=str(chat_file))
+    assert preflight.check(plain, shorten=True).recipe.max_length == plain.max_length
+
+
+def test_a_dry_run_tells_strategy_data_and_steps(recipe):
+    checked = preflight.check(
+        recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), SINGLE, "mine"
+    )
+    strategy, *notes, steps = preflight.describe_plan(checked, SINGLE)
+    count = sum(p.numel() for p in checked.meta_model.parameters() if p.requires_grad)
+    assert (
+        strategy.startswith("Single on CPU, 1 process, fp32, ") and f"{count:,} trainable parameters (lora)" in strategy
+    )
+    assert any(note.startswith("training data: ") for note in notes) and any("padding: " in note for note in notes)
+    assert steps == "7 steps. Dry run: nothing written but the tokenised data in the cache."
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_of_the_data_what_the_run_says(finetune, fp32):
+    def notes(run):
+        return [line for line in run.output.splitlines() if line.startswith(("padding:", "packing:", "streaming:"))]
+
+    run = finetune.ok("run", 2, config=fp32["ddp"], max_steps=1)
+    dry = finetune("dry", config=fp32["ddp"], num_processes=2, dry_run=True)
+    assert dry.status == 0 and not dry.folder.exists(), dry.output
+    assert len(notes(dry)) == 1 and notes(dry) == notes(run)
+    assert dry.output.splitlines()[-1].endswith("Dry run: nothing written but the tokenised data in the cache.")
+    for flag in ("packing", "streaming"):
+        dry = finetune(flag, config=fp32["single"], dry_run=True, **{flag: True})
+        assert len(notes(dry)) == 1 and notes(dry)[0].startswith(flag), dry.output

@@ -1,0 +1,56 @@
+"""The tested range of versions: one table, which the bounds of pyproject.toml and the pins agree with."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = (".ci/versions", "docs/versions.md", "pyproject.toml", "constraints.txt")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of what is compared."""
+    for file in FILES:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    return tmp_path
+
+
+def compare(folder: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, folder / ".ci/versions", "list"], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_bounds_and_pins_are_those_that_were_tested():
+    status, text = compare(ROOT)
+    assert status == 0, text
+    assert {"torch", "transformers", "accelerate"} <= {line.split()[0] for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "put", "said"),
+    [
+        ("pyproject.toml", r"torch>=[\d.]+", "torch>=2.1", "torch: pyproject.toml allows from 2.1,"),
+        ("pyproject.toml", r"(torch>=[\d.]+),<[\d.]+", r"\1,<2.99", "torch: pyproject.toml allows below 2.99,"),
+        ("pyproject.toml", r"peft>=[\d.]+", "peft", "peft: in the table, without a lower bound"),
+        ("pyproject.toml", '"psutil"', '"psutil>=7"', "psutil: bounded in pyproject.toml, not in the table"),
+        ("constraints.txt", r"torch==[\d.]+", "torch==2.99.0", "torch: constraints.txt pins 2.99.0,"),
+        ("docs/versions.md", r"\| torch \| [\d.]+", "| torch | 2.13.0", "tested from 2.13.0"),
+    ],
+)
+def test_a_bound_or_a_pin_that_was_not_tested_is_told(project, file, pattern, put, said):
+    text, count = re.subn(pattern, put, (project / file).read_text(), count=1)
+    assert count
+    (project / file).write_text(text)
+    status, told = compare(project)
+    assert status == 1 and said in told, told
+
+
+def test_a_word_that_is_no_end_of_the_range_is_answered_with_the_usage():
+    done = subprocess.run([sys.executable, ROOT / ".ci/versions", "middle"], capture_output=True, text=True)
+    assert done.returncode == 2 and "versions list" in done.stderr

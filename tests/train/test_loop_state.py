@@ -1,0 +1,97 @@
+"""What the loop counts goes through a checkpoint and comes back as if there had been no stop."""
+
+import json
+import math
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+
+from kit.train import loop_state
+from kit.train.loop_state import FEWEST_LOSSES, RECENT_STEPS, LoopState
+from kit.train.step import StepResult
+
+
+def through_a_checkpoint(state):
+    return LoopState.from_record(json.loads(json.dumps(state.record())))
+
+
+def end(state, step, loss, grad_norm=1.0, spike_ratio=0.0):
+    return state.end_step(step, StepResult(loss, grad_norm), spike_ratio)
+
+
+def test_all_of_it_comes_back(monkeypatch):
+    monkeypatch.setattr(loop_state.time, "perf_counter", lambda: 0.0)
+    state = LoopState(step=3, feed={"cursors": [1]}, evaluated_step=2, first_evaluation={"eval_loss": 2.0})
+    state.last_evaluation, state.best = {"eval_loss": 1.0}, {"step": 2, "eval_loss": 1.0}
+    state.nonfinite_steps, state.recent_losses, state.tracker_id = 1, [2.0, 1.5], "ab12"
+    assert through_a_checkpoint(state) == state
+    assert list(state.record()) == [each.name for each in fields(LoopState)]
+
+
+def test_the_state_of_an_earlier_or_a_later_version_is_read_too():
+    record = {key: value for key, value in LoopState(step=3).record().items() if key != "tracker_id"}
+    again = LoopState.from_record({**record, "of_a_later_version": 1, "optimizer_scalars": {}})
+    assert (again.step, again.tracker_id) == (3, "")
+
+
+def test_seconds_are_without_the_time_between_two_starts(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(loop_state.time, "perf_counter", lambda: clock.now)
+    state = LoopState()
+    clock.now += 7.0
+    state.start_clock()
+    clock.now += 3.0
+    again = through_a_checkpoint(state)
+    clock.now += 1000.0
+    again.start_clock()
+    clock.now += 2.0
+    assert again.elapsed_seconds == 5.0
+
+
+def test_a_loss_far_above_the_median_is_a_spike_through_a_resume():
+    state = LoopState()
+    for step in range(1, 12):
+        assert end(state, step, 2.0, spike_ratio=3.0) is None
+    again = through_a_checkpoint(state)
+    assert end(again, 12, 5.9, spike_ratio=3.0) is None
+    spike = end(again, 13, 6.1, spike_ratio=3.0)
+    assert spike.ratio == pytest.approx(3.05) and spike.num_steps == 12
+    assert end(again, 14, 2.0, spike_ratio=3.0) is None and again.step == 14
+
+
+def test_a_ratio_of_zero_never_looks():
+    state = LoopState(recent_losses=[1.0] * RECENT_STEPS)
+    assert end(state, 1, 1e9, spike_ratio=0.0) is None
+
+
+def test_the_first_losses_are_compared_with_nothing():
+    state = LoopState()
+    for step in range(1, FEWEST_LOSSES + 1):
+        assert end(state, step, float(2**step), spike_ratio=1.5) is None
+    assert end(state, FEWEST_LOSSES + 1, 2e6, spike_ratio=1.5)
+
+
+def test_only_recent_losses_are_remembered():
+    state = LoopState()
+    for step in range(1, 3 * RECENT_STEPS):
+        end(state, step, float(step))
+    assert state.recent_losses == [float(step) for step in range(2 * RECENT_STEPS, 3 * RECENT_STEPS)]
+
+
+def test_steps_that_are_not_finite_are_counted_in_a_row_through_a_resume():
+    state = LoopState()
+    for step, loss in enumerate([1.0, math.nan, math.inf, 1.0, math.nan], 1):
+        assert end(state, step, loss, spike_ratio=1.5) is None
+    assert state.nonfinite_steps == 1 and state.recent_losses == [1.0, 1.0]
+    again = through_a_checkpoint(state)
+    end(again, 6, 1.0, grad_norm=math.inf)
+    assert again.nonfinite_steps == 2 and again.recent_losses == [1.0, 1.0]
+
+
+def test_the_best_evaluation_is_remembered():
+    state, losses = LoopState(), [(0, 3.0), (2, 2.0), (4, 2.5), (6, math.nan)]
+    assert [state.end_evaluation(step, {"eval_loss": loss}) for step, loss in losses] == [True, True, False, False]
+    assert state.best == {"step": 2, "eval_loss": 2.0} and state.record()["best"] == state.best
+    assert state.evaluated_step == 6 and state.first_evaluation == {"eval_loss": 3.0}
+    assert not through_a_checkpoint(state).end_evaluation(8, {"eval_loss": 2.0})
