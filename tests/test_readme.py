@@ -75,6 +75,19 @@ def test_every_flag_named_in_the_pages_exists():
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_changes_that_the_architecture_page_shows_fit():
+    """What a diff shows of a file stands there exactly once: as it was, or as it is for who has followed the page."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    blocks = re.findall(r"^`([\w./-]+)`:\n\n```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == page.count("```diff\n")
+    for path, body in blocks:
+        text = (ROOT / path).read_text()
+        old, new = ("\n".join(line[1:] for line in body.splitlines() if line[:1] != sign) for sign in "+-")
+        assert 1 in (text.count(old), text.count(new)), (
+            f"docs/architecture.md shows a change of {path} like this:\n{old}"
+        )
