@@ -115,6 +115,13 @@ def test_the_training_script_can_be_read_in_one_sitting():
     assert "is_main_process" not in set(words(RECIPES["finetune"]))  # whoever writes asks that itself
 
 
+def test_every_module_has_a_test_file_at_the_same_path():
+    """But for two that only declare a dataclass."""
+    without = {"kit.model.plan", "kit.data.feed.ranks"}
+    paths = {name: name.replace("kit.", "tests.", 1).replace(".", "/").rpartition("/") for name in MODULES}
+    assert {n for n, (up, _, stem) in paths.items() if not (ROOT / up / f"test_{stem}.py").is_file()} == without
+
+
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_module_is_a_small_room(name):
     assert len((ROOT / f"{name.replace('.', '/')}.py").read_text().splitlines()) <= 300, "it holds two things"

@@ -9,8 +9,6 @@ import torch
 from conftest import make_model, matrix
 from safetensors.torch import load_file
 
-from kit.train.replicas import checksums
-
 ROW = 37  # of the data set, the only one with the poisoned token
 
 
@@ -115,18 +113,3 @@ def test_initial_weights_are_equal_on_every_rank_and_topology(finetune, fp32):
         first[name] = {key: tensor for key, tensor in whole.items() if "lora_A" in key}
     for name, tensors in first.items():
         assert all(torch.equal(tensor, tensors[key]) for key, tensor in first["single"].items()), name
-
-
-def test_checksums_see_one_bit_and_one_exchange():
-    for tensor in (torch.randn(3, 7), torch.randn(5).bfloat16(), torch.tensor(1.5), torch.arange(9, dtype=torch.uint8)):
-        (plain,) = checksums([tensor])
-        assert checksums([tensor.clone()]) == [plain]
-        for i in range(tensor.numel()):
-            other = tensor.clone().reshape(-1)
-            other.view(torch.uint8)[i * tensor.element_size()] ^= 1
-            assert checksums([other.reshape(tensor.shape)]) != [plain]
-    one = torch.randn(1000)
-    exchanged = one.clone()
-    exchanged[[3, 900]] = one[[900, 3]]
-    assert checksums([one, exchanged])[0] != checksums([one, exchanged])[1]
-    assert checksums([]) == []

@@ -10,20 +10,36 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kit.config.recipe import Recipe
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
 from kit.data.feed.packing import pack
+from kit.data.samples.rows import Encoder, Opened
 from kit.errors import TrainingError
 
-if TYPE_CHECKING:
-    from kit.data.feed.stream import Stream
-
-
 UNEVEN = 1.1  # largest accepted ratio of the sizes of two sub-streams
+
+# What may happen to a row: the key in the metrics, and the words for the user.
+COUNTS = {
+    "skipped_rows": "rows could not be used, and were skipped",
+    "num_truncated": "samples cut at max_length",
+    "num_split": "samples cut in pieces",
+    "num_dropped_long": "samples left out: longer than max_length",
+    "num_dropped_unsupervised": "samples dropped: nothing supervised left",
+}
+
+
+@dataclass(frozen=True)
+class StreamedSource:
+    """A data set of a stream, and what makes samples of its rows."""
+
+    number: int  # among the data sets of the stream
+    opened: Opened
+    encoder: Encoder
+    vocab_size: int  # rows of the model's embedding
 
 
 @dataclass(frozen=True)
@@ -52,16 +68,15 @@ class SubStream:
     """A part of the files of a source, read for the lanes of this rank that it serves."""
 
     def __init__(
-        self, stream: "Stream", source: int, recipe: Recipe, lanes: range, starts: dict[int, tuple[int, ...]]
+        self, source: StreamedSource, recipe: Recipe, lanes: range, starts: dict[int, tuple[int, ...]]
     ) -> None:
         """
         Args:
-            source: the number of the data set in ``stream``.
             lanes: the lanes of all ranks that this sub-stream serves: k, k + S, ... It reads files k, k + S, ...
             starts: the cursor of each of this rank's lanes: epoch, window, items taken of the window.
         """
-        self._encoder, self._vocab_size = stream.encoder, stream.vocab_size
-        self._opened, self._recipe, self._source = stream.opened[source], recipe, source
+        self._encoder, self._vocab_size = source.encoder, source.vocab_size
+        self._opened, self._recipe, self._source = source.opened, recipe, source.number
         self._parts = list(range(lanes.start, len(self._opened.source.parts), lanes.step))
         self._lanes, self._starts, self.lanes = list(lanes), starts, list(starts)
         # A multiple of the number of lanes, so that each lane gets the same number of rows of a window.
@@ -71,7 +86,7 @@ class SubStream:
         self._windows = self._read_windows(epoch, window)
         self._counted = max(self._starts.values())  # earlier starts have counted the rows up to this window
         self._last_found = epoch  # the last epoch in which this rank got a sample
-        self.counts: Counter[str] = Counter()  # what happened to the rows read, see ``stream.COUNTS``
+        self.counts: Counter[str] = Counter()  # what happened to the rows read, see ``COUNTS``
         self.first_skipped = ""  # why the first skipped row was skipped
 
     def take(self, lane: int) -> Element:

@@ -22,7 +22,7 @@ from kit.cache import digest
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, Item, MicroBatch
 from kit.data.feed.feed import Ahead, GlobalBatch
-from kit.data.feed.lanes import Element, SubStream, num_sub_streams
+from kit.data.feed.lanes import COUNTS, Element, StreamedSource, SubStream, num_sub_streams
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.read.sources import shown
@@ -30,14 +30,6 @@ from kit.data.samples.rows import Encoder, Opened
 from kit.data.samples.samples import Samples
 from kit.errors import Problem, UserError, raise_if
 
-# What may happen to a row: the key in the metrics, and the words for the user.
-COUNTS = {
-    "skipped_rows": "rows could not be used, and were skipped",
-    "num_truncated": "samples cut at max_length",
-    "num_split": "samples cut in pieces",
-    "num_dropped_long": "samples left out: longer than max_length",
-    "num_dropped_unsupervised": "samples dropped: nothing supervised left",
-}
 # The cursor of each lane and source: epoch, window in the epoch, items taken of the window.
 Cursors = np.ndarray  # int64 [num_sources, lanes, 3]
 
@@ -133,11 +125,12 @@ class StreamFeed:
         for number, opened in enumerate(stream.opened):
             num_streams = num_sub_streams([part.size for part in opened.source.parts], num_lanes)
             starts = {lane: tuple(self._cursors[number, lane].tolist()) for lane in self._own_lanes}
+            source = StreamedSource(number, opened, stream.encoder, stream.vocab_size)
             readers = []
             for i in {lane % num_streams for lane in self._own_lanes}:
                 lanes = range(i, num_lanes, num_streams)
                 own = {lane: starts[lane] for lane in lanes if lane in starts}
-                readers.append(SubStream(stream, number, recipe, lanes, own))
+                readers.append(SubStream(source, recipe, lanes, own))
             self._readers.append({lane: reader for reader in readers for lane in reader.lanes})
         self._all_readers = [reader for readers in self._readers for reader in set(readers.values())]
         self._counts: dict[str, int] = dict(zip(COUNTS, self._earlier_counts.tolist(), strict=True))

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from data_helpers import byte_level_tokenizer, open_all, pairs, recipe, write
+from data_helpers import open_all, pairs, recipe, write
 
 from kit.data.feed.feed import Ahead
 from kit.data.feed.ranks import Ranks
@@ -12,15 +12,7 @@ from kit.data.feed.ranks import Ranks
 BATCH = 8
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def feeds(tokenizer, num_ranks, micro_batch_size, **changes):

@@ -4,24 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from data_helpers import byte_level_tokenizer, open_all, recipe, write
+from data_helpers import open_all, recipe, write
 
+from kit.data.feed.lanes import COUNTS
 from kit.data.feed.ranks import Ranks
-from kit.data.feed.stream import COUNTS
 from kit.errors import TrainingError, UserError
 
 BATCH = 8
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def make_files(folder, num_files, rows_each=100):
