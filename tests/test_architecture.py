@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 PLAN = runpy.run_path(str(ROOT / "docs/architecture.py"))
 FLOORS, DATA_FLOORS = PLAN["FLOORS"], PLAN["DATA_FLOORS"]

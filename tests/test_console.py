@@ -6,7 +6,7 @@ import sys
 import warnings
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit import console
 

@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from checkpoint_helpers import build, save_checkpoint, train
-from conftest import make_model
+from helpers import make_model
 
 
 @pytest.fixture(scope="module")

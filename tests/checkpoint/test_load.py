@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from checkpoint_helpers import build, same, save_checkpoint, train
-from conftest import forge
+from helpers import forge
 
 from kit.checkpoint.load import load_checkpoint, load_weights
 from kit.checkpoint.manifest import read_state, verify

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from checkpoint_helpers import steps
-from conftest import forge
+from helpers import forge
 
 from kit.checkpoint import manifest
 from kit.checkpoint.manifest import describe_file, drop_after, find_checkpoint, list_checkpoints, read_state, verify

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from conftest import make_model
 from data_helpers import chat, write
+from helpers import make_model
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.cli.main import main
 

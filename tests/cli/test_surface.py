@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.cli import verify_resume
 from kit.cli.main import COMMANDS

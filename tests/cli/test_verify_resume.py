@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, matrix
+from helpers import ROOT, matrix
 
 from kit.cli.main import main
 

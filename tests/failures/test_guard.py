@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, run_ranks
+from helpers import ROOT, run_ranks
 from memory_helpers import ON_CPU, make, placed
 
 from kit.errors import UserError

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_ranks
+from helpers import ROOT, run_ranks
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode

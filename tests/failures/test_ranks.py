@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, free_port, matrix
+from helpers import ROOT, free_port, matrix
 
 pytestmark = pytest.mark.slow
 DEADLINE = 60  # seconds; on a machine that does nothing else it takes less than 30
@@ -126,7 +126,7 @@ def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(
 
 
 def test_ranks_that_wait_for_one_that_never_comes_say_so(finetune, chat_file):
-    from conftest import run_ranks
+    from helpers import run_ranks
 
     log = finetune.folder / "log"
     flags = {**finetune.defaults, "output_dir": finetune.folder / "run", "config": "ddp", "ddp_timeout": 10}

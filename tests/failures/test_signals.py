@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, matrix
+from helpers import ROOT, matrix
 
 from kit.run.log import SECONDS_BETWEEN_LINES
 from kit.strategy.launcher import launcher_is_gone

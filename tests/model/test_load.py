@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from conftest import ROOT
+from helpers import ROOT
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file
 

@@ -8,7 +8,7 @@ import signal
 from functools import partial
 
 import pytest
-from conftest import forge, matrix
+from helpers import forge, matrix
 
 from kit.checkpoint.manifest import list_checkpoints, read_state, verify
 
@@ -20,7 +20,7 @@ FLAGS = {"method": "lora", "lora_dropout": 0.1, "max_steps": 4, "save_steps": 2}
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory, model_folder, chat_file):
     """A run as it was after two of four steps' checkpoints, its flags, and the losses it should have."""
-    from conftest import Finetune
+    from helpers import Finetune
 
     finetune = Finetune(model_folder, chat_file, tmp_path_factory.mktemp("halfway"))
     whole = finetune.ok("whole", **FLAGS)

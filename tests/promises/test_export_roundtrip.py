@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Finetune, export, forge, make_model, matrix
+from helpers import ROOT, Finetune, export, forge, make_model, matrix
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import matrix
+from helpers import matrix
 from safetensors.torch import load_file
 
 from kit.checkpoint.manifest import list_checkpoints, verify

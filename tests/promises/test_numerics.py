@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_model, matrix
+from helpers import make_model, matrix
 from safetensors.torch import load_file
 
 ROW = 37  # of the data set, the only one with the poisoned token

@@ -1,7 +1,7 @@
 """The topology does not change the maths: the same losses and gradient norms whatever the sharding."""
 
 import pytest
-from conftest import matrix
+from helpers import matrix
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from conftest import matrix
+from helpers import matrix
 
 pytestmark = pytest.mark.slow
 

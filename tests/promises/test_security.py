@@ -14,8 +14,8 @@ import zipfile
 import pyarrow
 import pytest
 import torch
-from conftest import ROOT, run_ranks
 from data_helpers import byte_level_tokenizer, open_all, pairs, write
+from helpers import ROOT, run_ranks
 from safetensors import safe_open
 
 from kit.checkpoint.manifest import find_checkpoint, list_checkpoints

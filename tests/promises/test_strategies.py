@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import matrix
+from helpers import matrix
 
 TOPOLOGIES = [("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)]
 ALWAYS = [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("single", 1, "qlora"), ("fsdp1", 2, "lora")]

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from accelerate.commands.config import load_config_from_file
-from conftest import free_port
+from helpers import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.cli.recipes import read_header

@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from conftest import export, make_model, run_ranks
+from helpers import export, make_model, run_ranks
 
 
 def loss(run):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import actual_strategy
+from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError

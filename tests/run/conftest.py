@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import forge
+from helpers import forge
 
 from kit.config.recipe import Recipe
 from kit.run.identity import identity

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, actual_strategy
+from helpers import ROOT, actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError

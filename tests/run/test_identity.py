@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.config.recipe import IDENTITY, Recipe
 from kit.run.identity import changes, differences, identity

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import actual_strategy
+from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError

@@ -1,7 +1,7 @@
 """An Accelerate config is taken as written or refused with what to write instead."""
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.errors import UserError
 from kit.strategy.accelerate_config import read_config

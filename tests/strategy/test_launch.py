@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.errors import UserError

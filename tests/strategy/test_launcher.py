@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from kit.config.recipe import Recipe
 from kit.strategy.launcher import continue_restarted, launcher_is_gone

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, free_port
+from helpers import ROOT, free_port
 
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy.rendezvous import agree, join_group, open_store, together

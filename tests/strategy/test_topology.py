@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-from conftest import actual_strategy
+from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.strategy.topology import ActualStrategy, Topology, takes_optimizer, ways_to_share

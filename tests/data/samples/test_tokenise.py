@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
+from helpers import ROOT
 
 from kit import cache as kit_cache
 from kit.data.open import open_data, open_sources

@@ -1,0 +1,259 @@
+"""What tests share: a tiny random Llama, the real scripts run as real processes, forged checkpoints."""
+
+import json
+import multiprocessing
+import os
+import pkgutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kit
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = "red green blue small large round cat dog bird fish house river stone paper cloud seven eight nine".split()
+# As the scripts set it; here the server imports torch before they run.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Children fork from a server that has done the slow imports: a run then starts in under a second.
+_forkserver = multiprocessing.get_context("forkserver")
+_SLOW_IMPORTS = "torch transformers accelerate peft.tuners.lora datasets bitsandbytes matplotlib.backends.backend_svg"
+_forkserver.set_forkserver_preload(
+    [*_SLOW_IMPORTS.split(), *(module.name for module in pkgutil.walk_packages(kit.__path__, "kit."))]
+)
+
+
+def matrix(cases: Iterable[Any], always: int = 1) -> list[Any]:
+    """Cases for ``parametrize``: the first ``always`` of them run in each tier, the others in the long one only."""
+    marks = (pytest.mark.slow, pytest.mark.long)
+    params = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=marks if i >= always else ()) for i, case in enumerate(params)]
+
+
+def make_model(folder: Path, **changes: Any) -> Path:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        [" ".join(WORDS)] * 4, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = (ROOT / "kit/data/chat/templates/chatml.jinja").read_text()
+    tokenizer.save_pretrained(folder)
+    shape = {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**(shape | changes))).save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Run:
+    """What a run of the script left behind."""
+
+    status: int  # of rank 0
+    output: str
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[str]:
+        """As float hex: equal only when every bit is."""
+        return [float(row["loss"]).hex() for row in self.rows if "loss" in row]
+
+    @property
+    def grad_norms(self) -> list[float]:
+        return [row["grad_norm"] for row in self.rows if "loss" in row]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return json.loads((self.folder / "run.json").read_text())
+
+
+# Called over and over with the processes of the ranks while they run, until it returns true.
+Meanwhile = Callable[[list[Any]], bool]
+# Called in each rank, with its number, before the script.
+Prepare = Callable[[int], None]
+
+
+class Finetune:
+    """Runs ``recipes/finetune.py``, each rank a real process, with flags as keywords."""
+
+    def __init__(self, model_folder: Path, chat_file: Path, folder: Path) -> None:
+        self.folder = folder
+        self.defaults: dict[str, Any] = {
+            "model_name_or_path": model_folder,
+            "dataset": chat_file,
+            "max_length": 256,
+            "global_batch_size": 8,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "max_steps": 6,
+        }
+
+    def __call__(
+        self,
+        output: str,
+        processes: int = 1,
+        meanwhile: Meanwhile | None = None,
+        prepare: Prepare | None = None,
+        **flags: Any,
+    ) -> Run:
+        folder = self.folder / output
+        flags = {"output_dir": folder, **self.defaults, **flags}
+        status, text = self._run("finetune", output, processes, flags, meanwhile, prepare)
+        metrics = folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        return Run(status, text, folder, rows)
+
+    def score(self, output: str, processes: int = 1, **flags: Any) -> Run:
+        """The same for ``recipes/score.py``."""
+        return Run(*self._run("score", output, processes, flags), self.folder)
+
+    def _run(
+        self,
+        script: str,
+        output: str,
+        processes: int,
+        flags: dict[str, Any],
+        meanwhile: Meanwhile | None = None,
+        prepare: Prepare | None = None,
+    ) -> tuple[int, str]:
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        log = self.folder / f"{output}.log"
+        run_ranks(script, words, processes, log, meanwhile=meanwhile, prepare=prepare)
+        return int(log.with_suffix(".status").read_text()), log.read_text()
+
+    def ok(self, output: str, processes: int = 1, **flags: Any) -> Run:
+        run = self(output, processes, **flags)
+        assert run.status == 0, run.output
+        return run
+
+
+def run_ranks(
+    script: str,
+    words: list[str],
+    processes: int,
+    log: Path,
+    deadline_seconds: float = 240,
+    meanwhile: Meanwhile | None = None,
+    prepare: Prepare | None = None,
+) -> None:
+    """Run a recipe script on ``processes`` ranks; output of all goes to ``log``, rank 0's status beside it."""
+    port = free_port()
+    log.write_text("")
+    children = [
+        _forkserver.Process(target=_rank, args=(script, words, rank, processes, port, str(log), prepare), daemon=True)
+        for rank in range(processes)
+    ]
+    for child in children:
+        child.start()
+    try:
+        while meanwhile and any(child.is_alive() for child in children) and not meanwhile(children):
+            time.sleep(0.02)
+        for child in children:
+            child.join(deadline_seconds)
+            assert child.exitcode is not None, f"no end within {deadline_seconds} s:\n{log.read_text()}"
+            if child.exitcode:
+                break  # the others may wait for it in a collective
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    log.with_suffix(".status").write_text(str(children[0].exitcode))
+
+
+def _rank(
+    script: str, words: list[str], rank: int, processes: int, port: int, log: str, prepare: Prepare | None
+) -> None:
+    """In the child: become one rank of the script, as torchrun would start it."""
+    import runpy
+
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    if processes > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+        }
+    path = str(ROOT / "recipes" / f"{script}.py")
+    sys.argv = [path, *words]
+    if prepare:
+        prepare(rank)
+    runpy.run_path(path, run_name="__main__")
+
+
+def export(source: Path, output: Path, *flags: str) -> None:
+    """``recipes/export.py`` in this process: its mistakes are raised."""
+    import runpy
+    from unittest.mock import patch
+
+    path = str(ROOT / "recipes/export.py")
+    with patch.object(sys, "argv", [path, str(source), f"--output_dir={output}", *flags]):
+        runpy.run_path(path)["main"]()
+
+
+def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
+    """Give a checkpoint another state, or other entries in its manifest, with every hash right."""
+    from kit.checkpoint.manifest import describe_file, digest_of
+
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    if state is not None:
+        (checkpoint / "state.json").write_text(json.dumps(state))
+    manifest["files"] = {name: describe_file(checkpoint / name) for name in manifest["files"]}
+    manifest = {key: value for key, value in manifest.items() if key != "xxh3_128"} | changes
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"xxh3_128": digest_of(manifest)}))
+
+
+def actual_strategy(**changes: Any) -> Any:
+    """What a run on two processes of FSDP2 says of itself."""
+    from kit.strategy.topology import ActualStrategy, ShardedLayers
+
+    values: dict[str, Any] = {
+        "type": "fsdp2",
+        "config": "fsdp",
+        "num_processes": 2,
+        "mixed_precision": "bf16",
+        "device": "cpu",
+        "rehearsal": False,
+        "sharded_layers": ShardedLayers(["LlamaDecoderLayer"], 4),
+        "offload": False,
+        "num_threads": 1,
+        "trainable_parameters": 1234567,
+    }
+    return ActualStrategy(**(values | changes))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
