@@ -63,8 +63,9 @@ class SupervisedLoss:
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, and with several data sets ``loss/<name>`` for each that has targets in this step."""
-        metrics = {"loss": sum(sums) / self.divisor(batch)}
+        by_source = sums[: len(self.names)]  # an objective made of this one may have appended its own
+        metrics = {"loss": sum(by_source) / self.divisor(batch)}
         if len(self.names) > 1:
-            columns = zip(self.names, sums, batch.target_weights, strict=True)
+            columns = zip(self.names, by_source, batch.target_weights, strict=True)
             metrics |= {f"loss/{name}": value / weight for name, value, weight in columns if weight}
         return metrics

@@ -15,6 +15,7 @@ from kit.data.open import open_data, open_sources
 from kit.model.load import build_model, open_config, open_tokenizer
 from kit.model.plan import LoadPlan
 from kit.strategy.accelerator import Prepared
+from kit.train.objective import SupervisedLoss
 from kit.train.step import train_step
 
 PAIRS = [(3, 14), (15, 9), (26, 5), (35, 8)]  # samples: the better one, the worse one
@@ -77,6 +78,11 @@ def test_a_second_objective_has_one_gradient_however_its_pairs_are_cut_up(train)
         assert cut.loss == pytest.approx(whole.loss, rel=1e-6) and cut.metrics == whole.metrics
         assert cut.grad_norm == pytest.approx(whole.grad_norm, rel=5e-6)
         assert torch.allclose(cut_weights, weights, rtol=1e-4, atol=1e-7)
+
+
+def test_an_objective_made_of_the_supervised_one_may_sum_more_numbers():
+    batch = GlobalBatch([], np.array([2.0]), np.ones(1, np.int64), np.ones(1, np.int64), epoch=1.0, origins=[])
+    assert SupervisedLoss(["a"]).metrics([3.0, 99.0], batch) == {"loss": 1.5}
 
 
 @pytest.mark.slow
