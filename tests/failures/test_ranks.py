@@ -125,6 +125,7 @@ def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(
     assert told == whole.losses
 
 
+@pytest.mark.long
 def test_ranks_that_wait_for_one_that_never_comes_say_so(finetune, chat_file):
     from helpers import run_ranks
 
@@ -142,7 +143,7 @@ def third_stays_away(rank):
         os._exit(0)
 
 
-@pytest.mark.parametrize("what", matrix(["mistake", "signal"]))
+@pytest.mark.parametrize("what", matrix(["mistake", "signal"], always=0))
 def test_the_launcher_does_not_start_anew_what_would_end_the_same(launch, what):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
     if what == "mistake":

@@ -100,6 +100,7 @@ def test_a_signal_within_an_evaluation_does_not_wait_for_its_end(finetune, chat_
     assert evaluations(continued) == evaluations(whole) and len(evaluations(whole)) == 2
 
 
+@pytest.mark.long
 def test_a_signal_before_the_first_step_loses_nothing_either(finetune, chat_file):
     flags = FLAGS | {"eval_dataset": chat_file, "max_steps": 4, "eval_on_start": True, "max_eval_samples": 40}
     whole = finetune.ok("whole", **flags)
@@ -129,6 +130,7 @@ def evaluate_slowly(rank):
     kit.evaluate.evaluation_batches = slowly
 
 
+@pytest.mark.long
 def test_a_run_outlives_who_reads_its_output(finetune):
     """Ctrl-C ends `tee` too, which reads what the run says; a run must save whoever listens."""
     folder = finetune.folder / "run"
@@ -172,13 +174,16 @@ print(request.is_made)
 
 @pytest.mark.parametrize(
     ("first", "second", "pause", "status"),
-    [
-        (signal.SIGINT, signal.SIGINT, 1.2, 130),
-        (signal.SIGINT, signal.SIGTERM, 1.2, 130),  # as a second Ctrl-C comes through torchrun
-        (signal.SIGINT, signal.SIGINT, 0.0, 0),  # the same Ctrl-C, through the launcher
-        (signal.SIGTERM, signal.SIGTERM, 1.2, 0),
-        (signal.SIGTERM, signal.SIGINT, 1.2, 0),
-    ],
+    matrix(
+        [
+            (signal.SIGINT, signal.SIGTERM, 1.2, 130),  # as a second Ctrl-C comes through torchrun
+            (signal.SIGTERM, signal.SIGTERM, 1.2, 0),
+            (signal.SIGINT, signal.SIGINT, 1.2, 130),
+            (signal.SIGINT, signal.SIGINT, 0.0, 0),  # the same Ctrl-C, through the launcher
+            (signal.SIGTERM, signal.SIGINT, 1.2, 0),
+        ],
+        always=2,
+    ),
 )
 def test_who_interrupts_twice_does_not_wait(first, second, pause, status):
     code = WAITING.format(root=str(ROOT))

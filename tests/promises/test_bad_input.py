@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 
 import pytest
+from helpers import matrix
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", matrix(CASES, always=8))
 def test_bad_input_is_answered_in_words(case, finetune, tmp_path):
     name, content, flags, message = CASES[case]
     (tmp_path / "data").mkdir()

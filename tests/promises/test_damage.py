@@ -30,6 +30,7 @@ def halfway(tmp_path_factory, model_folder, chat_file):
     return whole
 
 
+@pytest.mark.long
 def test_a_bit_flipped_or_a_file_cut_short_costs_that_checkpoint_only(finetune, halfway):
     newest = list_checkpoints(halfway.folder / "checkpoints")[-1]
     names = sorted(path.name for path in newest.iterdir())
@@ -84,7 +85,7 @@ def full_disk(size, rank):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-FULL = [("fsdp", 2, True), ("single", 1, True), ("single", 1, False)]
+FULL = [("single", 1, True), ("fsdp", 2, True), ("single", 1, False)]
 
 
 @pytest.mark.parametrize(("config", "processes", "in_background"), matrix(FULL))

@@ -89,6 +89,7 @@ def test_a_drifted_replica_stops_the_run_and_is_named(finetune, processes):
     assert [row["step"] for row in run.rows] == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_replicas_that_are_equal_and_shards_that_have_no_copy_go_on(finetune):
     for config in ("ddp", "fsdp", "fsdp1"):
@@ -99,6 +100,7 @@ def test_replicas_that_are_equal_and_shards_that_have_no_copy_go_on(finetune):
         assert told in run.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_initial_weights_are_equal_on_every_rank_and_topology(finetune, fp32):
     """Matrices A of LoRA are random at the start, and do not move while B is zero: in the first step."""

@@ -33,7 +33,7 @@ def interrupt_after(run, step, copy):
             ("fsdp1", 2, {}),
             ("single", 1, {"packing": True}),
         ],
-        always=3,
+        always=2,
     ),
 )
 def test_half_a_run_continued_equals_the_whole_run_bit_for_bit(finetune, config, processes, flags):

@@ -423,6 +423,7 @@ def test_a_mistyped_flag_is_answered_at_once_and_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bad_data_on_two_ranks_is_told_once_and_no_rank_hangs(flags, tmp_path):
     bad = tmp_path / "bad.jsonl"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
-from helpers import ROOT
+from helpers import ROOT, matrix
 
 from kit import cache as kit_cache
 from kit.data.open import open_data, open_sources
@@ -195,7 +195,7 @@ print(sum(int(weights.sum()) for _, weights in train))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux only")
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", matrix([1, 2]))
 def test_a_data_set_four_times_larger_than_the_memory_it_may_use(processes, tmp_path):
     room = 24 << 20
     line = json.dumps({"text": "Hello there, how are you? 42 " * 300}) + "\n"
