@@ -223,14 +223,14 @@ def export(source: Path, output: Path, *flags: str) -> None:
 
 
 def forge(checkpoint: Path, state: Any = None, **changes: Any) -> None:
-    """Give a checkpoint another state, or other entries in its manifest, with every hash right."""
+    """Give a checkpoint another state, or other entries in its manifest (``...``: none), with every hash right."""
     from kit.checkpoint.manifest import describe_file, digest_of
 
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     if state is not None:
         (checkpoint / "state.json").write_text(json.dumps(state))
     manifest["files"] = {name: describe_file(checkpoint / name) for name in manifest["files"]}
-    manifest = {key: value for key, value in manifest.items() if key != "xxh3_128"} | changes
+    manifest = {key: value for key, value in (manifest | changes).items() if key != "xxh3_128" and value is not ...}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"xxh3_128": digest_of(manifest)}))
 
 

@@ -142,7 +142,7 @@ def verify(path: Path) -> list[str]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        expected[STATE], [manifest.get(name, {}).keys() for name in ("identity", "strategy", "versions")]
+        expected[STATE], [manifest[name].keys() for name in ("identity", "strategy", "versions")]
         if outside := [name for name in expected if Path(name).name != name]:
             return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]
         if manifest["format"] != FORMAT:

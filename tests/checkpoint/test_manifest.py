@@ -76,7 +76,7 @@ def test_weights_that_were_put_beside_those_of_a_checkpoint_are_not_taken(saved)
     assert find_checkpoint(folder, "auto", lambda line: None) == folder / "step-00000002"
 
 
-@pytest.mark.parametrize("identity", [None, [], "x", 3])
+@pytest.mark.parametrize("identity", [None, [], "x", 3, ...])
 def test_a_manifest_that_does_not_say_whose_it_is_is_damaged(saved, identity):
     folder, _ = saved
     forge(folder / "step-00000003", identity=identity)
