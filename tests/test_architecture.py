@@ -102,6 +102,7 @@ def test_what_answers_a_mistyped_flag_imports_nothing_slow(name):
     assert not {module.split(".")[0] for module in imported(tree, at_import_only=True)} & set(HEAVY)
 
 
+@pytest.mark.slow
 def test_reading_a_command_loads_no_torch():
     """Also not through something else."""
     code = f"import sys, {', '.join(f'kit.{name}' for name in LIGHT)}; print(*set(sys.modules) & set({HEAVY}))"

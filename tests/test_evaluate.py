@@ -108,6 +108,7 @@ def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run, batch):
     assert result.metrics["eval_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "num", "batch"), [(2, 61, 4), (3, 61, 2), (3, 2, 4), (4, 1, 1), (3, 7, 2)])
 def test_each_sample_counts_once_on_any_number_of_ranks(setting, run, processes, num, batch):
     total, count = by_hand(setting, num)

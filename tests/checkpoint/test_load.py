@@ -63,6 +63,7 @@ def test_a_checkpoint_can_be_moved(saved, folders, tmp_path):
     load_checkpoint(*build(folders["untied"], method="lora", lora_r=2), moved)
 
 
+@pytest.mark.slow
 def test_weights_are_read_without_the_optimiser_they_came_from(folders, tmp_path):
     model, optimizer = build(folders["untied"], method="lora", optim="adamw_8bit")
     train(model, optimizer, [0])

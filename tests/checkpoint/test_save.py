@@ -38,6 +38,7 @@ def test_the_manifest_says_whose_checkpoint_it_is(saved):
 # Keeping and pruning
 
 
+@pytest.mark.slow
 def test_the_newest_ones_are_kept(saved):
     folder, save = saved
     save(4, limit=2)
@@ -49,6 +50,7 @@ def test_the_newest_ones_are_kept(saved):
     assert steps(folder) == [f"step-0000000{step}" for step in (5, 6, 7, 8)]
 
 
+@pytest.mark.slow
 def test_the_best_one_is_kept_besides_the_newest_ones(saved):
     folder, save = saved
     for step in (4, 5, 6):
@@ -58,6 +60,7 @@ def test_the_best_one_is_kept_besides_the_newest_ones(saved):
     assert steps(folder) == ["step-00000006", "step-00000007"]
 
 
+@pytest.mark.slow
 def test_the_best_one_is_pruned_like_any_other_where_it_was_not_asked_for(folders, tmp_path):
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     train(model, optimizer, [0])

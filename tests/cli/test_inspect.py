@@ -5,6 +5,7 @@ import pytest
 from kit.cli.main import main
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
     assert main(["inspect", *model.flags, "-n", "2", "--html", "out.html"]) == 0
     printed = capsys.readouterr().out
@@ -12,6 +13,7 @@ def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -5,6 +5,7 @@ import pytest
 from kit.cli.main import main
 
 
+@pytest.mark.slow
 def test_prepare_says_what_the_run_will_say_and_whether_it_had_to_work(
     model_folder, chat_file, tmp_path, monkeypatch, capsys
 ):

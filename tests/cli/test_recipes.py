@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from kit.cli.main import main
 from kit.config.recipe import RECIPES, ROOT
 
@@ -30,6 +32,7 @@ def test_a_recipe_without_a_header_is_told_and_the_others_are_listed(capsys, tmp
     assert "bare.yaml:1" in err and "did you mean 'learning_rate'" in err
 
 
+@pytest.mark.slow
 def test_recipes_answers_within_a_second_and_without_torch():
     code = """
 import sys, time

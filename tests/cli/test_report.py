@@ -40,6 +40,7 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_it_is_written_of_a_run_as_far_as_it_has_come(folder, capsys):
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"report: {folder}/report.html\n"

@@ -47,6 +47,7 @@ def test_a_mistake_found_under_a_launcher_is_one_block_and_status_2(flags, tmp_p
     assert err.startswith("\nerror: ") and "data.jsonl:1" in err and len(err.strip().splitlines()) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_all_processes_orphans_included(number, temporary, script, tmp_path):
     """Two below the script: one in a session of its own, one that has lost its parent; both deaf to SIGTERM."""

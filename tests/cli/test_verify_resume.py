@@ -144,6 +144,7 @@ def test_wrong_flags_are_told_at_once_and_nothing_is_written(temporary, tmp_path
     assert list(temporary.iterdir()) == [] and [path.name for path in keep.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -140,6 +140,7 @@ def test_help_shows_every_flag_with_its_unit_and_default(capsys):
     assert max(map(len, text.splitlines())) <= 120 and text.isascii()
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_help_may_leave_early():
     help_ = f"{sys.executable} -c 'from kit.config.command_line import print_help; print_help()'"
     code = f"{help_} | head -1; echo ${{PIPESTATUS[0]}}"
@@ -147,6 +148,7 @@ def test_a_reader_of_the_help_may_leave_early():
     assert done.stdout.split()[0] == "usage:" and done.stdout.split()[-1] == "0" and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_reading_a_command_line_is_quick_and_needs_nothing_heavy():
     code = """
 import sys, time

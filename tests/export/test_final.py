@@ -30,6 +30,7 @@ def adapter(model_folder, tmp_path):
     return tmp_path / "adapter"
 
 
+@pytest.mark.slow
 def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, model_folder, tmp_path):
     export(adapter, tmp_path / "merged", "--dtype=float32")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -75,6 +76,7 @@ def refused(adapter, output, base=None):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, model_folder, tmp_path):
     output = tmp_path / "new/merged"
     other = make_model(tmp_path / "other", hidden_size=64)
@@ -116,6 +118,7 @@ def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatc
     assert asked == ["some/base"]
 
 
+@pytest.mark.slow
 def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
     export(adapter, tmp_path / "a/b/merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b/merged")
@@ -126,6 +129,7 @@ def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(
     assert "--output_dir" in refused(adapter, tmp_path / "new" / ("x" * 300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o022, 0o007])
 def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp_path, umask):
     model = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -144,6 +148,7 @@ def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp
         assert set(modes.values()) == {oct(0o666 & ~umask)}, modes
 
 
+@pytest.mark.slow
 def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
     for path in adapter.glob("token*"):
         path.unlink()

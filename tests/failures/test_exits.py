@@ -19,6 +19,7 @@ with exits.reporting_errors():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
@@ -42,6 +43,7 @@ def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, sta
     assert ("Traceback" in done.stderr) == (status == 1 and "loss nan" not in error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "status"), [("pass", 0), ("exits.leave(75)", 75), ("raise KeyboardInterrupt", 130)])
 def test_what_is_to_be_finished_first_is_finished_without_an_error_too(last, status):
     code = LEAVING.format(root=str(ROOT), error="x").replace("raise x", last)

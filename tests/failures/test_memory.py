@@ -300,6 +300,7 @@ def test_the_table_adds_up_to_the_peak(build):
     assert sizes["gradients"] == pytest.approx(held.trainable, rel=0.01)
 
 
+@pytest.mark.slow
 def test_telling_asks_nothing_of_a_full_memory(build):
     model, optimizer = build("qlora", compute_dtype="bfloat16")
     backward(model)
@@ -441,6 +442,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_gradients_of_ddp_are_held_before_the_first_step(tmp_path):
     (tmp_path / "buckets.py").write_text(BUCKETS)

@@ -11,6 +11,7 @@ from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, open_config
 
 
+@pytest.mark.slow
 def test_the_seed_alone_decides_the_first_adapters(recipe):
     """Not what ran before: sharding takes each rank's part of what must be one matrix."""
 
@@ -70,6 +71,7 @@ def test_a_target_that_takes_no_adapter_is_refused_by_name(recipe):
     assert "'embed_tokens'" not in text and "'q_proj'" not in text
 
 
+@pytest.mark.slow
 def test_an_adapter_that_fits_is_checked_without_a_trace(recipe, adapter):
     for settings in ({}, {"use_dora": True}, {"lora_target_modules": "embed_tokens,q_proj,lm_head"}):
         mine = recipe(adapter_name_or_path=str(adapter(**settings)))
@@ -81,12 +83,14 @@ def test_an_adapter_that_fits_is_checked_without_a_trace(recipe, adapter):
         attach_adapter(meta_model, mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"hidden_size": 48}, {"num_hidden_layers": 2}, {"num_hidden_layers": 4}])
 def test_an_adapter_of_another_base_is_refused_with_its_name(recipe, adapter, changed, change, model_folder):
     text = problems(recipe(changed(**change), adapter_name_or_path=str(adapter())))
     assert text.startswith("adapter_name_or_path") and "does not fit" in text and str(model_folder) in text
 
 
+@pytest.mark.slow
 def test_a_broken_adapter_is_found_in_the_checks(recipe, adapter, tmp_path):
     folder = adapter()
     mine = recipe(adapter_name_or_path=str(folder))
@@ -105,6 +109,7 @@ def test_a_broken_adapter_is_found_in_the_checks(recipe, adapter, tmp_path):
         assert problems(recipe(adapter_name_or_path=absent)).startswith("adapter_name_or_path")
 
 
+@pytest.mark.slow
 def test_a_dora_adapter_does_not_go_on_a_4_bit_base(recipe, adapter):
     folder = str(adapter(use_dora=True))
     assert "use_dora" in problems(recipe(method="qlora", adapter_name_or_path=folder))

@@ -21,6 +21,7 @@ def test_a_missing_folder_is_named(recipe, tmp_path):
         open_config(recipe(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_home_folder_is_found_and_a_long_name_is_no_traceback(recipe, model_folder, adapter, monkeypatch):
     folder = adapter()
     monkeypatch.setenv("HOME", str(folder.parent))

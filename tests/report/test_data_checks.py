@@ -52,6 +52,7 @@ def test_samples_that_are_the_same_are_named(numbers, told, tmp_path, tokenizer)
     assert checks(looked(tokenizer, chat_template="chatml"))[told] == verdict
 
 
+@pytest.mark.slow
 def test_a_template_without_bos_is_fine_unless_the_tokenizer_would_write_one(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
     found = checks(looked(tokenizer, chat_template="chatml"))
@@ -76,6 +77,7 @@ def test_pieces_of_a_split_text_need_not_begin_or_end_like_a_text(tmp_path, toke
     assert "begin with <bos>" in told[0] and "teach to stop" in told[1]
 
 
+@pytest.mark.slow
 def test_last_tokens_that_are_next_to_none_are_not_listed(tmp_path, tokenizer):
     end = tokenizer.eos_token_id
     write(

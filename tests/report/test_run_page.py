@@ -37,6 +37,7 @@ def answer(folder, **values):
         file.write(json.dumps(row) + "\n")
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_run_left(folder):
     answer(folder, prompt="2 < 3?", reference="yes", text="<script>no</script>", exact=False)
     assert write_report(folder) == folder / "report.html"
@@ -56,6 +57,7 @@ def test_the_page_shows_what_the_run_left(folder):
     assert not (folder / ".report.partial").exists()
 
 
+@pytest.mark.slow
 def test_several_data_sets_have_their_own_numbers(folder):
     run = json.loads((folder / "run.json").read_text())
     run["data"]["sources"].append({"name": "<other>", "num_samples": 1234})
@@ -71,6 +73,7 @@ def test_several_data_sets_have_their_own_numbers(folder):
     assert page.count("<svg") == 7 and "1,234" in page and "&lt;other&gt;" in page and "<other>" not in page
 
 
+@pytest.mark.slow
 def test_steps_that_were_skipped_or_jumped_are_listed_with_their_samples(folder):
     write_report(folder)
     assert "Steps to look at" not in (folder / "report.html").read_text()
@@ -85,12 +88,14 @@ def test_steps_that_were_skipped_or_jumped_are_listed_with_their_samples(folder)
     assert "&lt;d&gt;.jsonl:8, d.jsonl:9" in page
 
 
+@pytest.mark.slow
 def test_nothing_in_it_runs_or_calls_home(folder):
     write_report(folder)
     page = (folder / "report.html").read_text()
     assert "<script" not in page and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluation_has_a_page_too(folder):
     rows = (folder / "metrics.jsonl").read_text().splitlines()[:1]
     (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
@@ -99,6 +104,7 @@ def test_a_run_without_evaluation_has_a_page_too(folder):
     assert page.count("<svg") == 5 and "Evaluation" not in page
 
 
+@pytest.mark.slow
 def test_the_recipe_reads_as_it_was_written(folder):
     run = json.loads((folder / "run.json").read_text())
     chat = {
@@ -119,6 +125,7 @@ def test_the_recipe_reads_as_it_was_written(folder):
         assert f"<td>{cell}</td>" in page
 
 
+@pytest.mark.slow
 def test_the_page_says_which_run_it_is_of_and_what_became_of_the_rows(folder, monkeypatch):
     run = json.loads((folder / "run.json").read_text())
     run["data"]["sources"][0]["num_truncated"] = 924
@@ -130,6 +137,7 @@ def test_the_page_says_which_run_it_is_of_and_what_became_of_the_rows(folder, mo
     assert "num_truncated" in page and "924" in page
 
 
+@pytest.mark.slow
 def test_what_a_model_answers_cannot_drive_a_terminal(folder):
     answer(folder, prompt="?", reference="!", text="\x1b[2J\ta\n", exact=False)
     write_report(folder)
@@ -137,6 +145,7 @@ def test_what_a_model_answers_cannot_drive_a_terminal(folder):
     assert "\x1b" not in page and "\\x1b[2J\ta\n" in page
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(folder, tmp_path, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')

@@ -21,6 +21,7 @@ def test_the_texts_of_the_tokens_add_up_to_the_sample_whatever_its_characters(to
     assert "".join(token.text for token in tokens_of(in_two, in_two, tokenizer)) == text[:-1] + "\ufffd"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_runs_count_the_tokens_whatever_their_characters(train_on, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Ünï 🚀🇫🇷", "漢字 é e\u0301 🚀"))
@@ -50,6 +51,7 @@ def test_the_first_token_is_never_marked_as_nothing_predicts_it(row, flags, tmp_
     assert f"\n{first.text}[[{rest[0].text}" in as_text(gathered, colour=False)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("Hi", "Hello", "Bye", "Bye now"))
     gathered = looked(tokenizer, chat_template="chatml")
@@ -67,6 +69,7 @@ def test_what_is_learned_is_marked_and_nothing_else(tmp_path, tokenizer):
     assert learned == ["Hello&lt;|im_end|&gt;", "Bye now&lt;|im_end|&gt;"]
 
 
+@pytest.mark.slow
 def test_weights_are_shown(tmp_path, tokenizer):
     messages = chat("Hi", "Hello")["messages"]
     messages[1]["weight"] = 0.5
@@ -75,6 +78,7 @@ def test_weights_are_shown(tmp_path, tokenizer):
     assert "]] x0.5" in as_text(gathered, colour=False) and "weight 0.5" in as_page(gathered)
 
 
+@pytest.mark.slow
 def test_the_page_holds_its_data_as_text_and_needs_nothing_else(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("<script>alert(1)</script>", "<b>&"))
     page = as_page(looked(tokenizer, chat_template="chatml"))
@@ -123,6 +127,7 @@ def test_as_many_samples_are_shown_as_asked_for(sizes, num, lines, tmp_path, tok
     assert " ".join(places) == lines
 
 
+@pytest.mark.slow
 def test_numbers_are_easy_to_read(tmp_path, tokenizer):
     folder = tmp_path / "from 2024"
     folder.mkdir()
@@ -139,6 +144,7 @@ def test_numbers_are_easy_to_read(tmp_path, tokenizer):
     assert "1 step of 1,100" in gathered.notes
 
 
+@pytest.mark.slow
 def test_of_a_very_long_sample_the_beginning_is_shown(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("kit.report.samples_page.MAX_TOKENS_SHOWN", 10)
     write(tmp_path / "train.jsonl", {"text": "Hello 🚀🚀🚀 there"})
@@ -148,6 +154,7 @@ def test_of_a_very_long_sample_the_beginning_is_shown(tmp_path, tokenizer, monke
     assert more in as_text(gathered, colour=False) and more in as_page(gathered) and len(sample.tokens) == 10
 
 
+@pytest.mark.slow
 def test_data_cannot_drive_a_terminal(tmp_path, tokenizer):
     write(tmp_path / "a\x1b.jsonl", chat("\x1b[31mred\x07\x9b2J\x7f", "a\r\n\tb"))
     gathered = looked(tokenizer, dataset="a\x1b.jsonl", chat_template="chatml")

@@ -170,6 +170,7 @@ for folder in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_refused():
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders keep others out
         folder = Path(name)
@@ -331,6 +332,7 @@ def test_a_second_run_is_locked_out_by_who_is_at_work_and_changes_nothing(recipe
     assert content(folder) == before
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_dead_process_is_taken_over_with_a_notice(recipe, holder, tmp_path):
     process, _ = holder()
     write(recipe())

@@ -414,6 +414,7 @@ def test_the_four_real_commands_do_the_same(flags, tmp_path):
         assert losses[name] == losses["python"] and len(losses[name]) == 2, name
 
 
+@pytest.mark.slow
 def test_a_mistyped_flag_is_answered_at_once_and_nothing_is_written(tmp_path):
     command = [sys.executable, SCRIPT, "--config", "fsdp", "--learning_rat", "1e-4", "--max_steps", "two"]
     status, out, err = run(command, tmp_path, deadline_seconds=10)

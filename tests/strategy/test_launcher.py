@@ -67,11 +67,13 @@ def test_ranks_that_are_started_again_end_at_once_as_they_ended_before(rank):
     assert rank(restarts=0, status=2) == (0, "started")  # the first start of this launcher is never held back
 
 
+@pytest.mark.slow
 def test_where_nothing_is_started_again_no_end_is_noted(rank, tmp_path):
     rank(restarts=0, allowed=0)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ends_of_other_days_are_swept_up(rank, tmp_path):
     (tmp_path / "ended").mkdir()
     for name, age in (("old", 90_000), ("new", 60)):

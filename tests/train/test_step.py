@@ -59,6 +59,7 @@ def single(size):
     return [[[i] for i in IDS[first : first + size]] for first in range(0, len(IDS), size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_the_gradient_does_not_depend_on_the_micro_batches(setting, size):
     one, before, after = step(setting, single(1), rate=1.0)
@@ -68,6 +69,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(setting, size):
     assert torch.allclose(other_after - before, after - before, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "varlen"])
 @pytest.mark.parametrize("rows", [[[IDS]], [[IDS[:3], IDS[3:]]], [[IDS[:5]], [IDS[5:7], IDS[7:]]]])
 def test_a_pack_has_the_loss_and_the_gradient_of_its_samples_padded(setting, rows, implementation):
@@ -78,6 +80,7 @@ def test_a_pack_has_the_loss_and_the_gradient_of_its_samples_padded(setting, row
     assert torch.allclose(packed_after - before, after - before, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_weights_of_tokens_are_relative(setting):
     def double(batch):
         return replace(batch, weights=batch.weights * 2)
@@ -92,6 +95,7 @@ def test_weights_of_tokens_are_relative(setting):
     assert abs(muted.loss - plain.loss) > 1e-3
 
 
+@pytest.mark.slow
 def test_each_source_has_its_own_loss(setting):
     def split(batch):
         return replace(batch, sources=(batch.target_positions % 3).clamp(max=1))

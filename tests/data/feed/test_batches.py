@@ -122,6 +122,7 @@ def test_similar_lengths_meet_at_the_same_time(many):
     assert all(min(now) >= max(later) for now, later in pairwise(widths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))

@@ -21,6 +21,7 @@ def ids(order, steps):
     return [[item.tolist() for item in order.batch(step)] for step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [None, 256])
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
 def test_a_step_is_known_by_its_number_alone(capacity, weights):

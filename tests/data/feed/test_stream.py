@@ -102,6 +102,7 @@ def test_the_counts_are_those_of_the_samples(tmp_path, tokenizer):
     assert opened.names == ["part"] and len(opened.fingerprint) == 32
 
 
+@pytest.mark.slow
 def test_sources_are_mixed_by_weight(tmp_path, tokenizer):
     make_files(tmp_path, 2)
     mix = "[{path: part-0.jsonl, weight: 3}, {path: part-1.jsonl, weight: 1}]"
@@ -155,6 +156,7 @@ def test_a_stream_that_runs_out_of_use_ends_the_run_in_words(tmp_path, tokenizer
         feed.take(0)
 
 
+@pytest.mark.slow
 def test_lanes_stay_together_and_little_waits(tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=3000)
     (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=35)  # no multiple of the lanes

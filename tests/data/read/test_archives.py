@@ -150,6 +150,7 @@ def test_a_tar_of_a_whole_folder_is_read(folder):
     assert contents(source_of("a.tar")) == text_rows(3)
 
 
+@pytest.mark.slow
 def test_members_may_be_compressed_or_tables(folder):
     write_any("a.parquet", text_rows(3))
     members = {"a.parquet": (folder / "a.parquet").read_bytes(), "b.jsonl.gz": gzip.compress(json_lines(text_rows(3)))}

@@ -8,6 +8,7 @@ from data_helpers import contents, json_lines, refused, source_of, text_rows
 from kit.data.read import tables
 
 
+@pytest.mark.slow
 def test_saved_folders_give_the_same_rows_as_lines(folder):
     import datasets
 

@@ -101,6 +101,7 @@ def test_an_array_of_nothing_has_no_rows(folder):
     assert refused("a.json") == "error: a.json: no rows; expected at least one"
 
 
+@pytest.mark.slow
 def test_an_array_is_read_piece_by_piece(folder):
     with open("a.json", "w") as file:
         file.write("[" + ",\n".join(json.dumps({"text": "a" * 1000}) for _ in range(20_000)) + "]")
