@@ -158,6 +158,10 @@ class Recipe(BaseModel):
     adam_beta1: float = _optim(0.9, "decay of the first moment", ge=0, lt=1)
     adam_beta2: float = _optim(0.999, "decay of the second moment", ge=0, lt=1)
     adam_epsilon: float = _optim(1e-8, "added to the denominator", gt=0)
+    sync_each_batch: bool | None = _optim(
+        None,
+        "reduce gradients after each micro-batch; default: with FSDP (else 4 bytes a parameter more), not with DDP",
+    )
     max_grad_norm: float = _optim(1.0, "clip the global gradient norm at this; 0 does not clip", ge=0)
 
     eval_dataset: _Entries | None = _eval(None, "like dataset; default: a seeded split of it", expected=_ENTRIES)
@@ -196,6 +200,9 @@ class Recipe(BaseModel):
         0, "compare weights and gradients of all processes every so many steps; 0: never", "steps", ge=0
     )
     seed: int = _process(42, "of data order, adapters and dropout", ge=0, lt=2**31)
+    tf32: bool | None = _process(
+        None, "round inputs of float32 products to TF32 on a GPU; default: only with mixed_precision bf16"
+    )
     deterministic: bool = _process(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     ddp_timeout: int = _process(1800, "give up on a rank that is silent for so long", "seconds", ge=10)
 

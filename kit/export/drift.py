@@ -68,7 +68,8 @@ def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | Non
     if read:
         read(model)
     title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"
-    answers = ask(model, sequences)
+    with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):  # as in training
+        answers = ask(model, sequences)
     del model
     gc.collect()  # the loss head refers to the model and back, so only the garbage collector frees it
     return Trained(answers, sequences, source, title)

@@ -19,6 +19,18 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
     """
     if recipe.method == "full":
         return model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = _adapted(model, recipe)
+    for module in adapted.modules():
+        if isinstance(module, BaseTunerLayer):
+            # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
+            # autocast, weights and inputs have one dtype anyway.
+            module.cast_input_dtype_enabled = False
+    return adapted
+
+
+def _adapted(model: Any, recipe: Recipe) -> torch.nn.Module:
     from peft import LoraConfig, PeftModel, get_peft_model
 
     for parameter in model.parameters():

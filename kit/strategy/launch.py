@@ -54,6 +54,10 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     stay_ended()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # CUDA's allocator reads this at its first allocation. Batches differ in length, so segments of a fixed size would
+    # have gaps into which no later tensor fits.
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     problems = list(request.problems)
     settings: Settings | None = None
     config_name = None

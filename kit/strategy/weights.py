@@ -3,11 +3,14 @@
 Promises: every function here works under all strategies, so code outside ``kit.strategy`` need not know which one runs.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kit.console import say
+from kit.strategy.fsdp import is_sharded_layer
 from kit.strategy.topology import strategy_of
 
 if TYPE_CHECKING:
@@ -28,6 +31,20 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
 
 
 @contextmanager
+def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: bool) -> Iterator[None]:
+    """Let a backward pass in the ``with`` block reduce gradients over the ranks only if it has to.
+
+    It has to after the last micro-batch of a step, and after each one if ``start`` has set ``sync_each_batch``.
+
+    Args:
+        is_last: whether this is the last micro-batch of the step.
+    """
+    reduces = is_last or accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+    with nullcontext() if reduces else accelerator.no_sync(model):
+        yield
+
+
+@contextmanager
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
     inner = accelerator.unwrap_model(model)
@@ -37,7 +54,8 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
 
         if "generate" not in vars(inner):
             register_fsdp_forward_method(inner, "generate")
-        yield partial(inner.generate, synced_gpus=True)
+        with _gathered(accelerator, model) if _whole_model_fits(accelerator, model) else nullcontext():
+            yield partial(inner.generate, synced_gpus=True)
         return
     # `generate` bypasses the wrapped forward, which enables autocast.
     with accelerator.autocast():
@@ -48,6 +66,49 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
                 yield partial(inner.generate, synced_gpus=True)
         else:
             yield inner.generate
+
+
+@contextmanager
+def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[None]:
+    """In the ``with`` block, let FSDP2 keep each layer that a forward pass has gathered. Called by all ranks."""
+    from torch.distributed.fsdp import FSDPModule
+
+    plugin, embeddings = accelerator.state.fsdp_plugin, accelerator.unwrap_model(model).get_input_embeddings()
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # Accelerate gives these the plugin's setting. The others stay gathered after a forward pass anyway.
+    layers = [
+        unit for unit in units if unit is embeddings or is_sharded_layer(unit, plugin.transformer_cls_names_to_wrap)
+    ]
+    for layer in layers:
+        layer.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_reshard_after_forward(plugin.reshard_after_forward, recurse=False)
+        for unit in units:
+            unit.reshard()
+
+
+def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> bool:
+    """Whether all weights fit into half of the free memory of each rank's device. Called by all ranks.
+
+    Else generation gathers every layer again for every token, and says so. The other half is for the cache of keys and
+    values.
+    """
+    import psutil
+    import torch
+
+    element_size = 2 if accelerator.mixed_precision == "bf16" else 4  # in which FSDP gathers them
+    needed = sum(parameter.numel() * element_size for parameter in model.parameters())  # of DTensors the whole number
+    if accelerator.device.type == "cpu":
+        free = psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    else:
+        free = torch.accelerator.get_memory_info()[0]
+    fits = accelerator.gather(torch.tensor([needed <= free // 2], device=accelerator.device)).all().item()
+    if not fits:
+        say(f"generation gathers every layer for every token: {needed:,} bytes of weights do not fit beside the shards")
+    return bool(fits)
 
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
