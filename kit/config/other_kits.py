@@ -5,7 +5,6 @@ OTHER_KITS = {
     "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
     "bf16": "precision comes from the Accelerate config: mixed_precision: bf16",
     "fp16": "precision comes from the Accelerate config: mixed_precision: bf16",
-    "tf32": "precision comes from the Accelerate config",
     "dtype": "precision comes from the Accelerate config: mixed_precision",
     "torch_dtype": "precision comes from the Accelerate config: mixed_precision",
     "mixed_precision": "it belongs in the Accelerate config (--config)",

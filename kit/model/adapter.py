@@ -26,7 +26,7 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
         if isinstance(module, BaseTunerLayer):
             # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
             # autocast, weights and inputs have one dtype anyway.
-            module.cast_input_dtype_enabled = False
+            module.cast_input_dtype_enabled = False  # type: ignore[assignment]
     return adapted
 
 

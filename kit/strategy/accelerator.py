@@ -44,11 +44,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import (
-        DistributedDataParallelKwargs,
-        GradientAccumulationPlugin,
-        check_cuda_p2p_ib_support,
-    )
+    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, check_cuda_p2p_ib_support
 
     on_cpu = topology.device_type == "cpu"
     if recipe.deterministic:
