@@ -158,6 +158,16 @@ def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str,
     return {name: tensor for name, tensor in state.items() if name in trainable}
 
 
+def gathered_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
+    """Return the weights of FSDP2 units that are gathered at this moment, whole."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+        return []
+    return [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
+
+
 def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
     """Return this rank's shards of the weights, even if a failed pass left whole layers gathered.
 

@@ -67,6 +67,10 @@ def flags(shortage, recipe, topology):
         ({"method": "full", "per_device_train_batch_size": 12}, "",
          Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
          "batch_size_6 checkpointing offload | lora max_length_1024"),
+        # Gradients of the whole model, kept from micro-batch to micro-batch.
+        ({"method": "full", "sync_each_batch": False}, "", Held(trainable=GIB, gradients=30 * GIB, sharded=True),
+         GPU, 2,
+         "sync batch_size_2 checkpointing num_processes_6 offload | lora max_length_1024"),
         # What is waiting in CPU memory already is not in the way on the GPU.
         ({"method": "full"}, "", Held(sharded=True), GPU, 2, "batch_size_2 checkpointing | max_length_1024"),
         # Nothing but weights and state: activations are not to blame.
@@ -92,6 +96,7 @@ def flags(shortage, recipe, topology):
 def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held, device, num_processes, expected):
     written = {
         "async": "--async_save false",
+        "sync": "--sync_each_batch true",
         "attn": "--attn_implementation auto",
         "checkpointing": "--gradient_checkpointing true",
         "fsdp": "--config fsdp",
@@ -234,7 +239,8 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
         recipe = make(method=method, optim=optim, packing=packing, **more)
         if launch._method_problems(recipe, topology.strategy):
             continue
-        held = Held(GIB, GIB, GIB, GIB, GIB, GIB, GIB, "fsdp" in topology.strategy)
+        is_sharded = "fsdp" in topology.strategy
+        held = Held(*[GIB] * 6, gathered=is_sharded * GIB, to_save=GIB, sharded=is_sharded)
         monkeypatch.setattr(memory, "_device", lambda error, device=device: device)
         monkeypatch.setattr(memory, "components", lambda *_, held=held: held)
         monkeypatch.setattr(memory, "_phase_and_module", lambda error, phase=phase: (phase, "LlamaDecoderLayer"))

@@ -395,7 +395,7 @@ def stepping(prepared, *args, **kwargs):
     except RuntimeError as error:
         held = memory.components(model, optimizer, True, False)
         text = str(advice.explain(error, model, optimizer, recipe, topology))
-        record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.sharded, text]
+        record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.gathered, held.sharded, text]
         (out / f"held-{{accelerator.process_index}}.json").write_text(json.dumps(record))
         accelerator.wait_for_everyone()
         raise
@@ -467,8 +467,11 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
     totals = [0, 0]
     for rank in range(2):
         whole, own = json.loads((tmp_path / f"rest-{rank}.json").read_text())
-        frozen, trainable, gradients, moments, sharded, text = json.loads((tmp_path / f"held-{rank}.json").read_text())
+        frozen, trainable, gradients, moments, gathered, sharded, text = json.loads(
+            (tmp_path / f"held-{rank}.json").read_text()
+        )
         assert sharded and trainable == own[1] and gradients == 0
+        assert config == "fsdp1" or 0 < gathered < sum(whole)
         assert 0 <= moments - 2 * trainable <= 4 * 100  # and a counter for each tensor
         assert frozen == own[0] if method != "qlora" else frozen > own[0]  # every rank has all scales
         assert text.startswith(f"error: out of memory: rank {rank}: 4.0 MiB asked for in the forward pass ({place})")
