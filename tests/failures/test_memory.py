@@ -31,7 +31,10 @@ from kit.model.plan import LoadPlan
 
 
 def backward(model):
-    model(input_ids=torch.arange(3, 35)[None]).logits.float().logsumexp(-1).sum().backward()
+    mixed = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # as Accelerate has it in a run
+        outputs = model(input_ids=torch.arange(3, 35)[None])
+    outputs.logits.float().logsumexp(-1).sum().backward()
 
 
 # --- what is recognised
