@@ -30,7 +30,7 @@ def main() -> None:
     from kit import preflight
     from kit.checkpoint.load import load_checkpoint
     from kit.checkpoint.save import Saver
-    from kit.data.open import evaluation_is_due, pad_id
+    from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.export.final import model_card, save_final
     from kit.failures.guard import Guard
@@ -44,7 +44,7 @@ def main() -> None:
     from kit.train.objective import SupervisedLoss
     from kit.train.optim import build_optimizer
     from kit.train.replicas import ReplicaCheck
-    from kit.train.schedule import learning_rate
+    from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite, seed_everything, settle_strategy, train_step
 
     # --- check: every problem at once, before any weight is read
@@ -91,7 +91,7 @@ def main() -> None:
 
     def evaluate_after(done: int) -> bool | None:
         """Evaluate if it is due. Returns whether the loss is the lowest so far; None if a signal stopped it."""
-        if data.evaluation is None or not evaluation_is_due(recipe, total_steps, done):
+        if data.evaluation is None or not evaluation_is_due(recipe, data, done):
             return False
         guard.at(phases.EVALUATING, done)
         try:
@@ -125,8 +125,7 @@ def main() -> None:
         stopped = result.stop and not last
         is_best = False if stopped else evaluate_after(done)
         stopped = stopped or is_best is None
-        is_due = recipe.save_steps and done % recipe.save_steps == 0
-        if last or stopped or is_due or (is_best and recipe.keep_best):
+        if last or stopped or save_is_due(recipe, data, done) or (is_best and recipe.keep_best):
             guard.at(phases.SAVING, done)
             state.feed = feed.state()
             saver.save(prepared.model, prepared.optimizer, state.record())

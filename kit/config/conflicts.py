@@ -42,7 +42,9 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
         conflicts.append(
             Conflict(("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two")
         )
-    needing_data = [name for name in ("eval_steps", "eval_on_start", "predict_with_generate") if getattr(recipe, name)]
+    conflicts += _conflicts_of_strategies(recipe)
+    wants_evaluation = ("eval_steps", "eval_strategy", "eval_on_start", "predict_with_generate")
+    needing_data = [name for name in wants_evaluation if getattr(recipe, name) not in (0, None, "no")]
     if needing_data and not recipe.has_evaluation:
         conflicts.append(
             Conflict(
@@ -83,11 +85,28 @@ def _conflicts_of_entries(flag: str, entries: list[DatasetEntry]) -> list[Confli
     return conflicts
 
 
+def _conflicts_of_strategies(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of ``eval_strategy`` and ``save_strategy`` with the numbers of steps."""
+    conflicts = []
+    for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
+        kind, num_steps = getattr(recipe, strategy), getattr(recipe, steps)
+        if kind == "steps" and not num_steps:
+            conflicts.append(Conflict((strategy, steps), f"steps without {steps}", f"set {steps}"))
+        if kind in ("no", "epoch") and num_steps:
+            fix = f"set {steps} to 0, or leave {strategy} out"
+            conflicts.append(Conflict((strategy, steps), f"{kind}, with {steps} {num_steps}", fix))
+    return conflicts
+
+
 def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     conflicts = []
     if recipe.max_steps is None:
         fix = "a stream has no known end: give max_steps"
         conflicts.append(Conflict(("streaming", "max_steps"), "without max_steps", fix))
+    for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
+        if getattr(recipe, strategy) == "epoch":
+            fix = f"a stream's epochs have no known end: set {steps}"
+            conflicts.append(Conflict(("streaming", strategy), f"with {strategy} epoch", fix))
     if recipe.eval_split_size:
         fix = "give an eval_dataset: nothing can be held out of a stream"
         conflicts.append(Conflict(("streaming", "eval_split_size"), "with eval_split_size", fix))

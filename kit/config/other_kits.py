@@ -44,8 +44,6 @@ OTHER_KITS = {
     "lora_target": "use lora_target_modules",
     "target_modules": "use lora_target_modules",
     "template": "use chat_template",
-    "eval_strategy": "use eval_steps",
-    "save_strategy": "use save_steps",
     "do_eval": "use eval_dataset or eval_split_size",
     "ignore_data_skip": "resuming never repeats or skips data; use resume_from_checkpoint",
     "resume": "use resume_from_checkpoint (default auto)",

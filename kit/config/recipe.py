@@ -167,6 +167,9 @@ class Recipe(BaseModel):
         0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=SHARE_OR_COUNT
     )
     max_eval_samples: int | None = _eval(None, "evaluate on the first so many only", "samples", ge=1)
+    eval_strategy: Literal["no", "steps", "epoch"] | None = _eval(
+        None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
+    )
     eval_steps: int = _eval(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _eval(False, "evaluate before the first step too")
     predict_with_generate: bool = _eval(False, "also answer each evaluation prompt greedily and report exact match")
@@ -174,6 +177,9 @@ class Recipe(BaseModel):
 
     output_dir: str | None = _output(None, "folder of the run; default: runs/<recipe>-<config>")
     overwrite_output_dir: bool = _output(False, "delete what an earlier run left in output_dir")
+    save_strategy: Literal["no", "steps", "epoch"] | None = _output(
+        None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
+    )
     save_steps: int = _output(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _output(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")

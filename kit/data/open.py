@@ -233,13 +233,6 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
     return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
 
 
-def evaluation_is_due(recipe: Recipe, total_steps: int, step: int) -> bool:
-    """Return whether the recipe wants an evaluation after ``step`` steps; 0 is before the first step."""
-    if step in (0, total_steps):
-        return step > 0 or recipe.eval_on_start
-    return recipe.eval_steps > 0 and step % recipe.eval_steps == 0
-
-
 def pad_id(tokenizer: Any) -> int:
     """Return the id to pad with. Any id works, because padding is masked by position."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)

@@ -1,7 +1,16 @@
-"""The learning rate, as a pure function of the step: a resume needs no saved state."""
+"""What is due when: the learning rate of each step, and the steps after which the run evaluates and saves.
+
+All of it is a pure function of the recipe, the data and the step, so a resume needs no saved state.
+"""
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from kit.data.open import Data
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
+    from kit.data.feed.stream import Stream
 
 
 def warmup_length(warmup_steps: float, total_steps: int) -> int:
@@ -33,3 +42,23 @@ def learning_rate(
         return peak
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     return peak * (1 - progress) if kind == "linear" else peak * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def evaluation_is_due(recipe: "Recipe", data: "Data | Stream", step: int) -> bool:
+    """Return whether the recipe wants an evaluation after ``step`` steps; 0 is before the first step."""
+    if step in (0, data.total_steps(recipe)):
+        return step > 0 or recipe.eval_on_start
+    return _is_due(recipe.eval_strategy, recipe.eval_steps, data, step)
+
+
+def save_is_due(recipe: "Recipe", data: "Data | Stream", step: int) -> bool:
+    """Return whether the recipe wants a checkpoint after ``step`` steps, from 1; the one at the end apart."""
+    return _is_due(recipe.save_strategy, recipe.save_steps, data, step)
+
+
+def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: int) -> bool:
+    """Whether ``step`` steps are a multiple of ``num_steps``, or with ``epoch`` complete an epoch (or several)."""
+    if strategy != "epoch":
+        return num_steps > 0 and step % num_steps == 0
+    assert isinstance(data, Data), "a stream has no epochs, and the recipe is refused"
+    return data.order.whole_epochs_after(step) > data.order.whole_epochs_after(step - 1)

@@ -1,11 +1,15 @@
-"""The learning rate as a function of the step."""
+"""The learning rate, evaluations and checkpoints as functions of the step."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 
-from kit.train.schedule import learning_rate, warmup_length
+from kit.config.recipe import Recipe
+from kit.data.feed.order import Order
+from kit.data.open import Data
+from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due, warmup_length
 
 KINDS = ["constant", "linear", "cosine"]
 PEAK = 3e-4
@@ -70,3 +74,29 @@ def test_a_resumed_run_sees_the_same_rates_in_any_order():
     forwards = curve("cosine", 40, 5)
     backwards = [learning_rate(step, 40, PEAK, 5, "cosine") for step in reversed(range(40))]
     assert forwards == backwards[::-1]
+
+
+def due(is_due, **settings):
+    """The steps after which it is due, of a run of two epochs and a half of 30 samples, 4 a step: 19 steps."""
+    recipe = Recipe(model_name_or_path="m", dataset="d", num_train_epochs=2.5, **settings)
+    order = Order(np.full(30, 9), np.zeros(30, np.int16), 42, 4)
+    data = Data(train=None, evaluation=None, order=order, chat_template=None)
+    assert data.total_steps(recipe) == 19
+    return [step for step in range(20) if is_due(recipe, data, step)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, []),
+        ({"save_strategy": "no"}, []),
+        ({"save_steps": 6}, [6, 12, 18]),
+        ({"save_strategy": "steps", "save_steps": 6}, [6, 12, 18]),
+        ({"save_strategy": "epoch"}, [8, 15]),  # 30 samples are complete after 7.5 steps, 60 after 15
+    ],
+)
+def test_a_checkpoint_is_due_every_so_many_steps_or_when_an_epoch_is_complete(settings, steps):
+    assert [step for step in due(save_is_due, **settings) if step] == steps
+    of_evaluation = {key.replace("save", "eval"): value for key, value in settings.items()}
+    assert due(evaluation_is_due, **of_evaluation) == [*steps, 19]
+    assert due(evaluation_is_due, **of_evaluation, eval_on_start=True) == [0, *steps, 19]
