@@ -103,6 +103,9 @@ def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     if recipe.max_steps is None:
         fix = "a stream has no known end: give max_steps"
         conflicts.append(Conflict(("streaming", "max_steps"), "without max_steps", fix))
+    if recipe.max_train_samples:
+        fix = "give max_steps only: a run reads no more of a stream than its steps need"
+        conflicts.append(Conflict(("streaming", "max_train_samples"), "with max_train_samples", fix))
     for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
         if getattr(recipe, strategy) == "epoch":
             fix = f"a stream's epochs have no known end: set {steps}"

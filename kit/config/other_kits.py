@@ -2,7 +2,8 @@
 
 OTHER_KITS = {
     "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
-    "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
+    "eval_batch_size": "use per_device_eval_batch_size",
+    "max_samples": "use max_train_samples",
     "bf16": "precision comes from the Accelerate config: mixed_precision: bf16",
     "fp16": "precision comes from the Accelerate config: mixed_precision: bf16",
     "tf32": "precision comes from the Accelerate config",

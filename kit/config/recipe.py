@@ -35,8 +35,8 @@ DATA_SUFFIXES = tuple(
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
-excess_length_strategy packing global_batch_size optim learning_rate
+use_dora adapter_name_or_path dataset_columns max_train_samples mixing streaming shuffle_buffer_size chat_template
+train_on max_length excess_length_strategy packing global_batch_size optim learning_rate
 lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
 """.split()
 
@@ -138,6 +138,9 @@ class Recipe(BaseModel):
         "truncate", "of samples longer than max_length: cut the end off, leave out, stop, or (text only) cut in pieces"
     )
     packing: bool = _data(False, "several samples in a row of max_length tokens, none of which sees another")
+    max_train_samples: int | None = _data(
+        None, "train on the first so many only; of several data sets, spread over all", "samples", ge=1
+    )
     dataset_num_proc: int | None = _data(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
     global_batch_size: int = _optim(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
@@ -167,6 +170,9 @@ class Recipe(BaseModel):
         0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=SHARE_OR_COUNT
     )
     max_eval_samples: int | None = _eval(None, "evaluate on the first so many only", "samples", ge=1)
+    per_device_eval_batch_size: int | None = _eval(
+        None, "samples per evaluation micro-batch; default: per_device_train_batch_size", "samples", ge=1
+    )
     eval_strategy: Literal["no", "steps", "epoch"] | None = _eval(
         None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
     )
@@ -209,6 +215,11 @@ class Recipe(BaseModel):
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up; the default depends on the method."""
         return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
+
+    @property
+    def eval_batch_size(self) -> int:
+        """The number of samples in a micro-batch of an evaluation."""
+        return self.per_device_eval_batch_size or self.per_device_train_batch_size
 
     @property
     def datasets(self) -> list[DatasetEntry]:

@@ -6,11 +6,10 @@ All of it is a pure function of the recipe, the data and the step, so a resume n
 import math
 from typing import TYPE_CHECKING, Literal
 
-from kit.data.open import Data
-
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.data.feed.stream import Stream
+    from kit.data.open import Data
 
 
 def warmup_length(warmup_steps: float, total_steps: int) -> int:
@@ -60,5 +59,4 @@ def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: i
     """Whether ``step`` steps are a multiple of ``num_steps``, or with ``epoch`` complete an epoch (or several)."""
     if strategy != "epoch":
         return num_steps > 0 and step % num_steps == 0
-    assert isinstance(data, Data), "a stream has no epochs, and the recipe is refused"
-    return data.order.whole_epochs_after(step) > data.order.whole_epochs_after(step - 1)
+    return data.whole_epochs_after(step) > data.whole_epochs_after(step - 1)

@@ -24,6 +24,7 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"eval_strategy": "no", "eval_steps": 5, "eval_dataset": "e"}, {"eval_strategy"}),
         ({"eval_strategy": "epoch"}, {"eval_strategy"}),
         ({"streaming": True, "max_steps": 3, "save_strategy": "epoch"}, {"streaming"}),
+        ({"streaming": True, "max_steps": 3, "max_train_samples": 9}, {"streaming"}),
         ({"eval_strategy": "no", "save_strategy": "no"}, set()),
         ({"eval_strategy": "steps", "eval_steps": 5, "eval_dataset": "e", "save_strategy": "epoch"}, set()),
         ({"eval_steps": 5, "eval_dataset": "e"}, set()),

@@ -14,8 +14,9 @@ MAY_CHANGE = """
 trust_remote_code attn_implementation gradient_checkpointing dataset dataset_split dataset_config dataset_num_proc
 eval_dataset_config
 per_device_train_batch_size num_train_epochs max_steps
-eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy eval_steps eval_on_start predict_with_generate
-max_new_tokens output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
+eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy eval_steps eval_on_start
+predict_with_generate max_new_tokens per_device_eval_batch_size
+output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
 report_to deterministic ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio check_replicas
 """.split()
 
@@ -55,6 +56,11 @@ def test_other_data_and_other_weights_are_told_in_words_and_another_model_once(r
     assert differences(old, identity(recipe(), "abc", "other")) == ["the weights at model_name_or_path are others"]
     elsewhere = identity(recipe(model_name_or_path="elsewhere"), "abc", "other")
     assert differences(old, elsewhere) == ["model_name_or_path: 'model' -> 'elsewhere'"]
+
+
+def test_fewer_samples_are_told_once(recipe):
+    fewer = identity(recipe(max_train_samples=5), "other", "base")
+    assert differences(identity(recipe(), "abc", "base"), fewer) == ["max_train_samples: None -> 5"]
 
 
 def test_what_makes_other_roundings_is_told_and_nothing_else():
