@@ -86,7 +86,6 @@ def main() -> None:
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = SupervisedLoss(data.names)
-    schedule = (recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
     stop = StopRequest(accelerator)
 
     def evaluate_after(done: int) -> bool | None:
@@ -112,7 +111,7 @@ def main() -> None:
         if step == first:
             settle_strategy(prepared, batch)
         seed_everything(recipe.seed, step, prepared.ranks.index)
-        rate = learning_rate(step, total_steps, *schedule)
+        rate = learning_rate(recipe, step, total_steps)
         # If the last save failed, stop: the save that follows raises the error on all ranks.
         must_stop, check = stop.is_made or saver.has_failed, partial(check_replicas, done)
         # forward, backward, clip, update: kit/train/step.py

@@ -7,6 +7,7 @@ Promises: whatever the user typed, there is no traceback, and all problems are r
 """
 
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -135,7 +136,8 @@ def print_help() -> NoReturn:
             lines += ["", group]
         unit = f" [{extra['unit']}]" if extra["unit"] else ""
         default = "required" if info.is_required() else f"default: {_shown_default(info.default)}"
-        lines += [f"  --{name} <{expected(info)}>{unit}  ({default})", f"      {info.description}"]
+        flag = f"  --{name} <{expected(info)}>{unit}  ({default})"
+        lines += [*textwrap.wrap(flag, 120, subsequent_indent=" " * 8), f"      {info.description}"]
     show("\n".join(lines))
     sys.exit(0)
 

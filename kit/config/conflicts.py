@@ -42,7 +42,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
         conflicts.append(
             Conflict(("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two")
         )
-    conflicts += _conflicts_of_strategies(recipe)
+    conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
     wants_evaluation = ("eval_steps", "eval_strategy", "eval_on_start", "predict_with_generate")
     needing_data = [name for name in wants_evaluation if getattr(recipe, name) not in (0, None, "no")]
     if needing_data and not recipe.has_evaluation:
@@ -95,6 +95,26 @@ def _conflicts_of_strategies(recipe: Recipe) -> list[Conflict]:
         if kind in ("no", "epoch") and num_steps:
             fix = f"set {steps} to 0, or leave {strategy} out"
             conflicts.append(Conflict((strategy, steps), f"{kind}, with {steps} {num_steps}", fix))
+    return conflicts
+
+
+def _conflicts_of_schedule(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of ``lr_scheduler_type`` with the settings that only some shapes have."""
+    conflicts = []
+    kind = recipe.lr_scheduler_type
+    if recipe.min_lr_rate is None and kind == "cosine_with_min_lr":
+        fix = "set min_lr_rate, such as 0.1: the rate then falls to a tenth of learning_rate"
+        conflicts.append(Conflict(("lr_scheduler_type", "min_lr_rate"), f"{kind} without min_lr_rate", fix))
+    if recipe.lr_decay_steps is None and kind == "warmup_stable_decay":
+        fix = "set lr_decay_steps, such as 0.1: the rate then falls in the last tenth of all steps"
+        conflicts.append(Conflict(("lr_scheduler_type", "lr_decay_steps"), f"{kind} without lr_decay_steps", fix))
+    for name, kinds in (
+        ("min_lr_rate", ("cosine_with_min_lr", "warmup_stable_decay")),
+        ("lr_decay_steps", ("warmup_stable_decay",)),
+    ):
+        if getattr(recipe, name) is not None and kind not in kinds:
+            fix = f"leave it out, or use lr_scheduler_type {' or '.join(kinds)}"
+            conflicts.append(Conflict((name, "lr_scheduler_type"), f"given with lr_scheduler_type {kind}", fix))
     return conflicts
 
 

@@ -37,7 +37,8 @@ IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
 use_dora adapter_name_or_path dataset_columns max_train_samples mixing streaming shuffle_buffer_size chat_template
 train_on max_length excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
+lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1 adam_beta2
+adam_epsilon max_grad_norm seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -153,7 +154,25 @@ class Recipe(BaseModel):
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
     learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = _optim("cosine", "shape after the warm-up")
+    lr_scheduler_type: Literal[
+        "constant",
+        "constant_with_warmup",
+        "linear",
+        "cosine",
+        "cosine_with_min_lr",
+        "inverse_sqrt",
+        "warmup_stable_decay",
+    ] = _optim("cosine", "shape after the warm-up, which each of them has; warmup_stable_decay ends with a cosine")
+    min_lr_rate: float | None = _optim(
+        None, "of cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
+    )
+    lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _optim(
+        None,
+        "of warmup_stable_decay: its last part; below 1 a share of all steps",
+        "steps",
+        gt=0,
+        expected=SHARE_OR_COUNT,
+    )
     warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _optim(
         0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
     )

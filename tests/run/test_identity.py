@@ -38,7 +38,13 @@ def test_the_docs_say_of_every_setting_whether_it_may_change():
 def test_each_setting_of_the_identity_is_looked_at(recipe, setting):
     old = getattr(recipe(), setting)
     others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
-    others |= {"lr_scheduler_type": "linear", "mixing": "tokens", "train_on": "last", "excess_length_strategy": "drop"}
+    others |= {
+        "min_lr_rate": 0.1,
+        "lr_scheduler_type": "linear",
+        "mixing": "tokens",
+        "train_on": "last",
+        "excess_length_strategy": "drop",
+    }
     new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
     of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), recipe(**{setting: new})))
     (told,) = differences(of_old, of_new)
