@@ -98,12 +98,12 @@ def main() -> None:
         except Stopped:
             return None
         log.evaluation(done, evaluation)
-        return state.end_evaluation(done, evaluation.metrics)
+        return state.end_evaluation(done, evaluation.metrics, recipe.early_stopping_threshold)
 
     first = state.step
     # Also after a resume: a signal may have stopped the evaluation of the last step.
     stopped = state.evaluated_step != first and evaluate_after(first) is None
-    for step in range(first, first if stopped else total_steps):
+    for step in range(first, first if stopped or state.why_early(recipe) else total_steps):
         done = step + 1
         guard.at(phases.READING, done)
         batch = feed.take(step)
@@ -124,20 +124,21 @@ def main() -> None:
         stopped = result.stop and not last
         is_best = False if stopped else evaluate_after(done)
         stopped = stopped or is_best is None
+        last = last or bool(state.why_early(recipe))
         if last or stopped or save_is_due(recipe, data, done) or (is_best and recipe.keep_best):
             guard.at(phases.SAVING, done)
             state.feed = feed.state()
             saver.save(prepared.model, prepared.optimizer, state.record())
-        if stopped:
+        if last or stopped:
             break
 
     # --- end: write the final model; after a signal there is the checkpoint, from which the same command continues
     saver.wait()
     if not stopped:
         guard.at(phases.WRITING_FINAL)
-        card = model_card(recipe, prepared.strategy, state.last_evaluation, total_steps)
+        card = model_card(recipe, prepared.strategy, state.last_evaluation, state.step)
         save_final(prepared, tokenizer, folder.final, card, config.dtype)
-    folder.end(state.step, stopped)
+    folder.end(state.step, stopped, state.why_early(recipe))
     log.end(stopped, feed.closing_notes())
     write_report_at_end(folder.path)
     if stopped:

@@ -68,7 +68,7 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
     if "dataset" in flags and "eval_dataset" in values and "eval_dataset" not in flags:
         # The recipe's evaluation settings are for its own data set, which ``--dataset`` replaces.
         of_recipe = {"eval_dataset", "eval_on_start", "eval_strategy", "eval_steps", "predict_with_generate"}
-        of_recipe |= {"max_eval_samples"}
+        of_recipe |= {"max_eval_samples", "early_stopping_patience", "early_stopping_threshold"}
         for key in {"eval_dataset"} if "eval_split_size" in flags else of_recipe:
             values.pop(key, None)
     values |= flags

@@ -43,7 +43,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
             Conflict(("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two")
         )
     conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
-    wants_evaluation = ("eval_steps", "eval_strategy", "eval_on_start", "predict_with_generate")
+    wants_evaluation = "eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience".split()
     needing_data = [name for name in wants_evaluation if getattr(recipe, name) not in (0, None, "no")]
     if needing_data and not recipe.has_evaluation:
         conflicts.append(
@@ -53,6 +53,14 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
                 "set eval_dataset or eval_split_size",
             )
         )
+    if recipe.early_stopping_patience and not recipe.eval_steps and recipe.eval_strategy != "epoch":
+        found = "given without an evaluation before the end"
+        fix = "set eval_steps, or eval_strategy epoch"
+        conflicts.append(Conflict(("early_stopping_patience", "eval_steps", "eval_strategy"), found, fix))
+    if recipe.early_stopping_threshold and not recipe.early_stopping_patience:
+        fix = "set early_stopping_patience too"
+        found = "given without early_stopping_patience"
+        conflicts.append(Conflict(("early_stopping_threshold", "early_stopping_patience"), found, fix))
     if recipe.adapter_name_or_path and recipe.method == "full":
         conflicts.append(
             Conflict(

@@ -197,6 +197,12 @@ class Recipe(BaseModel):
     )
     eval_steps: int = _eval(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _eval(False, "evaluate before the first step too")
+    early_stopping_patience: int | None = _eval(
+        None, "end the run after so many evaluations in a row without a lower eval_loss", "evaluations", ge=1
+    )
+    early_stopping_threshold: float = _eval(
+        0.0, "eval_loss must be lower than the lowest so far by more than this", ge=0
+    )
     predict_with_generate: bool = _eval(False, "also answer each evaluation prompt greedily and report exact match")
     max_new_tokens: int = _eval(128, "longest generated answer", "tokens", ge=1)
 
