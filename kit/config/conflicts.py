@@ -69,6 +69,12 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
                 "use --method lora, or merge it first",
             )
         )
+    if recipe.freeze and recipe.train_only:
+        conflicts.append(Conflict(("train_only", "freeze"), "given together with freeze", "keep one of the two"))
+    for name in ("freeze", "train_only"):
+        if getattr(recipe, name) and recipe.method != "full":
+            fix = "leave it out: adapters freeze the whole model; or use --method full"
+            conflicts.append(Conflict((name, "method"), f"given with method {recipe.method}", fix))
     if recipe.use_dora and recipe.method == "qlora":
         conflicts.append(
             Conflict(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")

@@ -49,6 +49,8 @@ OTHER_KITS = {
     "lora_rank": "use lora_r",
     "lora_target": "use lora_target_modules",
     "target_modules": "use lora_target_modules",
+    "unfrozen_parameters": "use train_only",
+    "freeze_trainable_modules": "use train_only",
     "template": "use chat_template",
     "do_eval": "use eval_dataset or eval_split_size",
     "ignore_data_skip": "resuming never repeats or skips data; use resume_from_checkpoint",

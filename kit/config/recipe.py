@@ -35,8 +35,8 @@ DATA_SUFFIXES = tuple(
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns max_train_samples mixing streaming shuffle_buffer_size chat_template
-train_on max_length excess_length_strategy packing global_batch_size optim learning_rate
+use_dora freeze train_only adapter_name_or_path dataset_columns max_train_samples mixing streaming shuffle_buffer_size
+chat_template train_on max_length excess_length_strategy packing global_batch_size optim learning_rate
 lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1 adam_beta2
 adam_epsilon max_grad_norm seed
 """.split()
@@ -117,6 +117,12 @@ class Recipe(BaseModel):
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
+    freeze: Annotated[list[str] | None, BeforeValidator(comma_separated), Field(min_length=1)] = _method(
+        None, "of full: patterns of parameters that do not train, as model.embed_tokens*, separated by commas"
+    )
+    train_only: Annotated[list[str] | None, BeforeValidator(comma_separated), Field(min_length=1)] = _method(
+        None, "of full: patterns of the only parameters that train, as model.layers.3[01].*, separated by commas"
+    )
     adapter_name_or_path: str | None = _method(None, "go on training this adapter; its own shape is kept")
 
     dataset: _Entries = _data(..., "file, glob, folder or hub id; several with weights as a list", expected=_ENTRIES)

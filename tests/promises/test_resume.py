@@ -30,6 +30,7 @@ def interrupt_after(run, step, copy):
             ("ddp", 2, {"num_train_epochs": 1}),
             ("fsdp", 2, {}),
             ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
+            ("ddp", 2, {"method": "full", "lora_dropout": 0.0, "train_only": "model.layers.[12].mlp.*"}),
             ("fsdp1", 2, {}),
             ("single", 1, {"packing": True}),
         ],
