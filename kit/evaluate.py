@@ -87,7 +87,7 @@ def evaluate(
 def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress) -> dict[str, float]:
     accelerator, ranks, num_sources = prepared.accelerator, prepared.ranks, len(samples.stores)
     sums = torch.zeros(3, num_sources, dtype=torch.float64, device=accelerator.device)
-    size = recipe.per_device_train_batch_size
+    size = recipe.eval_batch_size
     batches = evaluation_batches(samples, ranks, size, pad_id(tokenizer))
     with torch.no_grad():
         for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size))):
@@ -111,7 +111,7 @@ def _answers(
     prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress
 ) -> tuple[list[Answer], float]:
     """Answer every prompt greedily. Returns the first ``NUM_SHOWN`` answers, and the share of exact answers."""
-    accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.per_device_train_batch_size
+    accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.eval_batch_size
     mine = list(range(ranks.index, len(samples), ranks.count))
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.

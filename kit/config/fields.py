@@ -65,9 +65,9 @@ def module_names(value: Any) -> Any:
     return value if value == "all-linear" else comma_separated(value)
 
 
-def share_or_count(value: float) -> float:
+def share_or_count(value: float | None) -> float | None:
     """Validate a number that is a share below 1, and a count from 1 on. Raises ``ValueError`` for a count of 1.5."""
-    if value >= 1 and value % 1:
+    if value is not None and value >= 1 and value % 1:
         raise ValueError
     return value
 

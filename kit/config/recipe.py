@@ -35,9 +35,10 @@ DATA_SUFFIXES = tuple(
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
-excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
+use_dora freeze train_only adapter_name_or_path dataset_columns max_train_samples mixing streaming shuffle_buffer_size
+chat_template train_on max_length excess_length_strategy packing global_batch_size optim learning_rate
+lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1 adam_beta2
+adam_epsilon max_grad_norm seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -116,6 +117,12 @@ class Recipe(BaseModel):
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
+    freeze: Annotated[list[str] | None, BeforeValidator(comma_separated), Field(min_length=1)] = _method(
+        None, "of full: patterns of parameters that do not train, as model.embed_tokens*, separated by commas"
+    )
+    train_only: Annotated[list[str] | None, BeforeValidator(comma_separated), Field(min_length=1)] = _method(
+        None, "of full: patterns of the only parameters that train, as model.layers.3[01].*, separated by commas"
+    )
     adapter_name_or_path: str | None = _method(None, "go on training this adapter; its own shape is kept")
 
     dataset: _Entries = _data(..., "file, glob, folder or hub id; several with weights as a list", expected=_ENTRIES)
@@ -138,6 +145,9 @@ class Recipe(BaseModel):
         "truncate", "of samples longer than max_length: cut the end off, leave out, stop, or (text only) cut in pieces"
     )
     packing: bool = _data(False, "several samples in a row of max_length tokens, none of which sees another")
+    max_train_samples: int | None = _data(
+        None, "train on the first so many only; of several data sets, spread over all", "samples", ge=1
+    )
     dataset_num_proc: int | None = _data(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
     global_batch_size: int = _optim(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
@@ -150,7 +160,25 @@ class Recipe(BaseModel):
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
     learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = _optim("cosine", "shape after the warm-up")
+    lr_scheduler_type: Literal[
+        "constant",
+        "constant_with_warmup",
+        "linear",
+        "cosine",
+        "cosine_with_min_lr",
+        "inverse_sqrt",
+        "warmup_stable_decay",
+    ] = _optim("cosine", "shape after the warm-up, which each of them has; warmup_stable_decay ends with a cosine")
+    min_lr_rate: float | None = _optim(
+        None, "of cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
+    )
+    lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _optim(
+        None,
+        "of warmup_stable_decay: its last part; below 1 a share of all steps",
+        "steps",
+        gt=0,
+        expected=SHARE_OR_COUNT,
+    )
     warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _optim(
         0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
     )
@@ -171,13 +199,28 @@ class Recipe(BaseModel):
         0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=SHARE_OR_COUNT
     )
     max_eval_samples: int | None = _eval(None, "evaluate on the first so many only", "samples", ge=1)
+    per_device_eval_batch_size: int | None = _eval(
+        None, "samples per evaluation micro-batch; default: per_device_train_batch_size", "samples", ge=1
+    )
+    eval_strategy: Literal["no", "steps", "epoch"] | None = _eval(
+        None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
+    )
     eval_steps: int = _eval(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _eval(False, "evaluate before the first step too")
+    early_stopping_patience: int | None = _eval(
+        None, "end the run after so many evaluations in a row without a lower eval_loss", "evaluations", ge=1
+    )
+    early_stopping_threshold: float = _eval(
+        0.0, "eval_loss must be lower than the lowest so far by more than this", ge=0
+    )
     predict_with_generate: bool = _eval(False, "also answer each evaluation prompt greedily and report exact match")
     max_new_tokens: int = _eval(128, "longest generated answer", "tokens", ge=1)
 
     output_dir: str | None = _output(None, "folder of the run; default: runs/<recipe>-<config>")
     overwrite_output_dir: bool = _output(False, "delete what an earlier run left in output_dir")
+    save_strategy: Literal["no", "steps", "epoch"] | None = _output(
+        None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
+    )
     save_steps: int = _output(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _output(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
@@ -210,6 +253,11 @@ class Recipe(BaseModel):
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up; the default depends on the method."""
         return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
+
+    @property
+    def eval_batch_size(self) -> int:
+        """The number of samples in a micro-batch of an evaluation."""
+        return self.per_device_eval_batch_size or self.per_device_train_batch_size
 
     @property
     def datasets(self) -> list[DatasetEntry]:

@@ -9,15 +9,17 @@ from safetensors import SafetensorError, safe_open
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
+from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
 
 
 def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
     """Freeze the base, and add new adapters or load those of ``adapter_name_or_path``.
 
-    With method ``full`` the model is returned unchanged.
+    With method ``full`` only the parts are frozen that the recipe names.
     """
     if recipe.method == "full":
+        freeze(model, recipe)
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -33,6 +33,7 @@ from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import VARLEN, unfit
 from kit.model.attention import register as register_attention
+from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, locate_model, tokenizer_of_adapter
 from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
@@ -158,7 +159,8 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
-    return problems + (check_adapter(recipe, meta_model) if recipe.method != "full" else [])
+    check_method = check_freeze if recipe.method == "full" else check_adapter
+    return problems + check_method(recipe, meta_model)
 
 
 def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
@@ -216,6 +218,10 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             module.support_avx512bf16_for_cpu = False
     base = model
     model = attach_adapter(model, recipe)
+    if recipe.method == "full":  # everything was loaded in float32
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(compute)
     install_loss_head(base)
     model.train()
     return model

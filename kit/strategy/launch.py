@@ -124,6 +124,12 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
             Problem("optim", f"{recipe.optim} under {TITLES[strategy]}", "adamw_torch or adamw_torch_fused",
                     "bitsandbytes optimisers cannot read sharded parameters")
         )  # fmt: skip
+    if strategy == "fsdp1" and (recipe.freeze or recipe.train_only):
+        name, fix = (
+            "freeze" if recipe.freeze else "train_only",
+            "use --config fsdp: FSDP1 flattens a layer into one tensor",
+        )
+        problems.append(Problem(name, "under FSDP1", fix=fix))
     if strategy == "fsdp1" and recipe.use_dora:
         problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
     return problems

@@ -77,8 +77,8 @@ def flags(shortage, recipe, topology):
         ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit lora"),
         ({}, "loading", Held(), GPU, 1, "fsdp offload | qlora"),
         ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
-        ({}, "evaluation", LORA, GPU, 1, "batch_size_2 fsdp offload | qlora max_length_1024"),
-        ({}, "generation", LORA, GPU, 1, "batch_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
+        ({}, "evaluation", LORA, GPU, 1, "eval_size_2 fsdp offload | qlora max_length_1024"),
+        ({}, "generation", LORA, GPU, 1, "eval_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
         # A CPU: more processes take more of the same memory.
         ({}, "", Held(), CPU, 1, "batch_size_2 checkpointing | max_length_1024"),
         ({}, "", Held(), CPU, 2, "batch_size_2 checkpointing num_processes_1 | max_length_1024"),
@@ -107,6 +107,7 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         "lora": "--method lora",
         "qlora": "--method qlora",
         "batch_size": "--per_device_train_batch_size",
+        "eval_size": "--per_device_eval_batch_size",
         "new_tokens": "--max_new_tokens",
         "max_length": "--max_length",
         "num_processes": "--num_processes",
@@ -177,7 +178,7 @@ def test_a_command_that_trains_nothing_is_told_no_setting_of_training(monkeypatc
     training = str(explain(RuntimeError(ON_CPU), None, None, make(method="full"), topology))
     scoring = str(explain(RuntimeError(ON_CPU), None, None, make(method="full"), topology, trains=False))
     assert "--optim adamw_8bit" in training and "--method lora" in training and "last checkpoint" in training
-    suggested = ["--per_device_train_batch_size 2", "--config fsdp", "--config fsdp_offload", "--max_length 1024"]
+    suggested = ["--per_device_eval_batch_size 2", "--config fsdp", "--config fsdp_offload", "--max_length 1024"]
     assert re.findall(r"^ +(--\w+ \S+)", scoring, re.M) == suggested
     assert "the same command with one of these; cheapest first" in scoring
     assert "checkpoint" not in scoring and "another run" not in scoring

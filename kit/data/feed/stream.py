@@ -56,6 +56,10 @@ class Stream:
         """The names of the sources."""
         return [opened.entry.name for opened in self.opened]
 
+    def whole_epochs_after(self, num_steps: int) -> int:
+        """Raise ``ValueError``: only reading it shows where a stream ends. Recipes that would ask are refused."""
+        raise ValueError("the end of an epoch is not known in a stream")
+
     def total_steps(self, recipe: Recipe) -> int:
         """Return the optimiser steps of the whole run: ``max_steps``, which a stream must have."""
         assert recipe.max_steps is not None
