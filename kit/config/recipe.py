@@ -89,7 +89,9 @@ class DatasetEntry(BaseModel):
         return word or self.path
 
 
+_Names = Annotated[list[str], Field(min_length=1)]
 _Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
+_Patterns = Annotated[list[str], Field(min_length=1)]
 _ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
 
 
@@ -117,10 +119,10 @@ class Recipe(BaseModel):
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
-    freeze: Annotated[list[str] | None, BeforeValidator(comma_separated), Field(min_length=1)] = _method(
+    freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _method(
         None, "of full: patterns of parameters that do not train, as model.embed_tokens*, separated by commas"
     )
-    train_only: Annotated[list[str] | None, BeforeValidator(comma_separated), Field(min_length=1)] = _method(
+    train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _method(
         None, "of full: patterns of the only parameters that train, as model.layers.3[01].*, separated by commas"
     )
     adapter_name_or_path: str | None = _method(None, "go on training this adapter; its own shape is kept")
@@ -232,6 +234,8 @@ class Recipe(BaseModel):
     report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(comma_separated)] = _output(
         [], "trackers, separated by commas: tensorboard, wandb, trackio"
     )
+    run_name: str | None = _output(None, "name of the run in wandb and trackio; default: theirs")
+    project: str = _output("kit", "project in wandb and trackio")
 
     max_nonfinite_steps: int = _process(
         0, "steps in a row with a loss or gradient that is not finite to skip; one more stops the run", "steps", ge=0
