@@ -89,7 +89,6 @@ class DatasetEntry(BaseModel):
         return word or self.path
 
 
-_Names = Annotated[list[str], Field(min_length=1)]
 _Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
 _Patterns = Annotated[list[str], Field(min_length=1)]
 _ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
