@@ -2,8 +2,9 @@
 
 A save has these steps:
 
-1. Every rank copies its state. Only this pauses the training loop.
-2. In the background, every rank writes its files to a staging folder and syncs them.
+1. Every rank copies its state to CPU memory, into buffers that it keeps for the next save. Only this pauses the
+   training loop.
+2. In the background, every rank writes its file to a staging folder and syncs it.
 3. Every rank hashes its share of all files.
 4. Rank 0 writes the manifest, renames the staging folder, and syncs the folder.
 5. Rank 0 deletes older checkpoints.
@@ -21,14 +22,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from kit import durable
 from kit.checkpoint.load import alone, collect
 from kit.checkpoint.manifest import FORMAT, MANIFEST, STATE, delete, describe_file, digest_of, list_checkpoints, name_of
+from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
 from kit.errors import Problem, UserError, out_of_memory
 from kit.strategy.rendezvous import PATIENCE
+from kit.strategy.weights import is_sharded
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -66,6 +70,7 @@ class Saver:
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
+        self._stager: DefaultStager | None = None
         self._step = 0
 
     def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
@@ -84,21 +89,29 @@ class Saver:
         staging = self._folder / f".{target.name}.partial"
         best_step = state["best"].get("step") if self._keep_best else None
         tensors, scalars = collect(model, optimizer)
-        options: dict[str, Any] = {"process_group": self._group, "no_dist": alone()}
-        options["storage_writer"] = HuggingFaceStorageWriter(str(staging), save_distributed=True)
-        state = {**state, "optimizer_scalars": scalars}
+        tensors = _share_of(tensors, self._rank, self._world)
+        device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
         if self._in_background:
-            copied: Any = dcp.async_save(tensors, **options)  # returns after copying
-            self._saving = self._thread.submit(self._complete, copied, staging, target, state, best_step)
-            return
-        written: Future[Any] = Future()
-        try:
-            self._on_work(f"writing the checkpoint of step {self._step}")
-            written.set_result(dcp.save(tensors, **options))
-        except (CheckpointException, OSError) as error:
-            written.set_exception(error)
-        self._saving = self._thread.submit(self._complete, written, staging, target, state, best_step)
-        self.wait()
+            tensors = self._copy(tensors, on_gpu=device is not None)
+        state = {**state, "optimizer_scalars": scalars}
+        self._saving = self._thread.submit(self._complete, tensors, device, staging, target, state, best_step)
+        if not self._in_background:
+            self.wait()
+
+    def _copy(self, tensors: dict[str, torch.Tensor], on_gpu: bool) -> dict[str, torch.Tensor]:
+        """Copy to CPU memory, pinned if the tensors come from a GPU. Returns when all is copied.
+
+        The memory is kept: torch's stager knows by a tensor's storage which buffer it had in the last save.
+        """
+        if self._stager is None:
+            options = StagingOptions(
+                use_pinned_memory=on_gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=on_gpu,
+            )
+            self._stager = DefaultStager(options)
+        return self._stager.stage(tensors)  # type: ignore[return-value]
 
     @property
     def has_failed(self) -> bool:
@@ -135,10 +148,20 @@ class Saver:
             wait([self._saving], seconds)
 
     def _complete(
-        self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None
+        self,
+        tensors: dict[str, torch.Tensor],
+        device: torch.device | None,
+        staging: Path,
+        target: Path,
+        state: dict[str, Any],
+        best_step: int | None,
     ) -> None:
+        """Write the checkpoint. Runs in a thread of its own; ``device``: the GPU of this rank, None without one."""
+        if device is not None:  # a new thread would begin on GPU 0 and take memory there, whatever the rank
+            torch.accelerator.set_device_index(device)
         self._on_work(f"writing the checkpoint of step {state['step']}")
-        written.result()  # waits for all ranks; raises on all ranks if one failed
+        # Waits for all ranks; raises on all ranks if one failed.
+        dcp.save(tensors, storage_writer=TensorWriter(staging), process_group=self._group, no_dist=alone())
 
         def describe_share() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
@@ -195,6 +218,22 @@ class Saver:
                     delete(old)
                 except OSError as error:
                     say(f"warning: {old} cannot be deleted ({error.strerror})")
+
+
+def _share_of(tensors: dict[str, torch.Tensor], rank: int, world: int) -> dict[str, torch.Tensor]:
+    """The sharded tensors, and this rank's share of those that every rank holds whole: each is written once.
+
+    torch would choose the writer of a whole tensor only after all ranks have copied it.
+    """
+    share, loads = {}, [0] * world  # bytes
+    for name, tensor in tensors.items():
+        if not is_sharded(tensor):
+            writer = loads.index(min(loads))
+            loads[writer] += tensor.numel() * tensor.element_size()
+            if writer != rank:
+                continue
+        share[name] = tensor
+    return share
 
 
 def _cause(error: BaseException) -> tuple[str, BaseException]:

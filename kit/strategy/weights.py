@@ -97,6 +97,11 @@ def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str,
     return {name: tensor for name, tensor in state.items() if name in trainable}
 
 
+def is_sharded(tensor: "torch.Tensor") -> bool:
+    """Return whether a tensor of a model's state is spread over the ranks: FSDP2's DTensor or FSDP1's ShardedTensor."""
+    return hasattr(tensor, "placements") or hasattr(tensor, "local_shards")
+
+
 def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
     """Return this rank's shards of the weights, even if a failed pass left whole layers gathered.
 
