@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kit.strategy import weights
 from kit.strategy.weights import (
+    changing_only,
     clip_grad_norm,
     gather_trainable,
     generating,
@@ -14,7 +15,6 @@ from kit.strategy.weights import (
     own_shards,
     plain_name,
     replicated,
-    trainable_only,
 )
 
 TRAINABLE = ["layers.1.inner.weight", "layers.1.inner.bias", "head.weight", "head.bias"]
@@ -40,7 +40,7 @@ def test_a_name_is_the_models_own_whatever_wraps_it(name):
 
 
 def test_what_is_frozen_is_left_out(model):
-    assert list(trainable_only(model, {**model.state_dict(), "quantisation.map": torch.ones(1)})) == TRAINABLE
+    assert list(changing_only(model, {**model.state_dict(), "quantisation.map": torch.ones(1)})) == TRAINABLE
 
 
 def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, model):
