@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from kit import durable
 from kit.checkpoint.load import alone, collect
@@ -32,7 +31,7 @@ from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
 from kit.errors import Problem, UserError, out_of_memory
 from kit.strategy.rendezvous import PATIENCE
-from kit.strategy.weights import is_sharded
+from kit.strategy.weights import is_sharded, own_part
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -70,7 +69,7 @@ class Saver:
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
-        self._stager: DefaultStager | None = None
+        self._buffers: dict[str, torch.Tensor] = {}  # in CPU memory, kept from the first save on
         self._step = 0
 
     def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
@@ -91,27 +90,31 @@ class Saver:
         tensors, scalars = collect(model, optimizer)
         tensors = _share_of(tensors, self._rank, self._world)
         device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
-        if self._in_background:
-            tensors = self._copy(tensors, on_gpu=device is not None)
+        copies = self._copy(tensors) if self._in_background else None
+        writer = TensorWriter(staging, copies)
         state = {**state, "optimizer_scalars": scalars}
-        self._saving = self._thread.submit(self._complete, tensors, device, staging, target, state, best_step)
+        self._saving = self._thread.submit(self._complete, tensors, writer, device, staging, target, state, best_step)
         if not self._in_background:
             self.wait()
 
-    def _copy(self, tensors: dict[str, torch.Tensor], on_gpu: bool) -> dict[str, torch.Tensor]:
-        """Copy to CPU memory, pinned if the tensors come from a GPU. Returns when all is copied.
+    @torch.no_grad()
+    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy this rank's part of each tensor to CPU memory. Returns when all is copied.
 
-        The memory is kept: torch's stager knows by a tensor's storage which buffer it had in the last save.
+        torch has stagers too. They allocate anew at each save, or cannot copy the shards of FSDP1, or round pinned
+        memory up to a power of two.
         """
-        if self._stager is None:
-            options = StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=on_gpu,
-            )
-            self._stager = DefaultStager(options)
-        return self._stager.stage(tensors)  # type: ignore[return-value]
+        for name, tensor in tensors.items():
+            part = own_part(tensor)
+            if name not in self._buffers:
+                buffer = torch.empty(part.shape, dtype=part.dtype)
+                if part.is_cuda and buffer.nbytes:  # pinned in place; if that fails, the copy is only slower
+                    torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
+                self._buffers[name] = buffer
+            self._buffers[name].copy_(part, non_blocking=True)
+        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            torch.accelerator.synchronize()
+        return self._buffers
 
     @property
     def has_failed(self) -> bool:
@@ -150,6 +153,7 @@ class Saver:
     def _complete(
         self,
         tensors: dict[str, torch.Tensor],
+        writer: TensorWriter,
         device: torch.device | None,
         staging: Path,
         target: Path,
@@ -161,7 +165,7 @@ class Saver:
             torch.accelerator.set_device_index(device)
         self._on_work(f"writing the checkpoint of step {state['step']}")
         # Waits for all ranks; raises on all ranks if one failed.
-        dcp.save(tensors, storage_writer=TensorWriter(staging), process_group=self._group, no_dist=alone())
+        dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
 
         def describe_share() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())

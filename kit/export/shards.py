@@ -49,7 +49,7 @@ def write_weights(folder: Path, model: Any, state: Mapping[str, torch.Tensor], d
         if rank == 0:
             model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
         return
-    shards = _split({name: state[name].numel() * dtypes[name].itemsize for name in names})
+    shards = _split({name: state[name].size().numel() * dtypes[name].itemsize for name in names})
     files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     files = ["model.safetensors"] if len(shards) == 1 else files
     writing: Future[None] | None = None
@@ -66,8 +66,8 @@ def write_weights(folder: Path, model: Any, state: Mapping[str, torch.Tensor], d
             writing.result()
     if rank == 0 and len(shards) > 1:
         sizes = {
-            "total_parameters": sum(state[name].numel() for name in names if name in parameters),
-            "total_size": sum(state[name].numel() * dtypes[name].itemsize for name in names),
+            "total_parameters": sum(state[name].size().numel() for name in names if name in parameters),
+            "total_size": sum(state[name].size().numel() * dtypes[name].itemsize for name in names),
         }
         files_by_name = {renamed[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
         index = {"metadata": sizes, "weight_map": files_by_name}
@@ -90,7 +90,7 @@ def _names_in_files(model: Any, state: Mapping[str, torch.Tensor]) -> dict[str, 
     """The name in files of each tensor, as ``save_pretrained`` would choose it; None if it would change tensors."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
+    shapes = {name: torch.empty(tensor.size(), dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
     names = {id(tensor): name for name, tensor in shapes.items()}
     try:
         converted = revert_weight_conversion(model, dict(shapes))

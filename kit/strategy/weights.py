@@ -143,6 +143,15 @@ def is_sharded(tensor: "torch.Tensor") -> bool:
     return hasattr(tensor, "placements") or hasattr(tensor, "local_shards")
 
 
+def own_part(tensor: Any) -> "torch.Tensor":
+    """Return this rank's part of a tensor of a model's state: its shard, or the tensor itself if it is not sharded."""
+    import torch
+
+    if hasattr(tensor, "local_shards"):  # FSDP1 gives a rank one shard, or none of a small tensor
+        return next((shard.tensor for shard in tensor.local_shards()), torch.empty(0))
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
 def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
     """Return this rank's shards of the weights, even if a failed pass left whole layers gathered.
 

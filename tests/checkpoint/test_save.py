@@ -180,9 +180,9 @@ def test_the_copies_of_a_save_take_the_memory_of_those_before(folders, tmp_path,
     one, addresses = saver_of(tmp_path), []
     write = saver.dcp.save
 
-    def spy(tensors, **options):
-        addresses.append({name: tensor.data_ptr() for name, tensor in tensors.items()})
-        return write(tensors, **options)
+    def spy(tensors, storage_writer, **options):
+        addresses.append({name: tensor.data_ptr() for name, tensor in storage_writer._copies.items()})
+        return write(tensors, storage_writer=storage_writer, **options)
 
     monkeypatch.setattr(saver.dcp, "save", spy)
     for step in (1, 2):
@@ -198,7 +198,7 @@ def test_the_writing_thread_has_the_device_of_its_rank(tmp_path, monkeypatch):
     """Else it would take memory on GPU 0. Meta stands for a GPU."""
     used = []
     monkeypatch.setattr(saver, "collect", lambda model, optimizer: ({"model.a": torch.ones(2, device="meta")}, {}))
-    monkeypatch.setattr(Saver, "_copy", lambda self, tensors, on_gpu: {"model.a": torch.ones(2)} if on_gpu else {})
+    monkeypatch.setattr(Saver, "_copy", lambda self, tensors: {"model.a": torch.ones(2)})
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: used.append((device, current_thread())))
     one = saver_of(tmp_path)
     one.save(None, None, {"step": 1})
