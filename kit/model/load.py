@@ -169,6 +169,31 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     Raises:
         UserError: weights are missing, or do not fit the config.
     """
+    if plan.reads_weights:
+        model = _read_model(recipe, config, plan)
+    else:
+        model = _on_meta(recipe, config, attention_of(recipe, config))
+    model.config.use_cache = False
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
+        # supports it.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    base = model
+    model = attach_adapter(model, recipe)
+    if recipe.method == "full":  # everything was loaded in float32
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
+    install_loss_head(base)
+    model.train()
+    return model
+
+
+def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
+    """Read the weights, quantised for QLoRA. Raises ``UserError`` as ``build_model`` does."""
     compute = getattr(torch, plan.compute_dtype)
     loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
@@ -201,29 +226,12 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         found = f"{recipe.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
-    # A rank that gets its weights from rank 0 has read none, and must not report them as missing.
-    missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []
+    missing = sorted(loaded["missing_keys"])
     if missing:
         found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"
         raise UserError(
             Problem("model_name_or_path", found, "a complete checkpoint: random weights are not trained on")
         )
-    model.config.use_cache = False
-    if recipe.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
-        # supports it.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    base = model
-    model = attach_adapter(model, recipe)
-    if recipe.method == "full":  # everything was loaded in float32
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(compute)
-    install_loss_head(base)
-    model.train()
     return model
 
 

@@ -14,6 +14,7 @@ from kit.errors import Problem, TrainingError
 from kit.model.plan import LoadPlan
 from kit.strategy.fsdp import force_fsdp, fsdp1_adapter_policy, fsdp_plugin, is_sharded_layer
 from kit.strategy.rendezvous import join_group
+from kit.strategy.sending import Sender
 from kit.strategy.topology import TITLES, ActualStrategy, ShardedLayers, Topology, strategy_of
 
 if TYPE_CHECKING:
@@ -82,10 +83,6 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     )
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin)
-    if topology.load_on_rank0:
-        # transformers reads these variables. Then only the first rank of a machine reads weights, and the other ranks
-        # keep theirs on the meta device.
-        os.environ["ACCELERATE_USE_FSDP"] = os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "true"
     actual = strategy_of(accelerator)
     if (actual, accelerator.num_processes) != (topology.strategy, topology.num_processes):
         raise TrainingError(
@@ -97,6 +94,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     return accelerator, LoadPlan(
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
+        reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
     )
 
 
@@ -152,7 +150,10 @@ def prepare(
         if topology.strategy == "fsdp1" and any(not p.requires_grad for p in model.parameters()):
             plugin.auto_wrap_policy = fsdp1_adapter_policy(model, classes)
     tied = _is_tied(model)
+    sender = Sender(model, optimizer) if topology.load_on_rank0 else None
     model, optimizer = accelerator.prepare(model, optimizer)
+    if sender is not None:
+        sender.send(model, optimizer, accelerator.device, topology.offload)
     # With FSDP1 the unit is the wrapper around the layer, so `is_sharded_layer` looks at wrappers.
     num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
     num_sharded = sum(is_sharded_layer(module, classes) for module in model.modules())

@@ -96,10 +96,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         offload=settings.offload and num_devices > 0,
-        # FSDP1's broadcast from rank 0 needs a GPU. 4-bit weights cannot be sent, so every rank quantises them itself.
-        load_on_rank0=settings.load_on_rank0
-        and recipe.method != "qlora"
-        and (settings.strategy == "fsdp2" or num_devices > 0),
+        # FSDP1 cannot begin on meta. 4-bit weights cannot be sent, so every rank quantises them itself.
+        load_on_rank0=settings.load_on_rank0 and recipe.method != "qlora" and settings.strategy == "fsdp2",
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"

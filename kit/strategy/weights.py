@@ -138,7 +138,7 @@ def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[s
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
-    """Gather the full trainable tensors, by plain names, in the main process's CPU memory. Called by all ranks.
+    """Gather what training may change, whole, by plain names, in the main process's CPU memory. Called by all ranks.
 
     Returns an empty dict on all other ranks.
     """
@@ -149,13 +149,68 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
     to_cpu = not (on_cpu and strategy_of(accelerator) == "fsdp1")
     options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
     state = get_model_state_dict(model, options=options)
-    return trainable_only(model, state) if accelerator.is_main_process else {}
+    return changing_only(model, state) if accelerator.is_main_process else {}
 
 
-def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``state`` that train, without quantisation tables and frozen tied weights."""
-    trainable = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
-    return {name: tensor for name, tensor in state.items() if name in trainable}
+def changing_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``state`` that training may change: trainable parameters and persistent buffers.
+
+    Left out are frozen weights, tied ones too, and tables of quantisation, which are no buffers.
+    """
+    names = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
+    names |= {plain_name(name) for name, _ in model.named_buffers(remove_duplicate=False)}
+    return {name: tensor for name, tensor in state.items() if name in names}
+
+
+def whole_state(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
+    """Return all parameters, also frozen ones, and persistent buffers, by plain names; sharded if the model is.
+
+    Called by all ranks. Nothing is gathered and nothing copied, except that FSDP1 copies this rank's shards.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    return get_model_state_dict(model)  # type: ignore[return-value]  # tensors, since the model has no other state
+
+
+def gather_tensor(tensor: Any, on_rank: int) -> "torch.Tensor | None":
+    """Return the whole of a tensor of ``whole_state`` on the rank ``on_rank``, None on all others.
+
+    Called by all ranks. The result is on the device on which the ranks communicate.
+    """
+    import torch
+
+    rank, _ = rank_and_world()
+    if hasattr(tensor, "local_shards"):  # FSDP1
+        local = tensor.local_shards()
+        device = local[0].tensor.device if local else torch.accelerator.current_accelerator()
+        whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=device) if rank == on_rank else None
+        tensor.gather(on_rank, whole)
+        return whole
+    if is_sharded(tensor):
+        tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # offloaded shards are on the CPU
+    return tensor if rank == on_rank else None
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes: 0 and 1 without a process group."""
+    import torch
+
+    is_alone = not torch.distributed.is_initialized()
+    return (0, 1) if is_alone else (torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def is_sharded(tensor: "torch.Tensor") -> bool:
+    """Return whether a tensor of a model's state is spread over the ranks: FSDP2's DTensor or FSDP1's ShardedTensor."""
+    return hasattr(tensor, "placements") or hasattr(tensor, "local_shards")
+
+
+def own_part(tensor: Any) -> "torch.Tensor":
+    """Return this rank's part of a tensor of a model's state: its shard, or the tensor itself if it is not sharded."""
+    import torch
+
+    if hasattr(tensor, "local_shards"):  # FSDP1 gives a rank one shard, or none of a small tensor
+        return next((shard.tensor for shard in tensor.local_shards()), torch.empty(0))
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
 def gathered_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":

@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers import ROOT, run_ranks
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -205,7 +204,7 @@ def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeyp
 
     for error in (RuntimeError(ON_CPU), MemoryError(), RuntimeError("PyObject pointer is null")):
         with monkeypatch.context() as patch:
-            patch.setattr(HuggingFaceStorageWriter, "write_data", fail_as(error))
+            patch.setattr(saver.TensorWriter, "write_data", fail_as(error))
             found = raised(lambda: save_checkpoint(model, optimizer, tmp_path, async_save=async_save).wait())
         text = told(found, model, optimizer, async_save=async_save)
         assert re.match("error: out of memory: (4.0 MiB asked for )?in saving\n", text)

@@ -13,6 +13,7 @@ from kit.strategy.accelerator import prepare, start
 from kit.strategy.topology import Topology
 from kit.strategy.weights import (
     accumulating,
+    changing_only,
     clip_grad_norm,
     gather_trainable,
     generating,
@@ -20,7 +21,6 @@ from kit.strategy.weights import (
     own_shards,
     plain_name,
     replicated,
-    trainable_only,
 )
 
 TRAINABLE = ["layers.1.inner.weight", "layers.1.inner.bias", "head.weight", "head.bias"]
@@ -46,7 +46,7 @@ def test_a_name_is_the_models_own_whatever_wraps_it(name):
 
 
 def test_what_is_frozen_is_left_out(model):
-    assert list(trainable_only(model, {**model.state_dict(), "quantisation.map": torch.ones(1)})) == TRAINABLE
+    assert list(changing_only(model, {**model.state_dict(), "quantisation.map": torch.ones(1)})) == TRAINABLE
 
 
 def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, model):
