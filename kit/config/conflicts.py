@@ -59,6 +59,12 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
                 "use --method lora, or merge it first",
             )
         )
+    for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
+        if recipe.adapter_name_or_path and getattr(recipe, name):
+            found = "given with adapter_name_or_path: what that adapter trains is kept"
+            conflicts.append(
+                Conflict((name, "adapter_name_or_path"), found, "leave one out, or merge the adapter first")
+            )
     if recipe.use_dora and recipe.method == "qlora":
         conflicts.append(
             Conflict(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")

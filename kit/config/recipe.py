@@ -14,12 +14,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from kit.config.fields import (
     SHARE_OR_COUNT,
     STRICT,
+    TOKENS,
     column_mapping,
     comma_separated,
     dataset_entries,
     module_names,
     option,
     share_or_count,
+    token_list,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +36,10 @@ DATA_SUFFIXES = tuple(
 # The settings that identify a run: if one of them changes, it is another run. All others may change between two starts
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
-model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
-excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
+model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
+lora_modules_to_save trainable_tokens new_tokens adapter_name_or_path dataset_columns mixing streaming
+shuffle_buffer_size chat_template train_on max_length excess_length_strategy packing global_batch_size optim
+learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -100,6 +102,9 @@ class Recipe(BaseModel):
     model_name_or_path: str = _model(..., "local folder or hub id of a causal language model (safetensors)")
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _model(False, "run Python code that comes with the model; read it first")
+    new_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _model(
+        None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
+    )
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
         "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa"
     )
@@ -114,6 +119,12 @@ class Recipe(BaseModel):
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
+    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _method(
+        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
+    )
+    trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _method(
+        None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
+    )
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
     adapter_name_or_path: str | None = _method(None, "go on training this adapter; its own shape is kept")

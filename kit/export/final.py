@@ -21,8 +21,9 @@ from kit.config.recipe import Recipe
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.model.adapter import attach_adapter
-from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.run.record import read_run
 from kit.strategy.topology import ActualStrategy
 from kit.strategy.weights import gather_trainable
@@ -73,7 +74,9 @@ def write_model(
     """
     if hasattr(model, "peft_config"):
         _refuse_untrained(state)
-        _unwrapped_twin(model).save_pretrained(folder, state_dict=state)
+        # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
+        twin = _unwrapped_twin(model)
+        twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
     else:
         _save_full(model, state, folder, dtype or torch.float32)
     tokenizer.save_pretrained(folder)
@@ -107,6 +110,15 @@ def _unwrapped_twin(model: Any) -> Any:
     with torch.device("meta"):
         base = type(model.get_base_model())(model.get_base_model().config)
     return get_peft_model(base, copy.deepcopy(model.peft_config["default"]))
+
+
+def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Add the other names of tied parameters, which peft expects too."""
+    names: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    same = {name: state[first] for first, *others in names.values() if first in state for name in others}
+    return state | same
 
 
 def export_checkpoint(

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
+from kit.model.token_rows import beside_adapters, check_beside
 
 
 def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
@@ -30,9 +31,9 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             folder = open_adapter(recipe.adapter_name_or_path)
-            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+            return _in_float32(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
     targets = recipe.lora_target_modules
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             task_type="CAUSAL_LM",
@@ -42,14 +43,24 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             target_modules=targets if isinstance(targets, str) else list(targets),
             use_rslora=recipe.use_rslora,
             use_dora=recipe.use_dora,
+            **beside_adapters(model, recipe),
         ),
     )
+    return _in_float32(adapted)
+
+
+def _in_float32(model: torch.nn.Module) -> torch.nn.Module:
+    """Convert the trainable weights; peft leaves rows and whole modules in the dtype of the frozen base."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model
 
 
 def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of the recipe, new or from files, fit the model. Does not change ``meta_model``."""
     if not recipe.adapter_name_or_path:
-        return _check_targets(recipe, meta_model)
+        return _check_targets(recipe, meta_model) + check_beside(recipe, meta_model)
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
 
     try:

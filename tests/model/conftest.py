@@ -7,7 +7,7 @@ import pytest
 from model_helpers import FP32, TEMPLATE, build
 
 from kit.config.recipe import Recipe
-from kit.model.load import open_tokenizer
+from kit.model.tokenizer import open_tokenizer
 
 
 @pytest.fixture
