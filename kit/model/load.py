@@ -10,6 +10,7 @@ The dtypes are the same under every strategy:
 Nothing is unpickled. Code that comes with a model runs only with ``trust_remote_code``.
 """
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ def attention_of(recipe: Recipe, config: Any) -> str:
 def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, trust_remote_code=recipe.trust_remote_code
+            copy.deepcopy(config), attn_implementation=attention, trust_remote_code=recipe.trust_remote_code
         )
 
 
