@@ -10,12 +10,13 @@ from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, open_data, open_sources
+from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.errors import Problems
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
+from kit.model.untrained import check_stop_tokens
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy, planned
@@ -73,6 +74,7 @@ def check(
             data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
             data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
             if recipe_name is not None:
+                problems += check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()

@@ -31,7 +31,7 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             folder = open_adapter(recipe.adapter_name_or_path)
-            return _in_float32(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
+            return _settled(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
     targets = recipe.lora_target_modules
     adapted = get_peft_model(
         model,
@@ -46,15 +46,20 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             **beside_adapters(model, recipe),
         ),
     )
-    return _in_float32(adapted)
+    return _settled(adapted)
 
 
-def _in_float32(model: torch.nn.Module) -> torch.nn.Module:
-    """Convert the trainable weights; peft leaves rows and whole modules in the dtype of the frozen base."""
-    for parameter in model.parameters():
+def _settled(adapted: Any) -> torch.nn.Module:
+    """Convert the trainable weights to float32, since peft leaves rows and whole modules in the dtype of the base."""
+    for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return model
+    config = adapted.peft_config["default"]
+    if config.modules_to_save or config.trainable_token_indices:
+        from kit.model.row_layers import improve
+
+        improve(adapted.get_base_model())
+    return adapted
 
 
 def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
