@@ -49,16 +49,14 @@ def check_stop_tokens(recipe: Recipe, meta_model: Any, tokenizer: Any, stop_ids:
         return []
     special = [i for i in tokenizer.added_tokens_decoder if i < table.num_rows]
     special += range(max(tokenizer.get_vocab().values()) + 1, table.num_rows)  # padding
-    others = special[:NUM_SPECIAL]
-    starts = {block * max(table.num_rows - BLOCK, 0) // (NUM_BLOCKS - 1) for block in range(NUM_BLOCKS)}
-    sample = torch.cat([table.rows(start, start + BLOCK) for start in sorted(starts)])
-    found = [
-        i
-        for i in ids
-        if i < table.num_rows
-        and is_untrained(table.row(i), torch.stack([table.row(k) for k in others if k != i] or [sample[0]]), sample)
-        and not _trains(recipe, meta_model, i)
-    ]
+    starts = [block * max(table.num_rows - BLOCK, 0) // (NUM_BLOCKS - 1) for block in range(NUM_BLOCKS)]
+    sample = {i: row for start in starts for i, row in enumerate(table.rows(start, start + BLOCK), start)}
+    others = {i: table.row(i) for i in special[:NUM_SPECIAL]}
+
+    def looks_untrained(i: int) -> bool:
+        return is_untrained(table.row(i), _without(others, i), _without(sample, i))
+
+    found = [i for i in ids if i < table.num_rows and looks_untrained(i) and not _trains(recipe, meta_model, i)]
     if not found:
         return []
     names = ",".join(tokenizer.convert_ids_to_tokens(found))
@@ -73,30 +71,35 @@ def check_stop_tokens(recipe: Recipe, meta_model: Any, tokenizer: Any, stop_ids:
 def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor) -> bool:
     """Whether a row of an output head clearly never had a gradient of its own.
 
-    Three cases, each of which a trained row misses by far, in any number of dimensions:
+    Four cases, each of which a trained row misses by far, in any number of dimensions:
 
     - It is zero: its norm is below ``ZERO`` of the median norm.
     - It is the mean: its distance to the mean row is below ``AT_MEAN`` of the median distance, as after a resize.
+    - It equals another row, but for rounding.
     - It moved with other unused ones: two rows of special tokens or padding are closer to it than ``CLOSE`` of the
-      median distance of a row to its next one. Or it equals two rows but for rounding.
+      median distance from a row to the next one. Two, because a trained token may have a twin in meaning.
 
     Args:
         row: float32 [h], the row in question.
         special: float32 [N, h], rows of other special tokens, and of padding.
-        sample: float32 [M, h], rows of any tokens; ``row`` may be one of them.
+        sample: float32 [M, h], rows of other tokens of any kind.
     """
     norms, mean = sample.norm(dim=1), sample.mean(dim=0)
     if row.norm() < ZERO * norms.median():
         return True
     if (row - mean).norm() < AT_MEAN * (sample - mean).norm(dim=1).median():
         return True
+    rounding = 1e-3 * norms.median()
+    if (torch.cat([sample, special]) - row).norm(dim=1).min() < rounding:
+        return True
     some = sample[:: max(1, len(sample) // BLOCK)]
     next_ones = torch.cdist(some, sample).kthvalue(min(2, len(sample)), dim=1).values  # the nearest is the row itself
-    rounding = 1e-3 * norms.median()
     usual = next_ones[next_ones > rounding].median()  # NaN if all are equal, which compares as false
-    near = (special - row).norm(dim=1) < CLOSE * usual
-    equal = torch.cat([sample, special]).sub(row).norm(dim=1) < rounding
-    return bool(near.sum() >= 2 or equal.sum() >= 2)
+    return bool(((special - row).norm(dim=1) < CLOSE * usual).sum() >= 2)
+
+
+def _without(rows: dict[int, torch.Tensor], i: int) -> torch.Tensor:
+    return torch.stack([row for k, row in rows.items() if k != i])
 
 
 def _trains(recipe: Recipe, meta_model: Any, token_id: int) -> bool:
