@@ -249,6 +249,14 @@ def model_card(recipe: Recipe, strategy: ActualStrategy, metrics: dict[str, floa
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     lines += [f"- {strategy.type} on {strategy.num_processes} process(es), mixed_precision {strategy.mixed_precision}"]
     lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
+    if recipe.new_tokens:
+        tokens = ", ".join(f"`{token}`" for token in recipe.new_tokens)
+        lines += [f"- new tokens: {tokens}"]
+        if not is_full:
+            resize = "base.resize_token_embeddings(len(tokenizer))"
+            lines += [
+                f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
+            ]
     load = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
     package = "transformers" if is_full else "peft"
     lines += [

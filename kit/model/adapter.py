@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
-from kit.model.token_rows import beside_adapters, check_beside
+from kit.model.token_rows import beside_adapters, check_beside, num_rows
 
 
 def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
@@ -86,6 +86,11 @@ def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
         return [Problem("adapter_name_or_path", found)]
     if kind != "LORA":
         return [Problem("adapter_name_or_path", f"{folder} holds a {kind} adapter", "a LoRA")]
+    rows = config.trainable_token_indices or []
+    last = max((max(ids) for ids in (rows.values() if isinstance(rows, dict) else [rows]) if ids), default=-1)
+    if last >= num_rows(meta_model):
+        found = f"{folder} trained the token of id {last}, this model has {num_rows(meta_model)} rows"
+        return [Problem("adapter_name_or_path", found, "its tokenizer beside it", f"its base is {base}")]
     if use_dora and recipe.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
         return [Problem("adapter_name_or_path", found, fix="use --method lora")]
@@ -96,8 +101,8 @@ def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
         return [Problem("adapter_name_or_path", f"{folder}: {first_line(error)}", fix=f"its base is {base}")]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    wanted = {name: list(tensor.shape) for name, tensor in state.items() if "lora_" in name}
-    stored = {name: shape for name, shape in stored.items() if "lora_" in name}
+    wanted = {name: list(tensor.shape) for name, tensor in state.items()}
+    stored = {name: shape for name, shape in stored.items() if "lora_" in name or name in wanted}
     differing = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
     if not differing:
         return []

@@ -4,19 +4,12 @@ import pytest
 import torch
 from helpers import make_model
 from model_helpers import BF16, FP32, build, problems
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from kit.model.load import build_meta_model, open_config
 from kit.model.token_rows import check_beside, describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 
 NEW = ["<a>", "<b>"]
-
-
-@pytest.fixture(scope="module")
-def tied(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="module")
@@ -72,30 +65,6 @@ def test_what_trains_beside_the_adapters(recipe, model_folder, tied, tie, change
     model = build(recipe(tied if tie else model_folder, **changes), BF16)
     assert trained(model) == rows
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("tie", [False, True])
-def test_rows_compute_and_learn_as_those_of_peft(recipe, model_folder, tied, tie):
-    """The kit computes them without a copy of the table; peft's own layer is the reference."""
-    folder = tied if tie else model_folder
-    ours = build(recipe(folder, trainable_tokens=["<|im_end|>", "<|im_start|>"], lora_r=4), FP32)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    names = ["model.embed_tokens"] if tie else ["model.embed_tokens", "lm_head"]
-    config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=32, target_modules="all-linear",
-                        trainable_token_indices={name: [1, 2] for name in names})  # fmt: skip
-    theirs = get_peft_model(base, config)
-    theirs.load_state_dict(ours.state_dict())
-    ids = torch.tensor([[1, 40, 2, 50, 1, 2, 60, 2]])
-    mask = torch.ones_like(ids)
-    logits = [model(input_ids=ids, attention_mask=mask).logits for model in (ours, theirs)]
-    assert torch.allclose(*logits, atol=1e-6)
-    ours(input_ids=ids, attention_mask=mask, target_positions=torch.arange(7), targets=ids[0, 1:]).sum().backward()
-    torch.nn.functional.cross_entropy(logits[1][0, :-1].float(), ids[0, 1:], reduction="sum").backward()
-    gradients = [{name: p.grad for name, p in m.named_parameters() if p.grad is not None} for m in (ours, theirs)]
-    assert gradients[0].keys() == gradients[1].keys() and any("delta" in name for name in gradients[0])
-    for name, gradient in gradients[0].items():
-        assert torch.allclose(gradient, gradients[1][name], atol=1e-5), name
-    assert any(gradient.abs().max() > 1e-3 for name, gradient in gradients[0].items() if "delta" in name)
 
 
 @pytest.mark.parametrize(
