@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kit.config.recipe import Recipe
-from kit.errors import Problem, did_you_mean
+from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, open_adapter
 from kit.model.tokenizer import ids_of, open_tokenizer
 
@@ -55,7 +55,7 @@ def _trains_rows(adapter: str) -> bool:
     try:
         config = json.loads((open_adapter(adapter) / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
         return bool(config.get("trainable_token_indices") or config.get("modules_to_save"))
-    except (OSError, ValueError, AttributeError, RecursionError):  # ``check_adapter`` reports it
+    except (UserError, OSError, ValueError, AttributeError, RecursionError):  # ``check_adapter`` reports it
         return False
 
 

@@ -20,6 +20,9 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"eval_steps": 5, "use_dora": True, "method": "qlora"}, {"eval_steps", "use_dora"}),
         ({"eval_steps": 5, "eval_split_size": 0.1}, set()),
         ({"eval_steps": 5, "eval_dataset": "e"}, set()),
+        ({"new_tokens": "<a>", "adapter_name_or_path": "a"}, {"new_tokens"}),
+        ({"lora_modules_to_save": "lm_head", "adapter_name_or_path": "a"}, {"lora_modules_to_save"}),
+        ({"new_tokens": "<a>", "trainable_tokens": "<b>", "method": "full"}, set()),
         ({}, set()),
     ],
 )
