@@ -119,11 +119,14 @@ def _answers(
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
     exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     shown: list[tuple[int, Answer]] = []
+    special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * size : (call + 1) * size]
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
-            texts = _generate(generate, [prompt for prompt, _ in pairs], recipe, tokenizer, accelerator.device)
+            # An answer may end with another token than EOS, by its chat template.
+            stops = {tokenizer.eos_token_id, *(reference[-1] for _, reference in pairs)} & special
+            texts = _generate(generate, [prompt for prompt, _ in pairs], stops, recipe, tokenizer, accelerator.device)
             for i, (prompt, reference), text in zip(ids, pairs, texts, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
                 exact += answer.exact
@@ -133,7 +136,9 @@ def _answers(
     return [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])], share
 
 
-def _generate(generate: Any, prompts: list[Any], recipe: Any, tokenizer: Any, device: Any) -> list[str]:
+def _generate(
+    generate: Any, prompts: list[Any], stops: set[int], recipe: Any, tokenizer: Any, device: Any
+) -> list[str]:
     length = max(len(prompt) for prompt in prompts)
     input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
     mask = torch.zeros_like(input_ids)
@@ -147,6 +152,6 @@ def _generate(generate: Any, prompts: list[Any], recipe: Any, tokenizer: Any, de
         do_sample=False,
         use_cache=True,
         pad_token_id=pad_id(tokenizer),
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=sorted(stops) or None,
     )
     return tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)

@@ -16,8 +16,9 @@ from kit.data.feed.ranks import Ranks
 from kit.data.open import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate
-from kit.model.load import build_model, open_config, open_tokenizer
+from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other

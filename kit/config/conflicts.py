@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from kit.config.recipe import DatasetEntry, Recipe
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.recipe import Recipe
 
 
 class Conflict(NamedTuple):
@@ -75,6 +76,12 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
         if getattr(recipe, name) and recipe.method != "full":
             fix = "leave it out: adapters freeze the whole model; or use --method full"
             conflicts.append(Conflict((name, "method"), f"given with method {recipe.method}", fix))
+    for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
+        if recipe.adapter_name_or_path and getattr(recipe, name):
+            found = "given with adapter_name_or_path: what that adapter trains is kept"
+            conflicts.append(
+                Conflict((name, "adapter_name_or_path"), found, "leave one out, or merge the adapter first")
+            )
     if recipe.use_dora and recipe.method == "qlora":
         conflicts.append(
             Conflict(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")

@@ -3,42 +3,38 @@
 ``Recipe`` has the settings of a run, ``Launch`` the settings that only the command line has. Plain Python and pydantic.
 """
 
-import os
-import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import (
     SHARE_OR_COUNT,
     STRICT,
+    TOKENS,
     column_mapping,
     comma_separated,
     dataset_entries,
     module_names,
     option,
     share_or_count,
+    token_list,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"
-DATA_SUFFIXES = tuple(
-    f".{kind}{packed}"
-    for kind in "jsonl ndjson json csv tsv parquet arrow zip tar tgz tbz2 txz tzst".split()
-    for packed in ("", ".gz", ".bz2", ".xz", ".zst")
-)
 # The settings that identify a run: if one of them changes, it is another run. All others may change between two starts
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
-model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora freeze train_only adapter_name_or_path dataset_columns max_train_samples mixing streaming shuffle_buffer_size
-chat_template train_on max_length excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1 adam_beta2
-adam_epsilon max_grad_norm seed
+model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
+lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path dataset_columns
+max_train_samples mixing streaming shuffle_buffer_size chat_template train_on max_length excess_length_strategy packing
+global_batch_size optim learning_rate lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1
+adam_beta2 adam_epsilon max_grad_norm seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -49,44 +45,6 @@ _optim = partial(option, "Optimisation")
 _eval = partial(option, "Evaluation")
 _output = partial(option, "Output and checkpoints")
 _process = partial(option, "Process")
-
-
-class DatasetEntry(BaseModel):
-    """One entry of a list of data sets in a recipe."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
-
-    path: str = _data(..., "file, glob, folder or hub id", min_length=1)
-    name: str = _data("", "in metrics and tables; default: the file's stem, or the hub id")
-    config: str | None = _data(None, "config of a hub id")
-    split: str | None = _data(None, "split of a hub id or a folder with splits")
-    columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
-        None, "names of columns", expected="theirs=ours, separated by commas, each of theirs once"
-    )
-    weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
-
-    def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
-        """Return this entry with the recipe's settings for those that it does not set itself."""
-        values = {
-            "name": self.name or self._default_name(),
-            "config": self.config or config,
-            "split": self.split or split,
-            "columns": columns if self.columns is None else self.columns,
-        }
-        return self.model_copy(update=values)
-
-    def _default_name(self) -> str:
-        """The stem of a file, the first part of a pattern, the name of a folder, or a hub id as it is."""
-        path = Path(os.path.abspath(os.path.expanduser(self.path)))
-        beginning = re.split(r"[*?\[]", path.name)[0]
-        is_pattern = beginning != path.name
-        is_stem = is_pattern or path.name.lower().endswith(DATA_SUFFIXES)
-        word = beginning.strip("-_.").split(".")[0] if is_stem else ""
-        if not word and (is_pattern or os.path.isdir(path)):
-            while re.search(r"[*?\[]", path.name):
-                path = path.parent
-            word = path.name
-        return word or self.path
 
 
 _Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
@@ -102,6 +60,9 @@ class Recipe(BaseModel):
     model_name_or_path: str = _model(..., "local folder or hub id of a causal language model (safetensors)")
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _model(False, "run Python code that comes with the model; read it first")
+    new_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _model(
+        None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
+    )
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
         "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa"
     )
@@ -116,6 +77,12 @@ class Recipe(BaseModel):
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
+    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _method(
+        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
+    )
+    trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _method(
+        None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
+    )
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _method(

@@ -7,6 +7,7 @@ Promises:
 - Evaluation samples that are also in the training data are counted, and the user is warned.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,9 @@ from kit.data.chat.template import resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import SPLIT, Mixture, Order, permutation
 from kit.data.feed.ranks import Ranks
-from kit.data.feed.stream import Stream, check_beginning
+from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.read.sources import open_source
-from kit.data.samples.rows import Encoder, Opened
+from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, duplicates
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError
@@ -260,6 +261,25 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
 def pad_id(tokenizer: Any) -> int:
     """Return the id to pad with. Any id works, because padding is masked by position."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+
+
+def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:
+    """Return the special tokens that end answers: the last supervised token of at least one in a hundred samples.
+
+    Looks at a thousand samples, spread over the data, or at the first block of each stream.
+    """
+    if isinstance(data, Data):
+        pieces: list[Any] = [data.train]
+    else:
+        pieces = [first_piece(opened, data.encoder) for opened in data.opened]
+    ends: Counter[int] = Counter()
+    for piece in pieces:
+        num = len(piece.samples) if isinstance(piece, Piece) else len(piece)
+        for i in np.linspace(0, num - 1, min(num, 1000)).astype(np.int64).tolist():
+            ids, weights = piece[i]
+            ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
+    special = tokenizer.added_tokens_decoder
+    return {id_ for id_, count in ends.items() if id_ in special and count >= 0.01 * ends.total()}
 
 
 def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]]:

@@ -17,8 +17,10 @@ import torch
 from kit.config.recipe import Recipe
 from kit.data.open import open_data, open_sources
 from kit.errors import UserError, raise_if
-from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.token_rows import num_rows
+from kit.model.tokenizer import open_tokenizer
 from kit.run.record import read_run
 
 # All logits of a model are kept in memory: at most 8 x 128 x vocabulary x 4 bytes.
@@ -80,7 +82,7 @@ def find_sequences(recipe: Recipe, run: Recipe) -> tuple[list[torch.Tensor], str
 
     They are the first evaluation samples of ``run``; if it has none that can be opened, random ids from a fixed seed.
     """
-    vocab_size = open_config(recipe).get_text_config().vocab_size
+    vocab_size = num_rows(build_meta_model(recipe, open_config(recipe)))
     if run.has_evaluation:
         with suppress(UserError):  # the data was moved, or is on another machine
             samples = open_data(run, open_sources(run), open_tokenizer(recipe), vocab_size).evaluation

@@ -22,8 +22,9 @@ from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
 from kit.export.shards import write_weights
 from kit.model.adapter import attach_adapter
-from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.run.record import read_run
 from kit.strategy.topology import ActualStrategy
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
@@ -85,7 +86,9 @@ def write_model(
         write_weights(folder, model, state, dtype or torch.float32)
     elif is_main:
         _refuse_untrained(state)
-        _unwrapped_twin(model).save_pretrained(folder, state_dict=state)
+        # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
+        twin = _unwrapped_twin(model)
+        twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
     if is_main:
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -121,6 +124,15 @@ def _unwrapped_twin(model: Any) -> Any:
     with torch.device("meta"):
         base = type(model.get_base_model())(model.get_base_model().config)
     return get_peft_model(base, copy.deepcopy(model.peft_config["default"]))
+
+
+def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Add the other names of tied parameters, which peft expects too."""
+    names: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    same = {name: state[first] for first, *others in names.values() if first in state for name in others}
+    return state | same
 
 
 def export_checkpoint(
@@ -254,6 +266,14 @@ def model_card(recipe: Recipe, strategy: ActualStrategy, metrics: dict[str, floa
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     lines += [f"- {strategy.type} on {strategy.num_processes} process(es), mixed_precision {strategy.mixed_precision}"]
     lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
+    if recipe.new_tokens:
+        tokens = ", ".join(f"`{token}`" for token in recipe.new_tokens)
+        lines += [f"- new tokens: {tokens}"]
+        if not is_full:
+            resize = "base.resize_token_embeddings(len(tokenizer))"
+            lines += [
+                f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
+            ]
     load = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
     package = "transformers" if is_full else "peft"
     lines += [

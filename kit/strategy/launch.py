@@ -130,6 +130,10 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
         problems.append(Problem(name, "under FSDP1", fix=fix))
     if strategy == "fsdp1" and recipe.use_dora:
         problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
+    rows = [name for name in ("new_tokens", "trainable_tokens") if getattr(recipe, name)]
+    if strategy == "fsdp1" and recipe.method != "full" and rows:
+        found = f"under FSDP1 with method {recipe.method}: it trains modules whole"
+        problems.append(Problem(rows[0], found, fix="use --config fsdp"))
     return problems
 
 

@@ -40,6 +40,9 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"eval_strategy": "no", "save_strategy": "no"}, set()),
         ({"eval_strategy": "steps", "eval_steps": 5, "eval_dataset": "e", "save_strategy": "epoch"}, set()),
         ({"eval_steps": 5, "eval_dataset": "e"}, set()),
+        ({"new_tokens": "<a>", "adapter_name_or_path": "a"}, {"new_tokens"}),
+        ({"lora_modules_to_save": "lm_head", "adapter_name_or_path": "a"}, {"lora_modules_to_save"}),
+        ({"new_tokens": "<a>", "trainable_tokens": "<b>", "method": "full"}, set()),
         ({}, set()),
     ],
 )
