@@ -41,9 +41,9 @@ again; compare losses, gradient norms, learning rates, evaluations and final wei
   --kill_after K   step of the checkpoint to continue from, 1 to N - 1 (default: half of N)
   --keep FOLDER    new folder to run in and to keep (default: one in $TMPDIR, deleted)
 
-Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, save_steps, logging_steps,
+Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, checkpoints, logging_steps,
 trackers, resume_from_checkpoint, overwrite_output_dir, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples
-at most, without generation); flags that say otherwise are named in a note.
+at most, without generation or early stopping); flags that say otherwise are named in a note.
 Exit status: 0 exact, 1 not, 2 where you can mend something."""
 
 
@@ -119,6 +119,7 @@ def read_plan(argv: list[str]) -> Plan:
     flags.pop("output_dir", None)
     flags |= {
         "max_steps": str(steps),
+        "save_strategy": "steps",
         "save_steps": str(kill_after),
         "logging_steps": "1",
         "predict_with_generate": "false",
@@ -133,7 +134,10 @@ def read_plan(argv: list[str]) -> Plan:
     assert recipe is not None
     if recipe.has_evaluation:
         flags |= {
+            "eval_strategy": "steps",
             "eval_steps": "1",
+            "early_stopping_patience": "none",
+            "early_stopping_threshold": "0",
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
     passed_over = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
