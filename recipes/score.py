@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
@@ -72,7 +73,7 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     is_checkpoint = os.path.isfile(target / MANIFEST)
     if target.name == "final" and os.path.isfile(target.parent / "run.json"):
         trained, _ = read_run(target.parent / "run.json")
-        opened = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}  # it has them itself
+        opened: dict[str, Any] = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}  # in it
         opened["chat_template"] = recipe.chat_template or trained.chat_template  # that it was trained with
         recipe = recipe.model_copy(update=opened)
     adapted = "qlora" if recipe.method == "qlora" else "lora"

@@ -161,6 +161,7 @@ class _Knowing(nn.Module):
 
     def __init__(self, setting, answers, loss=1.0):
         super().__init__()
+        self.stops = set()  # the ids that end an answer, of all calls
         self.setting, self.answers, self.loss = setting, answers, loss
 
     def forward(self, targets, **inputs):
@@ -168,11 +169,12 @@ class _Knowing(nn.Module):
 
     def generate(self, input_ids, attention_mask, max_new_tokens, pad_token_id, eos_token_id, do_sample, **options):
         assert not do_sample
+        self.stops.update(eos_token_id)
         rows = []
         for ids, mask in zip(input_ids, attention_mask, strict=True):
             assert mask.tolist() == sorted(mask.tolist()), "padded on the right"
             answer = self.answers[tuple(ids[mask.bool()].tolist())]
-            rows.append([*answer, eos_token_id])
+            rows.append([*answer, eos_token_id[0]])
         width = min(max_new_tokens, max(map(len, rows)))
         rows = [(row + [pad_token_id] * width)[:width] for row in rows]
         return torch.cat([input_ids, torch.tensor(rows)], dim=1)
@@ -204,6 +206,17 @@ def test_exact_match_is_the_share_of_right_answers(run, knowing, processes, batc
     assert right == 61 - 5
     if processes == 1:
         assert results[0].metrics["eval_exact_match"] == 56 / 61
+
+
+def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setting, run, knowing):
+    """Many chat templates end a turn with a token of their own."""
+    model, eos = knowing(wrong=()), setting.tokenizer.eos_token
+    try:
+        setting.tokenizer.eos_token = "<|endoftext|>"
+        run(num=3, model=model, predict_with_generate=True)
+    finally:
+        setting.tokenizer.eos_token = eos
+    assert model.stops == {0, 2}  # <|endoftext|>, and <|im_end|> of the template
 
 
 def test_an_answer_cut_off_is_wrong(run, knowing):

@@ -333,6 +333,16 @@ def test_8_bit_optimisers_are_refused_where_parameters_are_sharded(resolve, conf
     assert resolve("--config", "ddp", "--optim", "adamw_8bit").strategy == "ddp"
 
 
+@pytest.mark.parametrize("flag", ["new_tokens", "trainable_tokens"])
+def test_rows_alone_are_refused_under_fsdp1(resolve, flag):
+    """It flattens modules, which then train whole or not at all."""
+    words = [f"--{flag}=<a>", "--method=lora"]
+    error = refusal(resolve, "--config", "fsdp1", *words)
+    assert f"{flag}: under FSDP1 with method lora" in str(error) and "--config fsdp" in str(error)
+    assert resolve("--config", "fsdp", *words).strategy == "fsdp2"
+    assert resolve("--config", "fsdp1", words[0], "--method=full").strategy == "fsdp1"
+
+
 def test_an_unknown_config_is_answered_with_the_known_ones(resolve):
     error = refusal(resolve, "--config", "fsdpp")
     assert "did you mean 'fsdp'?" in str(error) and "single" in str(error)
