@@ -1,6 +1,6 @@
 """Host memory of each rank while a full model is loaded, sharded by FSDP2, and written to ``final/``; no training.
 
-    torchrun --nproc_per_node 2 benchmarks/host_memory.py [--layers 4] [--hidden 512] [--shard_bytes 100000000] [--folder DIR]
+    torchrun --nproc_per_node 2 benchmarks/host_memory.py [--layers 4] [--hidden 512] [--shard_bytes N] [--folder DIR]
 
 A random Llama on the CPU. Prints for each rank by how much loading and then writing raised the peak of its resident
 memory above that before it, beside the size of the model in float32. Linux only.

@@ -16,7 +16,8 @@ eval_dataset_config
 per_device_train_batch_size num_train_epochs max_steps
 eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_steps eval_on_start predict_with_generate
 max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps
-report_to deterministic ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio check_replicas
+report_to deterministic ddp_timeout keep_best save_only_model async_save max_nonfinite_steps loss_spike_ratio
+check_replicas
 """.split()
 
 
