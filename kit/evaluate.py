@@ -119,13 +119,11 @@ def _answers(
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
     exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     shown: list[tuple[int, Answer]] = []
-    special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
+    stops = _stops(samples, tokenizer)
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * size : (call + 1) * size]
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
-            # An answer may end with another token than EOS, by its chat template.
-            stops = {tokenizer.eos_token_id, *(reference[-1] for _, reference in pairs)} & special
             texts = _generate(generate, [prompt for prompt, _ in pairs], stops, recipe, tokenizer, accelerator.device)
             for i, (prompt, reference), text in zip(ids, pairs, texts, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
@@ -134,6 +132,15 @@ def _answers(
                     shown.append((i, answer))
     share = ranks.sum(exact).item() / len(samples)
     return [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])], share
+
+
+def _stops(samples: Samples, tokenizer: Any) -> set[int]:
+    """The tokens that end an answer: EOS, and those that end a reference; a chat template may use another than EOS."""
+    special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
+    return {
+        tokenizer.eos_token_id,
+        *(int(prompt_and_reference(samples, i)[1][-1]) for i in range(len(samples))),
+    } & special
 
 
 def _generate(

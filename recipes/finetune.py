@@ -128,7 +128,8 @@ def main() -> None:
         if last or stopped or save_is_due(recipe, data, done) or (is_best and recipe.keep_best):
             guard.at(phases.SAVING, done)
             state.feed = feed.state()
-            saver.save(prepared.model, prepared.optimizer, state.record())
+            weights_only = recipe.save_only_model and not stopped  # a stopped run shall continue
+            saver.save(prepared.model, prepared.optimizer, state.record(), weights_only)
         if last or stopped:
             break
 

@@ -109,11 +109,14 @@ def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict
 def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Collect what a checkpoint stores. Called by all ranks.
 
+    Args:
+        optimizer: None: collect only what belongs to the model.
+
     Returns:
         The tensors by name, ``model.<name>`` and ``optimizer.<name>``, sharded if the model is; and the values of the
         optimiser that are not tensors.
     """
-    if not optimizer.state:  # without a state torch would run an optimiser step to create one
+    if optimizer is None or not optimizer.state:  # without a state torch would run an optimiser step to create one
         state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
         return {f"model.{name}": tensor for name, tensor in changing_only(model, state).items()}, {}
     return _collect_all(model, optimizer)

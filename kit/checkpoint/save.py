@@ -72,12 +72,13 @@ class Saver:
         self._buffers: dict[str, torch.Tensor] = {}  # in CPU memory, kept from the first save on
         self._step = 0
 
-    def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+    def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any], weights_only: bool = False) -> None:
         """Begin to write the checkpoint ``step-NNNNNNNN``. Waits for the save before it. Called by all ranks.
 
         Args:
             state: JSON values that ``read_state`` returns. It has ``step``, the number of steps done, and with
                 ``keep_best`` also ``best``; the checkpoint of the step in ``best`` is never deleted.
+            weights_only: leave out the optimiser's state. No run can continue from the checkpoint.
 
         Raises:
             UserError: the save before this one failed; or this one, if saves are not in the background.
@@ -87,13 +88,16 @@ class Saver:
         target = self._folder / name_of(self._step)
         staging = self._folder / f".{target.name}.partial"
         best_step = state["best"].get("step") if self._keep_best else None
-        tensors, scalars = collect(model, optimizer)
+        tensors, scalars = collect(model, None if weights_only else optimizer)
         tensors = _share_of(tensors, self._rank, self._world)
         device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
         copies = self._copy(tensors) if self._in_background else None
         writer = TensorWriter(staging, copies)
         state = {**state, "optimizer_scalars": scalars}
-        self._saving = self._thread.submit(self._complete, tensors, writer, device, staging, target, state, best_step)
+        about = {**self._about, "weights_only": weights_only}
+        self._saving = self._thread.submit(
+            self._complete, tensors, writer, device, staging, target, state, about, best_step
+        )
         if not self._in_background:
             self.wait()
 
@@ -158,6 +162,7 @@ class Saver:
         staging: Path,
         target: Path,
         state: dict[str, Any],
+        about: dict[str, Any],
         best_step: int | None,
     ) -> None:
         """Write the checkpoint. Runs in a thread of its own; ``device``: the GPU of this rank, None without one."""
@@ -182,7 +187,7 @@ class Saver:
                 durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
                 files = {name: entry for _, part in parts for name, entry in part.items()}
                 files[STATE] = describe_file(staging / STATE)
-                manifest = {"format": FORMAT, "step": state["step"], **self._about, "files": files}
+                manifest = {"format": FORMAT, "step": state["step"], **about, "files": files}
                 manifest["xxh3_128"] = digest_of(manifest)
                 if self._synced_first is not None:
                     durable.sync(self._synced_first)

@@ -192,6 +192,9 @@ class Recipe(BaseModel):
     save_steps: int = _output(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _output(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
+    save_only_model: bool = _output(
+        False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
+    )
     async_save: bool = _output(
         True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"
     )

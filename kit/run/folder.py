@@ -83,7 +83,7 @@ class RunFolder:
 
         Raises:
             UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
-                it finished with fewer steps and has no checkpoint.
+                it finished with fewer steps and has no checkpoint, or the checkpoint holds weights only.
         """
         is_over = self._ended_early or self.finished_steps == total_steps
         if is_over and self._wanted == "auto" and self.final.is_dir():
@@ -96,6 +96,13 @@ class RunFolder:
             found = f"{total_steps} steps wanted, and {first_step} are done"
             expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
             raise UserError(Problem("max_steps", found, expected, ways))
+        if self._manifest.get("weights_only"):
+            found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
+            ways = (
+                f"to train on from its weights in a new run: python recipes/export.py {self.checkpoint} --output_dir "
+                "model; or choose an earlier checkpoint, or --overwrite_output_dir to start again"
+            )
+            raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))
         if self.finished_steps and not first_step:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
             raise UserError(Problem("output_dir", found, fix=ways))

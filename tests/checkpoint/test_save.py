@@ -12,7 +12,7 @@ import torch
 from checkpoint_helpers import ABOUT, build, same, save_checkpoint, saver_of, steps, train
 
 from kit.checkpoint import save as saver
-from kit.checkpoint.load import load_checkpoint
+from kit.checkpoint.load import load_checkpoint, load_weights
 from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, verify
 from kit.checkpoint.save import Saver
 from kit.errors import UserError
@@ -35,6 +35,22 @@ def test_the_manifest_says_whose_checkpoint_it_is(saved):
     manifest = json.loads((folder / "step-00000002/manifest.json").read_text())
     assert {key: manifest[key] for key in ABOUT} == ABOUT and manifest["step"] == 2
     assert read_manifest(folder / "step-00000002")["identity"] == {"seed": 1}
+
+
+def test_weights_only_are_a_third_of_the_size_and_can_be_loaded(folders, tmp_path):
+    model, optimizer = build(folders["untied"], method="full")
+    train(model, optimizer, [0])
+    one, sizes = saver_of(tmp_path, async_save=False), []
+    for step, weights_only in ((1, False), (2, True)):
+        one.save(model, optimizer, {"step": step}, weights_only)
+        folder = tmp_path / f"step-{step:08d}"
+        assert verify(folder) == [] and read_manifest(folder)["weights_only"] == weights_only
+        sizes.append(sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+    assert sizes[1] < 0.4 * sizes[0]
+    again, _ = build(folders["untied"], method="full")
+    train(again, _, [1])
+    load_weights(again, tmp_path / "step-00000002")
+    assert same(again.state_dict(), model.state_dict())
 
 
 # Keeping and pruning

@@ -93,3 +93,37 @@ def test_the_wrapped_layer_class_comes_from_the_config_or_is_refused_by_name(fin
     config.write_text(text.replace("LlamaDecoderLayer", "MistralDecoderLayer"))
     refused = finetune("refused", 2, config=config, max_steps=1)
     assert refused.status == 2 and "LlamaDecoderLayer" in refused.output and "Traceback" not in refused.output
+
+
+@pytest.mark.slow
+def test_a_model_with_buffers_is_sharded_and_saved_with_them(finetune, fp32, model_folder, tmp_path):
+    """Rank 0 sends them with the weights; checkpoints and final/ have them, whatever of the model trains."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file
+    from transformers import ApertusConfig, ApertusForCausalLM
+
+    base = tmp_path / "base"
+    shutil.copytree(model_folder, base)
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 1024}
+    torch.manual_seed(0)
+    model = ApertusForCausalLM(
+        ApertusConfig(vocab_size=320, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, **shape)
+    )
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    assert buffers
+    for buffer in buffers.values():
+        buffer.copy_(torch.rand_like(buffer) + 0.5)
+    model.save_pretrained(base)
+    runs = {}
+    for config, processes in (("single", 1), ("fsdp", 2)):
+        flags = {"model_name_or_path": base, "method": "full", "config": fp32[config], "max_steps": 3}
+        flags["save_only_model"] = "true"
+        runs[config] = run = finetune.ok(config, processes, **flags)
+        final = load_file(run.folder / "final/model.safetensors")
+        assert all(torch.equal(final[name].view_as(buffer), buffer) for name, buffer in buffers.items())
+        refused = finetune(config, processes, **(flags | {"max_steps": 4}))
+        assert refused.status == 2 and "step-00000003 holds weights only" in refused.output
+    losses = [[row["loss"] for row in run.rows if "loss" in row] for run in runs.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

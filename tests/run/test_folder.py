@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, actual_strategy
+from helpers import ROOT, actual_strategy, forge
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
@@ -229,6 +229,19 @@ def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, starte
     assert f"this run is finished: {started}/final\nto go on, raise max_steps" in capsys.readouterr().out
     again = look(recipe(resume_from_checkpoint=str(started / "checkpoints/step-00000001")))
     assert not again.is_finished(1, 6)
+
+
+def test_a_run_does_not_continue_from_weights_only(recipe, started):
+    """It is refused with what to do, unless the run is finished: then nothing is asked of the checkpoint."""
+    forge(started / "checkpoints/step-00000001", weights_only=True)
+    with pytest.raises(UserError) as caught:
+        look(recipe()).is_finished(1, 8)
+    (problem,) = caught.value.problems
+    assert problem.where == "resume_from_checkpoint" and "holds weights only (save_only_model)" in problem.found
+    assert "recipes/export.py" in problem.fix and "--overwrite_output_dir" in problem.fix
+    write(recipe(), finished_steps=1)
+    (started / "final").mkdir()
+    assert look(recipe()).is_finished(1, 1)
 
 
 def test_a_stop_by_a_signal_is_noted_and_the_next_start_takes_the_note_away(recipe, started):

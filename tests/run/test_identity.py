@@ -18,7 +18,7 @@ eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy e
 predict_with_generate max_new_tokens early_stopping_patience early_stopping_threshold per_device_eval_batch_size
 output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
 report_to deterministic tf32 sync_each_batch ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio
-check_replicas run_name project
+check_replicas run_name project save_only_model
 """.split()
 
 
