@@ -6,7 +6,7 @@ import os
 import pytest
 from data_helpers import contents, json_lines, refused, source_of, text_rows, write_any
 
-from kit.config.dataset_entry import DATA_SUFFIXES, DatasetEntry
+from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.data.read import archives
 from kit.data.read.sources import FIX, SUFFIXES, shown
 from kit.errors import Problem, UserError
@@ -146,38 +146,6 @@ def test_a_file_that_may_not_be_read_is_told(folder):
 
     write_any("train.jsonl", text_rows(3))
     assert "dataset: 'train.jsonl' cannot be read (Permission denied)" in refused("train.jsonl", digest=deny)
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("d/sums.jsonl.gz", "sums"),
-        ("d/sums.TXZ", "sums"),
-        ("d/.jsonl", "jsonl"),
-        ("d/folder/*.jsonl", "folder"),
-        ("d/folder/**/*.jsonl", "folder"),
-        ("d/folder/**", "folder"),
-        ("d/folder/part-*.jsonl", "part"),
-        ("d/*/sums.jsonl", "sums"),
-        ("*.jsonl", "here"),
-        ("../here/*", "here"),
-        ("d/folder", "folder"),
-        ("d/folder/", "folder"),
-        ("d/v1.5", "v1.5"),
-        (".", "here"),
-        ("d/..", "here"),
-        ("/", "/"),
-        ("d/" + "x" * 300, "d/" + "x" * 300),
-        ("openai/gsm8k", "openai/gsm8k"),
-        ("gsm8k", "gsm8k"),
-    ],
-)
-def test_a_data_set_is_named_by_a_word_for_tables(path, name, folder, monkeypatch):
-    (folder / "here" / "d" / "folder").mkdir(parents=True)
-    (folder / "here" / "d" / "v1.5").mkdir()
-    monkeypatch.chdir(folder / "here")
-    assert DatasetEntry(path=path).filled(None, "train", {}).name == name
-    assert DatasetEntry(path=path, name="mine").filled(None, "train", {}).name == "mine"
 
 
 def test_every_suffix_that_is_read_is_known_where_data_sets_are_named():
