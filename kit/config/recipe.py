@@ -37,7 +37,8 @@ IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
 use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
 excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
+lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef
+seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -101,7 +102,7 @@ class Recipe(BaseModel):
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _model(False, "run Python code that comes with the model; read it first")
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
-        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa"
+        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa, else eager"
     )
     gradient_checkpointing: bool = _model(False, "recompute each layer in the backward pass: less memory, more time")
 
@@ -158,6 +159,9 @@ class Recipe(BaseModel):
     adam_beta1: float = _optim(0.9, "decay of the first moment", ge=0, lt=1)
     adam_beta2: float = _optim(0.999, "decay of the second moment", ge=0, lt=1)
     adam_epsilon: float = _optim(1e-8, "added to the denominator", gt=0)
+    router_aux_loss_coef: float | None = _optim(
+        None, "weight of the routers' auxiliary loss; default: the model's own where its config asks for it", ge=0
+    )
     max_grad_norm: float = _optim(1.0, "clip the global gradient norm at this; 0 does not clip", ge=0)
 
     eval_dataset: _Entries | None = _eval(None, "like dataset; default: a seeded split of it", expected=_ENTRIES)

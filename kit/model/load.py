@@ -23,7 +23,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -31,10 +30,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.attention import VARLEN, unfit
+from kit.model.attention import VARLEN, supports_sdpa, unfit
 from kit.model.attention import register as register_attention
 from kit.model.locate import commit_of, first_line, locate_model, tokenizer_of_adapter
 from kit.model.loss_head import install_loss_head
+from kit.model.parts import check_parts, four_bit_config, freeze_out_of_reach, router_aux_loss_coef
 from kit.model.plan import LoadPlan
 
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
@@ -122,6 +122,8 @@ def attention_of(recipe: Recipe, config: Any) -> str:
     """Return the attention kernel of the recipe, by its name in transformers. Registers ``VARLEN``."""
     register_attention()
     if recipe.attn_implementation == "auto":
+        if not supports_sdpa(config):
+            return "eager"
         return VARLEN if recipe.packing and not unfit(config) else "sdpa"
     return VARLEN if recipe.attn_implementation == "varlen" else recipe.attn_implementation
 
@@ -158,6 +160,7 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
+    problems += check_parts(recipe, meta_model)
     return problems + (check_adapter(recipe, meta_model) if recipe.method != "full" else [])
 
 
@@ -173,12 +176,8 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     if plan.device != "cpu":
         options["device_map"] = {"": plan.device}
     if recipe.method == "qlora":
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=compute,
-            bnb_4bit_quant_storage=compute,
+        options["quantization_config"] = four_bit_config(
+            compute, _on_meta(recipe, config, attention_of(recipe, config))
         )
     try:
         with _nothing_unpickled(recipe):
@@ -214,9 +213,10 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         # supports it.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+    freeze_out_of_reach(model)
     base = model
     model = attach_adapter(model, recipe)
-    install_loss_head(base)
+    install_loss_head(base, router_aux_loss_coef=router_aux_loss_coef(recipe, base))
     model.train()
     return model
 

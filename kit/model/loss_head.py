@@ -23,7 +23,7 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 CHUNK_TOKENS = 2048
 
 
-def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
+def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS, router_aux_loss_coef: float = 0.0) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
     Call this before the model is wrapped. Afterwards ``model(input_ids, ..., target_positions=P, targets=Y)`` returns
@@ -32,11 +32,16 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
 
     Args:
         chunk_tokens: positions per chunk of logits.
+        router_aux_loss_coef: in training, add so many times the auxiliary loss of the routers to the loss of each
+            target. A mean over targets then contains the auxiliary losses of the micro-batches, each weighted by its
+            targets. It is not a sum over tokens, so it depends on how a global batch is cut into micro-batches.
     """
     head = model.get_output_embeddings()
     plain_model_forward, plain_head_forward = model.forward, head.forward
     transform = _logit_transform(model.config.get_text_config())
-    head_is_known = _head_is_known(model)
+    # The prefix is the name of a part of a composite model, which some text models do not have (Llama 4).
+    decoder: Any = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
+    head_is_known = decoder is not None and _head_is_known(model)
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = transform(plain_head_forward(hidden).float())
@@ -62,16 +67,34 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if self.config._attn_implementation != VARLEN:
             kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDS}
+        adds_aux_loss = self.training and router_aux_loss_coef > 0
         if not head_is_known:
-            logits = plain_model_forward(*args, use_cache=False, **kwargs).logits.flatten(0, 1)  # [B * T, V]
-            chosen = logits.index_select(0, target_positions).float()
-            return F.cross_entropy(chosen, targets, reduction="none")
-        hidden = getattr(self, self.base_model_prefix)(*args, use_cache=False, **kwargs).last_hidden_state
+            options = {"output_router_logits": True} if adds_aux_loss else {}
+            outputs = plain_model_forward(*args, use_cache=False, **kwargs, **options)
+            chosen = outputs.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
+            losses = F.cross_entropy(chosen, targets, reduction="none")
+            return losses + router_aux_loss_coef * outputs.aux_loss if adds_aux_loss else losses
+        if adds_aux_loss:
+            hidden, aux_loss = _hidden_and_aux_loss(plain_model_forward, decoder, *args, **kwargs)
+        else:
+            hidden = decoder(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
-        return self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
+        losses = self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
+        return losses + router_aux_loss_coef * aux_loss if adds_aux_loss else losses
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
+
+
+def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
+    """Compute the hidden states [B, T, h], and the auxiliary loss [] of the routers as the model's own forward does."""
+    outputs: list[Any] = []
+    hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:  # with logits of one position only
+        own = model_forward(*args, use_cache=False, output_router_logits=True, logits_to_keep=1, **kwargs)
+    finally:
+        hook.remove()
+    return outputs[0].last_hidden_state, own.aux_loss
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.

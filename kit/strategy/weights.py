@@ -79,6 +79,8 @@ def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[s
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
     """Gather the full trainable tensors, by plain names, in the main process's CPU memory. Called by all ranks.
 
+    Of a model without adapters it gathers the frozen ones too, because ``final/`` needs them.
+
     Returns an empty dict on all other ranks.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -86,9 +88,13 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
     # FSDP1 crashes if it is asked to move tensors to the CPU that are already there.
     on_cpu = any(p.device.type == "cpu" for p in model.parameters())
     to_cpu = not (on_cpu and strategy_of(accelerator) == "fsdp1")
-    options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
-    state = get_model_state_dict(model, options=options)
-    return trainable_only(model, state) if accelerator.is_main_process else {}
+    has_adapters = hasattr(accelerator.unwrap_model(model), "peft_config")
+    options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=has_adapters)
+    state: dict[str, Any] = get_model_state_dict(model, options=options)
+    if not accelerator.is_main_process:
+        return {}
+    names = {plain_name(name) for name, _ in model.named_parameters()}
+    return trainable_only(model, state) if has_adapters else {name: state[name] for name in state if name in names}
 
 
 def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
