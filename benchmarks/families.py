@@ -30,8 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import bitsandbytes
 import numpy as np
@@ -57,6 +56,7 @@ from kit.train.objective import SupervisedLoss
 from kit.train.optim import build_optimizer
 from kit.train.step import train_step
 
+ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5  # of the loss, relative to 1 or its size
 LOGIT_TOLERANCE = 1e-4  # of reloaded logits, relative to 1 or their size
 SECONDS = 60  # for one cell
