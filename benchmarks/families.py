@@ -351,7 +351,7 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines + (["", "Not made:", "", *absent] if absent else []))
 
 
-BEGIN, END = "<!-- table: python benchmarks/families.py --write docs/models.md -->", "<!-- end of table -->"
+BEGIN, END = "<!-- table of benchmarks/families.py -->", "<!-- end of table -->"
 
 
 def write(page: Path, text: str) -> None:

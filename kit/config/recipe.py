@@ -36,9 +36,8 @@ DATA_SUFFIXES = tuple(
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
 use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
-excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef
-seed
+excess_length_strategy packing global_batch_size optim learning_rate router_aux_loss_coef
+lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
 """.split()
 
 _launch = partial(option, "Launch")

@@ -54,6 +54,9 @@ def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, mo
 
 
 def test_the_main_process_has_whole_tensors_of_what_trains(accelerator, model, monkeypatch):
+    whole = gather_trainable(accelerator, model)
+    assert sorted(whole) == sorted(model.state_dict())  # a full model is saved with its frozen parts
+    monkeypatch.setattr(model, "peft_config", {}, raising=False)
     state = gather_trainable(accelerator, model)
     assert sorted(state) == sorted(TRAINABLE)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in state.items())
