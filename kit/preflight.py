@@ -14,6 +14,7 @@ from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.errors import Problems
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
+from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
@@ -86,7 +87,10 @@ def check(
 def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
     """Describe for ``--dry_run`` what the run would do: strategy, data and number of steps, one line each."""
     recipe, data = checked.recipe, checked.data
-    strategy = planned(topology, attach_adapter(checked.meta_model, recipe))
+    model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
+    freeze_out_of_reach(model)
+    adapted = attach_adapter(model, recipe)
+    strategy = planned(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
-    return [strategy.describe(recipe), *data.notes, *feed.notes(), steps]
+    return [strategy.describe(recipe), *describe_parts(adapted, recipe), *data.notes, *feed.notes(), steps]

@@ -36,6 +36,7 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.load import build_model
+    from kit.model.parts import describe_parts
     from kit.report.run_page import write_report_at_end
     from kit.run.log import Log
     from kit.strategy.accelerator import prepare, start
@@ -68,6 +69,7 @@ def main() -> None:
     guard.at(phases.LOADING)
     with together(accelerator):
         model = build_model(recipe, config, load_plan)
+    parts = describe_parts(model, recipe)
     optimizer = build_optimizer(model, recipe)
     guard.holds(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
@@ -82,7 +84,7 @@ def main() -> None:
     exits.finish_first(saver.finish)
     feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed)
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
-    say(prepared.strategy.describe(recipe), *data.notes, *feed.notes(), *check_replicas.notes())
+    say(prepared.strategy.describe(recipe), *parts, *data.notes, *feed.notes(), *check_replicas.notes())
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = SupervisedLoss(data.names)

@@ -34,7 +34,7 @@ model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_tar
 lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path dataset_columns
 max_train_samples mixing streaming shuffle_buffer_size chat_template train_on max_length excess_length_strategy packing
 global_batch_size optim learning_rate lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1
-adam_beta2 adam_epsilon max_grad_norm seed
+adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -64,7 +64,7 @@ class Recipe(BaseModel):
         None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
     )
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
-        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa"
+        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa, else eager"
     )
     gradient_checkpointing: bool = _model(False, "recompute each layer in the backward pass: less memory, more time")
 
@@ -154,6 +154,9 @@ class Recipe(BaseModel):
     adam_beta1: float = _optim(0.9, "decay of the first moment", ge=0, lt=1)
     adam_beta2: float = _optim(0.999, "decay of the second moment", ge=0, lt=1)
     adam_epsilon: float = _optim(1e-8, "added to the denominator", gt=0)
+    router_aux_loss_coef: float | None = _optim(
+        None, "weight of the routers' auxiliary loss; default: the model's own where its config asks for it", ge=0
+    )
     sync_each_batch: bool | None = _optim(
         None,
         "reduce gradients after each micro-batch; default: with FSDP (else 4 bytes a parameter more), not with DDP",

@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.freeze import freeze
-from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
+from kit.model.locate import ADAPTER_FILES, commit_of, first_line, open_adapter
+from kit.model.parts import adaptable, split_targets
 from kit.model.token_rows import beside_adapters, check_beside, num_rows
 
 
@@ -46,15 +47,19 @@ def _adapted(model: Any, recipe: Recipe) -> torch.nn.Module:
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             folder = open_adapter(recipe.adapter_name_or_path)
             return _settled(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
-    targets = recipe.lora_target_modules
+    all_linear = recipe.lora_target_modules == "all-linear"
+    modules, fused = split_targets(model, adaptable(model) if all_linear else list(recipe.lora_target_modules))
     adapted = get_peft_model(
         model,
         LoraConfig(
             task_type="CAUSAL_LM",
+            # The commit of a hub id; without it peft would open what the branch has become.
+            revision=commit_of(recipe.model_name_or_path, recipe.model_revision),
             r=recipe.lora_r,
             lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]
             lora_dropout=recipe.lora_dropout,
-            target_modules=targets if isinstance(targets, str) else list(targets),
+            target_modules=modules,
+            target_parameters=fused or None,
             use_rslora=recipe.use_rslora,
             use_dora=recipe.use_dora,
             **beside_adapters(model, recipe),
@@ -130,16 +135,28 @@ def _check_targets(recipe: Recipe, meta_model: Any) -> list[Problem]:
     modules = dict(meta_model.named_modules())
     linear = {name.rsplit(".", 1)[-1] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
     expected = f"all-linear, or some of {', '.join(sorted(linear))}"
-    for target in () if recipe.lora_target_modules == "all-linear" else recipe.lora_target_modules:
+    targets: list[str] = [] if recipe.lora_target_modules == "all-linear" else list(recipe.lora_target_modules)
+    for target in split_targets(meta_model, targets)[0]:
         targeted = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
         if not targeted:
             problems.append(
                 Problem("lora_target_modules", f"no module {target!r}", expected, did_you_mean(target, linear))
             )
-        elif not all(isinstance(module, torch.nn.Linear) for module in targeted):
-            try:
-                attach_adapter(copy.deepcopy(meta_model), recipe.model_copy(update={"lora_target_modules": [target]}))
-            except (ValueError, RuntimeError, TypeError):
-                found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
-                problems.append(Problem("lora_target_modules", found, expected))
+        elif not all(isinstance(module, torch.nn.Linear) for module in targeted) and _refusal(
+            recipe.model_copy(update={"lora_target_modules": [target]}), meta_model
+        ):
+            found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
+            problems.append(Problem("lora_target_modules", found, expected))
+    if not problems and (reason := _refusal(recipe, meta_model)):
+        found = f"peft cannot adapt {type(meta_model).__name__} so ({reason})"
+        problems.append(Problem("lora_target_modules", found, expected))
     return problems
+
+
+def _refusal(recipe: Recipe, meta_model: Any) -> str:
+    """Why peft cannot attach the adapters of ``recipe``; empty if it can."""
+    try:
+        attach_adapter(copy.deepcopy(meta_model), recipe)
+    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError) as error:
+        return first_line(error)
+    return ""

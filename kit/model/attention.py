@@ -28,11 +28,12 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
 # Arguments of a packed call that the attention function may ignore.
-_IGNORED_ARGUMENTS = {"position_ids", "cu_seq_lens_k", "max_length_k"}
+_IGNORED_ARGUMENTS = {"position_ids", "cu_seq_lens_k", "max_length_k", "output_router_logits"}
 
 
 def register() -> None:
@@ -63,8 +64,25 @@ def without_search_for_packs() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = search
 
 
+def supports_sdpa(config: Any) -> bool:
+    """Return whether the model class of ``config`` takes sdpa; true for a class that transformers does not know.
+
+    Gemma 2 caps its attention scores, gpt-oss adds a sink to them, BLOOM and MPT a bias: sdpa would leave that out.
+    """
+    return getattr(_model_class(config), "_supports_sdpa", True)
+
+
+def _model_class(config: Any) -> Any:
+    """The class of transformers for ``config``; None if the model brings its own code."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+
+
 def unfit(config: Any) -> str:
     """Return why a model with this ``config`` cannot use packed attention; an empty string if it can."""
+    if not supports_sdpa(config):
+        return "a model class that takes eager attention only"
+    if not getattr(_model_class(config), "_supports_attention_backend", True):
+        return "a model class with kernels of its own"
     if config.get_text_config() is not config:
         return "a model of more than text"
     if not is_causal(config):

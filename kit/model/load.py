@@ -20,17 +20,18 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.attention import VARLEN, unfit
+from kit.model.attention import VARLEN, supports_sdpa, unfit
 from kit.model.attention import register as register_attention
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
+from kit.model.parts import check_parts, four_bit_config, freeze_out_of_reach, router_aux_loss_coef
 from kit.model.plan import LoadPlan
 from kit.model.token_rows import grow
 
@@ -101,6 +102,8 @@ def attention_of(recipe: Recipe, config: Any) -> str:
     """Return the attention kernel of the recipe, by its name in transformers. Registers ``VARLEN``."""
     register_attention()
     if recipe.attn_implementation == "auto":
+        if not supports_sdpa(config):
+            return "eager"
         return VARLEN if recipe.packing and not unfit(config) else "sdpa"
     return VARLEN if recipe.attn_implementation == "varlen" else recipe.attn_implementation
 
@@ -138,7 +141,7 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
     check_method = check_freeze if recipe.method == "full" else check_adapter
-    return problems + check_method(recipe, meta_model)
+    return problems + check_parts(recipe, meta_model) + check_method(recipe, meta_model)
 
 
 def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
@@ -162,11 +165,12 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
             module.support_avx512bf16_for_cpu = False
     base = model
     model = attach_adapter(model, recipe)
+    freeze_out_of_reach(base)
     if recipe.method == "full":  # everything was loaded in float32
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
-    install_loss_head(base)
+    install_loss_head(base, router_aux_loss_coef=router_aux_loss_coef(recipe, base))
     model.train()
     return model
 
@@ -179,12 +183,8 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
     if plan.device != "cpu":
         options["device_map"] = {"": plan.device}
     if recipe.method == "qlora":
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=compute,
-            bnb_4bit_quant_storage=compute,
+        options["quantization_config"] = four_bit_config(
+            compute, _on_meta(recipe, config, attention_of(recipe, config))
         )
     try:
         with _nothing_unpickled(recipe):

@@ -33,7 +33,7 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 CHUNK_BYTES = 128 * 2**20
 
 
-def install_loss_head(model: Any, chunk_tokens: int | None = None) -> None:
+def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_loss_coef: float = 0.0) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
     Call this before the model is wrapped, when it is settled which weights train. Afterwards
@@ -43,12 +43,17 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None) -> None:
 
     Args:
         chunk_tokens: positions per chunk of logits; None: as many as ``CHUNK_BYTES`` allows.
+        router_aux_loss_coef: in training, add so many times the auxiliary loss of the routers to the loss of each
+            target. A mean over targets then contains the auxiliary losses of the micro-batches, each weighted by its
+            targets. It is not a sum over tokens, so it depends on how a global batch is cut into micro-batches.
     """
     head = model.get_output_embeddings()
     plain_model_forward, plain_head_forward = model.forward, head.forward
     text_config = model.config.get_text_config()
     transform = _logit_transform(text_config)
-    head_is_known = _head_is_known(model)
+    # The prefix is the name of a part of a composite model, which some text models do not have (Llama 4).
+    decoder: Any = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
+    head_is_known = decoder is not None and _head_is_known(model)
     # Rows are padded on the right. Causal attention never looks there, and without a mask it has a faster kernel.
     needs_no_mask = is_causal(model.config)
     head_trains = any(parameter.requires_grad for parameter in head.parameters())
@@ -86,19 +91,23 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None) -> None:
         uses_bounds = self.config._attn_implementation == VARLEN
         if not uses_bounds:
             kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDS}
-        if needs_no_mask:
+        adds_aux_loss = self.training and router_aux_loss_coef > 0
+        if needs_no_mask and not adds_aux_loss:  # routers' statistics leave padding out
             kwargs.pop("attention_mask", None)
         with nullcontext() if is_packed and not uses_bounds else without_search_for_packs():
-            if head_is_known:
-                output = getattr(self, self.base_model_prefix)(*args, use_cache=False, **kwargs)
+            if not head_is_known:
+                options = {"output_router_logits": True} if adds_aux_loss else {}
+                outputs = plain_model_forward(*args, use_cache=False, **kwargs, **options)
+                chosen = outputs.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
+                losses = F.cross_entropy(chosen, targets, reduction="none")
+                return losses + router_aux_loss_coef * outputs.aux_loss if adds_aux_loss else losses
+            if adds_aux_loss:
+                hidden, aux_loss = _hidden_and_aux_loss(plain_model_forward, decoder, *args, **kwargs)
             else:
-                output = plain_model_forward(*args, use_cache=False, **kwargs)
-        if not head_is_known:
-            chosen = output.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
-            return F.cross_entropy(chosen, targets, reduction="none")
-        hidden = output.last_hidden_state  # [B, T, h]
-        # [S, h]: only positions that predict a supervised token.
-        return self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
+                hidden = decoder(*args, use_cache=False, **kwargs).last_hidden_state
+        # [B, T, h] -> [S, h]: only positions that predict a supervised token.
+        losses = self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
+        return losses + router_aux_loss_coef * aux_loss if adds_aux_loss else losses
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
@@ -125,6 +134,17 @@ class _LossWithGradient(torch.autograd.Function):
     def backward(ctx: Any, *arriving: Any) -> Any:
         (gradients,) = ctx.saved_tensors
         return (gradients * arriving[0][:, None]).to(gradients.dtype), None, None, None
+
+
+def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
+    """Compute the hidden states [B, T, h], and the auxiliary loss [] of the routers as the model's own forward does."""
+    outputs: list[Any] = []
+    hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:  # with logits of one position only
+        own = model_forward(*args, use_cache=False, output_router_logits=True, logits_to_keep=1, **kwargs)
+    finally:
+        hook.remove()
+    return outputs[0].last_hidden_state, own.aux_loss
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.

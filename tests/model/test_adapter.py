@@ -133,3 +133,20 @@ def test_an_adapter_that_is_no_lora_is_refused(recipe, adapter):
     ia3 = {"peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": []}
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": config["revision"], **ia3}))
     assert "IA3" in problems(recipe(adapter_name_or_path=str(folder)))
+
+
+def test_an_adapter_keeps_the_commit_of_its_base(recipe, monkeypatch):
+    """The branch of a hub id may become another model."""
+    mine = recipe(lora_target_modules="q_proj")
+    meta_model = build_meta_model(mine, open_config(mine))
+    monkeypatch.setattr("kit.model.adapter.commit_of", lambda name, revision: "c0ffee")
+    assert attach_adapter(meta_model, mine).peft_config["default"].to_dict()["revision"] == "c0ffee"
+
+
+def test_what_peft_cannot_adapt_is_told_with_its_reason(recipe, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ValueError("no such layer\nand more")
+
+    monkeypatch.setattr("peft.get_peft_model", refuse)
+    text = problems(recipe())
+    assert text.startswith("lora_target_modules: peft cannot adapt LlamaForCausalLM so (no such layer)")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.model.load import build_meta_model, open_config
+from kit.model.load import attention_of, build_meta_model, open_config
 from kit.model.tokenizer import open_tokenizer
 
 # What the weights are
@@ -94,16 +94,17 @@ def test_a_length_beyond_the_models_positions_is_refused_with_the_longest(recipe
     assert problems(recipe(max_length=1024)) == ""
 
 
-def test_a_family_without_the_attention_asked_for_gets_the_one_it_has(recipe, changed):
+def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(recipe, changed):
     from transformers import Gemma2Config
 
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     folder = changed(**Gemma2Config(**shape, head_dim=8, intermediate_size=64, vocab_size=320).to_dict())
+    for mine in (recipe(folder), recipe(folder, packing=True)):
+        assert attention_of(mine, open_config(mine)) == "eager" and problems(mine) == ""
     with pytest.raises(UserError, match="sdpa") as caught:
-        problems(recipe(folder))
+        problems(recipe(folder, attn_implementation="sdpa"))
     assert str(caught.value).startswith("error: attn_implementation: Gemma2ForCausalLM has no sdpa attention")
     assert "--attn_implementation eager" in str(caught.value)
-    assert problems(recipe(folder, attn_implementation="eager")) == ""
 
 
 @pytest.mark.parametrize("family", ["bert", "bart", "xlm-roberta"])

@@ -28,6 +28,8 @@ FAMILIES = {
     "mistral": {"sliding_window": 5},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
+    "mixtral": {"num_local_experts": 4},
+    "llama4_text": {"num_local_experts": 2, "intermediate_size_mlp": 48},  # its prefix names no module
     "gemma2": {"final_logit_softcapping": 0.3},  # [caps]; so low that forgetting it shows
     "cohere": {"logit_scale": 0.25},  # [multiplies]
     "granite": {"logits_scaling": 8.0, "embedding_multiplier": 3.0},  # [divides]
@@ -102,6 +104,30 @@ def test_it_is_the_loss_of_the_models_own_logits(family):
     model, reference = pair(family)
     install_loss_head(model)
     assert_same_loss_and_gradients(model, reference, *batch())
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_in_training_it_contains_the_auxiliary_loss_of_the_routers(recomputed):
+    """The family's own loss: a mean over targets, and the coefficient times the auxiliary loss."""
+    model, reference = pair("mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    install_loss_head(model, router_aux_loss_coef=0.5)
+    if recomputed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    inputs, wanted = batch()
+    labels = torch.full_like(inputs["input_ids"], -100)
+    labels.view(-1)[wanted["target_positions"] + 1] = wanted["targets"]
+    expected = reference(**inputs, labels=labels, use_cache=False)
+    expected.loss.backward()
+    assert expected.aux_loss > 1  # else the coefficient would not show
+    loss = model(**inputs, **wanted).mean()
+    loss.backward()
+    assert torch.allclose(loss, expected.loss, rtol=1e-6)
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
+    model.eval()  # an evaluation is the cross-entropy alone
+    with torch.no_grad():
+        without = expected.loss - 0.5 * expected.aux_loss
+        assert torch.allclose(model(**inputs, **wanted).mean(), without, rtol=1e-5)
 
 
 @pytest.mark.parametrize("freezes", [False, True])

@@ -1,0 +1,364 @@
+"""Train a tiny model of every causal family of the installed transformers, and compare with what the family computes.
+
+    python benchmarks/families.py                                     # all families, some half an hour on two cores
+    python benchmarks/families.py llama gemma2 --topologies single    # some of them
+    python benchmarks/families.py --write docs/models.md              # the table, between the marks in that page
+
+Each model has random weights and random persistent buffers, and lies in a folder of safetensors. The kit's own
+functions open, check, load, train and save it, as recipes/finetune.py calls them, for one step in fp32. A cell is "ok"
+if all of these hold, and else names the first that does not:
+
+- the loss of the step is the one of the family's own ``model(labels=...)``, within ``TOLERANCE``, on padded rows;
+- every trainable weight gets a gradient (DDP stops at the second step without);
+- ``final/``, opened by plain transformers or peft, gives the logits of the trained model.
+
+A cell in brackets is a refusal in the kit's words, before weights are read. The last columns: packing, and by how much
+loss and gradients change if a right-padded batch comes without its mask.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import bitsandbytes
+import numpy as np
+import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from tiny_families import VOCABULARY, make_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from kit.config.recipe import Recipe
+from kit.data.feed.batches import Collator, MicroBatch
+from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.ranks import Ranks
+from kit.errors import Problem, UserError, raise_if
+from kit.export.final import save_final
+from kit.model.load import build_meta_model, build_model, check_model, open_config
+from kit.model.parts import four_bit_config
+from kit.strategy.accelerator import check_strategy, prepare, start
+from kit.strategy.topology import Topology
+from kit.train.isolation import check_isolation
+from kit.train.objective import SupervisedLoss
+from kit.train.optim import build_optimizer
+from kit.train.step import train_step
+
+ROOT = Path(__file__).resolve().parents[1]
+TOLERANCE = 1e-5  # of the loss, relative to 1 or its size
+LOGIT_TOLERANCE = 1e-4  # of reloaded logits, relative to 1 or their size
+SECONDS = 60  # for one cell
+METHODS = ("full", "lora", "qlora")
+TOPOLOGIES = {"single": 1, "fsdp2": 2}
+LENGTHS = (24, 17, 9, 20)  # tokens of the samples
+
+
+class Samples:
+    """The samples of one global batch, for the collator."""
+
+    lengths = np.array(LENGTHS)
+    sources = np.zeros(len(LENGTHS), np.int64)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.random.default_rng(i).integers(3, 100, LENGTHS[i])
+        return ids, (np.arange(LENGTHS[i]) >= LENGTHS[i] // 3).astype(np.float32)
+
+
+def global_batch(ranks: Ranks, packing: bool = False) -> GlobalBatch:
+    """Return the batch of the only step: one micro-batch on each rank."""
+    collator = Collator(len(LENGTHS) // ranks.count, pad_token_id=0, packing=packing)
+    items = [np.array([0, 1]), np.array([2, 3])] if packing else [np.array([i]) for i in range(len(LENGTHS))]
+    batches = collator.micro_batches(Samples(), items, ranks)  # type: ignore[arg-type]
+    total = np.array([sum(Samples()[i][1][1:].sum() for i in range(len(LENGTHS)))])
+    return GlobalBatch(batches, total, total, np.array([sum(LENGTHS)]), 1.0, [])
+
+
+def labels_of(batch: MicroBatch) -> torch.Tensor:
+    """Return the labels [B, T] that transformers expects: -100 where nothing is learned."""
+    labels = torch.full_like(batch.input_ids, -100)
+    labels.view(-1)[batch.target_positions + 1] = batch.targets
+    return labels
+
+
+def reference(family: str, folder: Path) -> dict[str, Any]:
+    """Return the family's own losses for each topology, and what the mask of padded rows changes."""
+    make_model(family, folder)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    losses = {}
+    for topology, world in TOPOLOGIES.items():
+        batches = [global_batch(Ranks(rank, world)).micro_batches[0] for rank in range(world)]
+        weights = torch.tensor([len(batch.targets) for batch in batches], dtype=torch.float64)
+        own = [
+            plain(input_ids=b.input_ids, attention_mask=b.attention_mask, labels=labels_of(b), use_cache=False).loss
+            for b in batches
+        ]
+        losses[topology] = float((torch.stack(own).detach().double() * weights).sum() / weights.sum())
+    batch = global_batch(Ranks()).micro_batches[0]
+    results = []
+    for mask in (batch.attention_mask, None):
+        plain.zero_grad()
+        logits = plain(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).logits.flatten(0, 1)
+        loss = F.cross_entropy(logits[batch.target_positions].float(), batch.targets)
+        loss.backward()
+        results.append((loss.item(), [p.grad.clone() for p in plain.parameters() if p.grad is not None]))
+    (loss, gradients), (bare_loss, bare_gradients) = results
+    largest = max(float(g.abs().max()) for g in gradients)
+    pairs = zip(gradients, bare_gradients, strict=True)
+    changes = [abs(loss - bare_loss), max(float((a - b).abs().max()) for a, b in pairs) / largest]
+    buffers = [name for name, _ in plain.named_buffers() if name in plain.state_dict()]
+    return {"loss": losses, "without_mask": changes, "buffers": len(buffers)}
+
+
+def step(folder: Path, method: str, topology: str, packing: bool, expected: dict[str, float]) -> dict[str, Any]:
+    """Open, check, load, train and save as the script does. Returns what is wrong, if anything is.
+
+    The trained model's logits are left beside ``final/``.
+    """
+    world = TOPOLOGIES[topology]
+    asked = Topology(
+        strategy=topology,  # type: ignore[arg-type]
+        config_name=topology,
+        num_processes=world,
+        mixed_precision="no",
+        device_type="cpu",
+        rehearsal=True,
+        load_on_rank0=world > 1 and method != "qlora",
+    )
+    recipe = Recipe(
+        model_name_or_path=str(folder),
+        dataset="none.jsonl",
+        method=method,
+        packing=packing,
+        max_length=48,
+        global_batch_size=2 if packing else len(LENGTHS),
+        optim="adamw_torch",
+    )
+    config = open_config(recipe)
+    meta_model = build_meta_model(recipe, config)
+    raise_if(check_model(recipe, config, meta_model) + check_strategy(asked, meta_model))
+    accelerator, plan = start(recipe, asked)
+    torch.set_num_threads(1)
+    model = build_model(recipe, config, plan)
+    prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe))
+    if packing:
+        check_isolation(prepared, VOCABULARY)
+    batch = global_batch(prepared.ranks, packing)
+    if method == "qlora":  # nobody but the loaded model knows what 4-bit weights compute
+        expected = {topology: _own_loss(prepared, batch)}
+    without: list[str] = []
+
+    def count() -> None:
+        without.extend(n for n, p in prepared.model.named_parameters() if p.requires_grad and p.grad is None)
+
+    result = train_step(prepared, SupervisedLoss(["tiny"]), batch, 1e-2, 1.0, before_update=count)
+    rank0 = accelerator.is_main_process
+    save_final(prepared, AutoTokenizer.from_pretrained(folder), folder / "final", "", config.dtype)
+    prepared.model.eval()
+    with torch.no_grad():
+        logits = prepared.model(**_inputs(), use_cache=False).logits
+    if rank0:
+        torch.save(logits, folder / "logits.pt")
+    difference = abs(result.loss - expected[topology])
+    wrong = []
+    if method == "qlora" and not any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters()):
+        wrong.append("no weight is 4-bit")
+    if not difference <= TOLERANCE * max(1, abs(expected[topology])):
+        wrong.append(f"loss differs by {difference:.2g}")
+    if without:
+        wrong.append(f"{len(without)} trainable weights get no gradient ({_short(without[0])})")
+    return {"wrong": wrong, "trainable": prepared.strategy.trainable_parameters}
+
+
+def _own_loss(prepared: Any, batch: GlobalBatch) -> float:
+    micro_batch = batch.micro_batches[0]
+    inputs = {"input_ids": micro_batch.input_ids, "attention_mask": micro_batch.attention_mask}
+    loss = prepared.model(**inputs, labels=labels_of(micro_batch), use_cache=False).loss.detach().double()
+    weight = torch.tensor(float(len(micro_batch.targets)), dtype=torch.float64)
+    sums = prepared.ranks.sum(torch.stack([loss * weight, weight]))
+    return float(sums[0] / sums[1])
+
+
+def _inputs() -> dict[str, torch.Tensor]:
+    batch = global_batch(Ranks()).micro_batches[0]
+    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+
+
+def reload(folder: Path, method: str) -> dict[str, Any]:
+    """Open ``final/`` in plain transformers or peft, and compare its logits. Returns what is wrong."""
+    expected = torch.load(folder / "logits.pt")
+    if method == "full":
+        model = AutoModelForCausalLM.from_pretrained(folder / "final", dtype=torch.float32)
+    else:
+        options: dict[str, Any] = {}
+        if method == "qlora":  # in the same 4 bits: which modules have them is not part of an adapter
+            with torch.device("meta"):
+                meta_model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            options["quantization_config"] = four_bit_config(torch.float32, meta_model)
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        for module in base.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+        model = PeftModel.from_pretrained(base, str(folder / "final"))
+    with torch.no_grad():
+        logits = model.eval()(**_inputs(), use_cache=False).logits
+    shown = _inputs()["attention_mask"].bool()
+    difference = float((logits - expected)[shown].abs().max())
+    if not difference <= LOGIT_TOLERANCE * max(1.0, float(expected[shown].abs().max())):
+        return {"wrong": [f"final/ reloaded: logits differ by {difference:.2g}"]}
+    return {"wrong": []}
+
+
+# --- one process for each cell, so that a crash or a hang ends nothing but the cell
+
+_forked = multiprocessing.get_context("fork")
+
+
+def in_processes(function: Callable[..., dict[str, Any]], *args: Any, world: int = 1) -> dict[str, Any]:
+    """Call ``function`` in ``world`` new processes. Returns what rank 0 returns, or ``refused`` or ``wrong``."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        log, answer = Path(folder) / "log", Path(folder) / "answer"
+        ranks = [
+            _forked.Process(target=_rank, args=(r, world, port, log, answer, function, args)) for r in range(world)
+        ]
+        for rank in ranks:
+            rank.start()
+        deadline = time.monotonic() + SECONDS
+        for rank in ranks:
+            rank.join(max(0.1, deadline - time.monotonic()))
+        hangs = any(rank.is_alive() for rank in ranks)
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+        if answer.exists():
+            return json.loads(answer.read_text())
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        last = lines[-1] if lines else "no output"
+        return {"wrong": [f"no end within {SECONDS} s" if hangs else f"traceback: {_short(last, 120)}"]}
+
+
+def _rank(rank: int, world: int, port: int, log: Path, answer: Path, function: Any, args: tuple[Any, ...]) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    torch.set_num_threads(1)
+    if world > 1:
+        values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "localhost"}
+    try:
+        found = function(*args)
+    except UserError as error:
+        found = {"refused": "; ".join(_words(problem) for problem in error.problems)}
+    if rank == 0:
+        partial = answer.with_suffix(".partial")
+        partial.write_text(json.dumps(found))
+        partial.rename(answer)
+
+
+def _words(problem: Problem) -> str:
+    text = re.sub(r"/\S*/", "", f"{problem.where}: {problem.found}")
+    return f"{text} -> {problem.fix}" if problem.fix else text
+
+
+def _short(text: str, length: int = 70) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def row(family: str, topologies: list[str]) -> dict[str, str]:
+    """Fill one row of the table."""
+    cells = {"family": family}
+    folder = Path(tempfile.mkdtemp(prefix=f"family-{family}-"))
+    try:
+        known = in_processes(reference, family, folder)
+        if "wrong" in known:
+            return cells | {"model": "not made: " + known["wrong"][0]}
+        cells["buffers"] = str(known["buffers"] or "")
+        changes = known["without_mask"]
+        cells["without mask"] = "same" if max(changes) <= 1e-5 else f"{changes[0]:.0e}, {changes[1]:.0e}"
+        runs = [(method, topology, False) for topology in topologies for method in METHODS] + [("full", "single", True)]
+        for method, topology, packing in runs:
+            found = in_processes(step, folder, method, topology, packing, known["loss"], world=TOPOLOGIES[topology])
+            if "refused" not in found and not any("traceback" in w for w in found["wrong"]) and not packing:
+                found["wrong"] += in_processes(reload, folder, method)["wrong"]
+            column = "packing" if packing else f"{method}, {topology}"
+            cells[column] = f"({found['refused']})" if "refused" in found else "; ".join(found["wrong"]) or "ok"
+            shutil.rmtree(folder / "final", ignore_errors=True)
+        return cells
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", help="model types; without: all")
+    parser.add_argument("--topologies", nargs="*", choices=TOPOLOGIES, default=list(TOPOLOGIES))
+    parser.add_argument("--json", type=Path, help="keep the rows here; rows that are there are not computed again")
+    parser.add_argument("--write", type=Path, help="write the table between the marks of this page")
+    options = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the children are forks
+    kept = options.json and options.json.exists()
+    rows = {r["family"]: r for r in json.loads(options.json.read_text())} if kept else {}
+    families = options.families or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    for i, family in enumerate(families):
+        if family in rows and not options.families:
+            continue
+        began = time.monotonic()
+        rows[family] = row(family, options.topologies)
+        bad = [
+            f"{k}: {v}" for k, v in rows[family].items() if k not in ("family", "buffers") and v not in ("ok", "same")
+        ]
+        print(
+            f"{i + 1}/{len(families)} {family} {time.monotonic() - began:.0f} s  {' | '.join(bad) or 'ok'}", flush=True
+        )
+        if options.json:
+            options.json.write_text(json.dumps(list(rows.values()), indent=1))
+    text = table([rows[family] for family in families if family in rows])
+    if options.write:
+        write(options.write, text)
+    else:
+        print("\n" + text)
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Return a Markdown table. Long words become notes below it, each once."""
+    columns = list(dict.fromkeys(name for r in rows for name in r if name != "model"))
+    notes: dict[str, int] = {}
+
+    def cell(text: str) -> str:
+        if len(text) <= 14:
+            return text
+        number = notes.setdefault(text, len(notes) + 1)
+        return f"refused {number}" if text.startswith("(") else f"**wrong** {number}"
+
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(r.get(name, "")) for name in columns) + " |" for r in rows if "model" not in r]
+    lines += ["", *(f"{number}. {text.strip('()')}" for text, number in notes.items())]
+    absent = [f"- {r['family']}: {r['model']}" for r in rows if "model" in r]
+    return "\n".join(lines + (["", "Not made:", "", *absent] if absent else []))
+
+
+BEGIN, END = "<!-- table of benchmarks/families.py -->", "<!-- end of table -->"
+
+
+def write(page: Path, text: str) -> None:
+    """Put ``text`` between the marks of ``page``."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What a method can and cannot do with a family is counted and said, or refused before a weight is read."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.tiny_families import tiny_config
+from kit.config.recipe import Recipe
+from kit.model.adapter import attach_adapter
+from kit.model.parts import (
+    adaptable,
+    check_parts,
+    describe_parts,
+    freeze_out_of_reach,
+    out_of_reach,
+    quantised_on_meta,
+    router_aux_loss_coef,
+)
+
+
+def on_meta(family):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(tiny_config(family))
+
+
+def recipe(**changes):
+    return Recipe(**{"model_name_or_path": "m", "dataset": "d.jsonl", **changes})
+
+
+def problems(family, **changes):
+    return "\n".join(map(str, check_parts(recipe(**changes), on_meta(family))))
+
+
+def described(family, **changes):
+    """As a dry run describes it."""
+    mine, model = recipe(**changes), on_meta(family)
+    model = quantised_on_meta(model) if mine.method == "qlora" else model
+    freeze_out_of_reach(model)
+    return describe_parts(attach_adapter(model, mine), mine)
+
+
+# What all-linear adapts
+
+
+@pytest.mark.parametrize(
+    ("family", "adapted", "left"),
+    [
+        ("qwen2_moe", "mlp.shared_expert.gate_proj", "mlp.shared_expert_gate"),
+        ("afmoe", "self_attn.q_proj", "mlp.router.gate"),
+        ("phimoe", "self_attn.q_proj", "mlp.router"),
+        ("llama4_text", "feed_forward.shared_expert.up_proj", "feed_forward.router"),
+        ("deepseek_v3", "self_attn.o_proj", "mlp.shared_experts.up_proj"),  # peft takes it for a fused expert
+        ("mamba", "mixer.in_proj", "mixer.out_proj"),
+        ("gemma3", "language_model.layers.0.mlp.up_proj", "vision_tower"),
+        ("llama", "mlp.gate_proj", "lm_head"),
+    ],
+)
+def test_all_linear_adapts_experts_but_no_router_and_nothing_without_a_gradient(family, adapted, left):
+    names = adaptable(on_meta(family))
+    assert any(adapted in name for name in names)
+    assert not any(f".{left}." in f".{name}." for name in names)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "phimoe", "mamba", "gemma3"])
+def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
+    names = adaptable(on_meta(family))
+    adapted = attach_adapter(on_meta(family), recipe()).get_base_model()
+    assert {name for name, module in adapted.named_modules() if hasattr(module, "lora_A")} == set(names)
+
+
+def test_fused_experts_are_adapted_if_they_are_named():
+    assert "--lora_target_modules takes their names too: experts.gate_up_proj,experts.down_proj" in str(
+        described("mixtral")
+    )
+    targets = "q_proj,experts.gate_up_proj,experts.down_proj"
+    names = {
+        name
+        for name, p in attach_adapter(on_meta("mixtral"), recipe(lora_target_modules=targets)).named_parameters()
+        if p.requires_grad
+    }
+    assert any("q_proj" in name for name in names) and any("experts" in name for name in names)
+    assert not any("k_proj" in name or "gate.weight" in name for name in names)
+
+
+# What text does not reach
+
+
+@pytest.mark.parametrize(
+    ("family", "parts"),
+    [
+        ("gemma3", ["model.vision_tower", "model.multi_modal_projector"]),
+        ("afmoe", ["model.layers.1.mlp.expert_bias"]),
+        ("llama", []),
+    ],
+)
+def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
+    model = on_meta(family)
+    assert out_of_reach(model)[: len(parts)] == parts and bool(parts) == bool(out_of_reach(model))
+    freeze_out_of_reach(model)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert all(name.startswith(tuple(parts)) for name in frozen) and bool(frozen) == bool(parts)
+    lines = "\n".join(described(family, method="full"))
+    assert all(part in lines for part in parts)
+
+
+# What qlora does
+
+
+def test_qlora_is_refused_if_it_would_quantise_nothing():
+    text = problems("falcon", method="qlora")
+    assert "quantise none of the weights of FalconForCausalLM" in text and "FalconLinear" in text
+    assert "--method lora" in text
+    assert problems("falcon", method="lora") == problems("llama", method="qlora") == ""
+
+
+def test_qlora_says_how_much_it_leaves_unquantised():
+    line, warning, *_ = described("mixtral", method="qlora")
+    assert "% in 4 bit" in line and "8 Linear4bit" in line
+    assert "unquantised" in warning and "fused experts" in warning
+
+
+@pytest.mark.parametrize("family", ["afmoe", "qwen2_moe", "mamba"])
+def test_qlora_leaves_routers_and_weights_that_are_read_past_their_module(family):
+    model = quantised_on_meta(on_meta(family))
+    four_bit = [name for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"]
+    assert four_bit
+    assert not any(name.endswith((".gate", "shared_expert_gate", "dt_proj", "lm_head")) for name in four_bit)
+
+
+# Routers
+
+
+def test_the_weight_of_the_routers_loss_is_the_models_own_unless_it_is_set():
+    asked, silent, dense = on_meta("mixtral"), on_meta("mixtral"), on_meta("llama")
+    silent.config.output_router_logits = False
+    assert router_aux_loss_coef(recipe(), asked) == 0.1
+    assert router_aux_loss_coef(recipe(), silent) == router_aux_loss_coef(recipe(), dense) == 0
+    assert router_aux_loss_coef(recipe(router_aux_loss_coef=0.5), silent) == 0.5
+    assert router_aux_loss_coef(recipe(router_aux_loss_coef=0), asked) == 0
+    assert "0.1 x the auxiliary loss" in str(described("mixtral"))
+
+
+def test_a_coefficient_without_a_router_is_refused():
+    assert "LlamaForCausalLM computes no auxiliary loss" in problems("llama", router_aux_loss_coef=0.1)
+    assert problems("mixtral", router_aux_loss_coef=0.1) == ""
+
+
+# Others
+
+
+def test_a_part_that_could_not_be_opened_again_is_not_trained_whole():
+    text = problems("mllama", method="full")
+    assert "knows MllamaForCausalLM only as a part of another model" in text and "--method lora" in text
+    assert problems("mllama", method="lora") == ""
+
+
+def test_a_dense_model_is_described_in_one_line():
+    model = on_meta("llama")
+    total = sum(p.numel() for p in model.parameters())
+    (line,) = describe_parts(attach_adapter(model, recipe()), recipe())
+    assert line.startswith(f"weights: {total:,} parameters; adapters on 14 Linear; trained: adapters ")
+    assert "frozen: Linear " in line and "Embedding " in line

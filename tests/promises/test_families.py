@@ -1,0 +1,45 @@
+"""Families of different kinds train as their own code would, or are refused in words: ``benchmarks/families.py``."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, matrix
+
+# Refusals by method or packing; every other cell of the family must be ok.
+NO_PACKS = {"packing": r"samples of a pack see each other .* do without packing"}
+PART = {"full": "final/ of a full run could not be opened", "packing": "final/ of a full run could not be opened"}
+KINDS = {
+    "gemma3": {},  # vision tower, sliding window
+    "mixtral": {},  # fused experts, routers with a loss
+    "llama": {},  # dense
+    "gemma": {},  # tied
+    "gemma2": {},  # soft caps, eager attention only
+    "granite": {},  # scaled
+    "qwen2_moe": {},  # shared experts
+    "deepseek_v3": {},  # persistent buffers, latent attention
+    "llama4_text": {},  # chunked attention, routers that are linear, a prefix of no module
+    "mllama": PART,  # layers that text skips
+    "gpt2": {},  # Conv1D, learned positions
+    "falcon": {"qlora": "qlora would quantise none of the weights"} | NO_PACKS,  # linear layers of its own
+    "mamba": NO_PACKS,  # recurrent
+    "jamba": NO_PACKS,  # attention and recurrent layers, experts
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", matrix(KINDS))
+def test_a_family_trains_as_its_own_code_does_or_is_refused_in_words(family, tmp_path):
+    rows = tmp_path / "rows.json"
+    command = [sys.executable, str(ROOT / "benchmarks/families.py"), family, "--json", str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(rows.read_text())
+    cells = {name: text for name, text in row.items() if name not in ("family", "buffers", "without mask")}
+    assert len(cells) == 7
+    assert row["without mask"] == "same"
+    for name, text in cells.items():
+        refusal = KINDS[family].get(name.split(",")[0])
+        assert re.search(refusal, text) if refusal else text == "ok", f"{name}: {text}"
