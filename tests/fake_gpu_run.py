@@ -195,6 +195,9 @@ class Simulation:
             self._meter.hold(gradients(prepared.model), GRADIENTS)
 
         prepared.accelerator.backward = labelling_backward
+        local = (getattr(p, "_local_tensor", p) for p in prepared.model.parameters() if p.requires_grad)
+        on_gpu = not topology.offload
+        self._report["gradient bytes"] = on_gpu * sum(4 * tensor.numel() for tensor in local)
         self._report["misplaced"] = self._misplaced
 
     def _check_gradients(self, prepared: Any) -> None:
@@ -248,6 +251,6 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "message": str(error)[:500],
-        "kit": [line.split("/kit/")[-1] for line in lines if "/kit/" in line][-3:],
-        "frames": lines[-12:],
+        "lines": [f"kit/{line.split('/kit/')[-1]}" for line in lines if "/kit/" in line][-3:],
+        "trace": lines[-40:],
     }

@@ -199,3 +199,12 @@ def quantised(module: Any, weight: Any) -> Any:
 
 class Params4bit(FakeTensor):
     """Stands in for bitsandbytes' parameter, which cannot be made of a fake tensor. Accelerate looks at its name."""
+
+    # By these torch's state dict finds the parts of the quantisation state.
+    absmax, code, quant_map, offset, state2, nested_absmax, nested_blocksize, nested_quant_map, nested_dtype = (
+        getattr(bitsandbytes.nn.Params4bit, name)
+        for name in (
+            *("absmax", "code", "quant_map", "offset", "state2"),
+            *("nested_absmax", "nested_blocksize", "nested_quant_map", "nested_dtype"),
+        )
+    )
