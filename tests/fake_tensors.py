@@ -32,7 +32,10 @@ def teach_fake_tensors(meter: Meter) -> None:
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
     AutoModelForCausalLM.from_pretrained = staticmethod(make_model)
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
+    # A save ends with its copies: what follows is for a disk, and runs in threads of torch's.
     torch.distributed.checkpoint.staging.DefaultStager = Stager  # type: ignore[misc, assignment]
+    torch.distributed.checkpoint.async_save = lambda state, **options: Stager().stage(state)
+    torch.distributed.checkpoint.save = lambda state, **options: None
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: Any, size: int) -> Any:
