@@ -1,10 +1,11 @@
-"""How long a save holds the training loop up, written in the background and not, and what it costs the steps meanwhile.
+"""What a save costs: how long it holds the training loop up, the host memory it needs, and what it costs the steps.
 
     python benchmarks/saving.py [--layers 12] [--hidden 768] [--method full lora] [--folder DIR]
 
 A random Llama on the CPU with AdamW, one process; the checkpoint goes to DIR (default: the system's temporary folder),
 synced to its disk. Prints a Markdown table: bytes of a checkpoint; seconds the loop is held up by one save (median of
-five); seconds until it is complete; and how much longer a training step takes while one is being written.
+five); seconds until it is complete; by how much saves raise the peak of resident memory above that of training alone,
+as a multiple of the checkpoint (Linux only); and how much longer a training step takes while one is being written.
 """
 
 import argparse
@@ -34,8 +35,8 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=("full", "lora"), default=["full", "lora"])
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
     args = parser.parse_args()
-    print("| method | async_save | bytes | loop held up, s | complete after, s | step meanwhile |")
-    print("|---|---|---|---|---|---|")
+    print("| method | async_save | bytes | loop held up, s | complete after, s | host memory | step meanwhile |")
+    print("|---|---|---|---|---|---|---|")
     for method in args.method:
         model, optimizer = build(args.layers, args.hidden, method)
         for in_background in (False, True):
@@ -65,7 +66,9 @@ def step(model: Any, optimizer: torch.optim.Optimizer) -> float:
 def measure(model: Any, optimizer: torch.optim.Optimizer, folder: Path, in_background: bool) -> list[str]:
     recipe = Recipe(model_name_or_path="m", dataset="d", async_save=in_background, save_total_limit=1)
     saver = Saver(ALONE, recipe, folder, {"identity": {}, "strategy": {}, "versions": {}})
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts afresh
     alone = statistics.median(step(model, optimizer) for _ in range(4))
+    before = peak_bytes()
     held, complete, meanwhile = [], [], []
     for number in range(1, NUM_SAVES + 1):
         start = time.perf_counter()
@@ -78,7 +81,14 @@ def measure(model: Any, optimizer: torch.optim.Optimizer, folder: Path, in_backg
         complete.append(time.perf_counter() - start)
     size = sum(path.stat().st_size for path in folder.glob("step-*/*"))
     slower = f"x {statistics.median(meanwhile) / alone:.2f}" if meanwhile else ""
-    return [f"{size:,}", f"{statistics.median(held):.3f}", f"{statistics.median(complete):.3f}", slower]
+    memory = f"x {(peak_bytes() - before) / size:.2f}"
+    return [f"{size:,}", f"{statistics.median(held):.3f}", f"{statistics.median(complete):.3f}", memory, slower]
+
+
+def peak_bytes() -> int:
+    """The most memory that this process had resident since its peak started afresh."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def evaluate(
 def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress) -> dict[str, float]:
     accelerator, ranks, num_sources = prepared.accelerator, prepared.ranks, len(samples.stores)
     sums = torch.zeros(3, num_sources, dtype=torch.float64, device=accelerator.device)
-    size = recipe.per_device_train_batch_size
+    size = recipe.eval_batch_size
     batches = evaluation_batches(samples, ranks, size, pad_id(tokenizer))
     with torch.no_grad():
         for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size))):
@@ -111,7 +111,7 @@ def _answers(
     prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress
 ) -> tuple[list[Answer], float]:
     """Answer every prompt greedily. Returns the first ``NUM_SHOWN`` answers, and the share of exact answers."""
-    accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.per_device_train_batch_size
+    accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.eval_batch_size
     mine = list(range(ranks.index, len(samples), ranks.count))
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
@@ -119,11 +119,14 @@ def _answers(
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
     exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     shown: list[tuple[int, Answer]] = []
+    special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * size : (call + 1) * size]
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
-            texts = _generate(generate, [prompt for prompt, _ in pairs], recipe, tokenizer, accelerator.device)
+            # An answer may end with another token than EOS, by its chat template.
+            stops = {tokenizer.eos_token_id, *(reference[-1] for _, reference in pairs)} & special
+            texts = _generate(generate, [prompt for prompt, _ in pairs], stops, recipe, tokenizer, accelerator.device)
             for i, (prompt, reference), text in zip(ids, pairs, texts, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
                 exact += answer.exact
@@ -133,7 +136,9 @@ def _answers(
     return [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])], share
 
 
-def _generate(generate: Any, prompts: list[Any], recipe: Any, tokenizer: Any, device: Any) -> list[str]:
+def _generate(
+    generate: Any, prompts: list[Any], stops: set[int], recipe: Any, tokenizer: Any, device: Any
+) -> list[str]:
     length = max(len(prompt) for prompt in prompts)
     input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
     mask = torch.zeros_like(input_ids)
@@ -147,6 +152,6 @@ def _generate(generate: Any, prompts: list[Any], recipe: Any, tokenizer: Any, de
         do_sample=False,
         use_cache=True,
         pad_token_id=pad_id(tokenizer),
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=sorted(stops) or None,
     )
     return tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)

@@ -10,10 +10,13 @@ from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, open_data, open_sources
+from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.errors import Problems
 from kit.model.adapter import attach_adapter
-from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config, open_tokenizer
+from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
+from kit.model.token_rows import describe_new_rows, num_rows
+from kit.model.tokenizer import open_tokenizer
+from kit.model.untrained import check_stop_tokens
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy, planned
@@ -35,7 +38,7 @@ class Preflight:
     @property
     def vocab_size(self) -> int:
         """The number of rows of the model's embedding."""
-        return self.config.get_text_config().vocab_size
+        return num_rows(self.meta_model)
 
 
 def check(
@@ -66,10 +69,12 @@ def check(
         meta_model = build_meta_model(recipe, config)
         problems += check_model(recipe, config, meta_model)
         problems += check_strategy(topology, meta_model) if topology else []
-    if sources and tokenizer and config:
+    if sources and tokenizer and meta_model:
         with problems.caught():
-            data = open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
+            data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
+            data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
             if recipe_name is not None:
+                problems += check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()

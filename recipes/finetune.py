@@ -30,7 +30,7 @@ def main() -> None:
     from kit import preflight
     from kit.checkpoint.load import load_checkpoint
     from kit.checkpoint.save import Saver
-    from kit.data.open import evaluation_is_due, pad_id
+    from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.export.final import model_card, save_final
     from kit.failures.guard import Guard
@@ -44,7 +44,7 @@ def main() -> None:
     from kit.train.objective import SupervisedLoss
     from kit.train.optim import build_optimizer
     from kit.train.replicas import ReplicaCheck
-    from kit.train.schedule import learning_rate
+    from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite, seed_everything, settle_strategy, train_step
 
     # --- check: every problem at once, before any weight is read
@@ -86,12 +86,11 @@ def main() -> None:
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = SupervisedLoss(data.names)
-    schedule = (recipe.peak_learning_rate, recipe.warmup_steps, recipe.lr_scheduler_type)
     stop = StopRequest(accelerator)
 
     def evaluate_after(done: int) -> bool | None:
         """Evaluate if it is due. Returns whether the loss is the lowest so far; None if a signal stopped it."""
-        if data.evaluation is None or not evaluation_is_due(recipe, total_steps, done):
+        if data.evaluation is None or not evaluation_is_due(recipe, data, done):
             return False
         guard.at(phases.EVALUATING, done)
         try:
@@ -99,12 +98,12 @@ def main() -> None:
         except Stopped:
             return None
         log.evaluation(done, evaluation)
-        return state.end_evaluation(done, evaluation.metrics)
+        return state.end_evaluation(done, evaluation.metrics, recipe.early_stopping_threshold)
 
     first = state.step
     # Also after a resume: a signal may have stopped the evaluation of the last step.
     stopped = state.evaluated_step != first and evaluate_after(first) is None
-    for step in range(first, first if stopped else total_steps):
+    for step in range(first, first if stopped or state.why_early(recipe) else total_steps):
         done = step + 1
         guard.at(phases.READING, done)
         batch = feed.take(step)
@@ -112,7 +111,7 @@ def main() -> None:
         if step == first:
             settle_strategy(prepared, batch)
         seed_everything(recipe.seed, step, prepared.ranks.index)
-        rate = learning_rate(step, total_steps, *schedule)
+        rate = learning_rate(recipe, step, total_steps)
         # If the last save failed, stop: the save that follows raises the error on all ranks.
         must_stop, check = stop.is_made or saver.has_failed, partial(check_replicas, done)
         # forward, backward, clip, update: kit/train/step.py
@@ -125,21 +124,21 @@ def main() -> None:
         stopped = result.stop and not last
         is_best = False if stopped else evaluate_after(done)
         stopped = stopped or is_best is None
-        is_due = recipe.save_steps and done % recipe.save_steps == 0
-        if last or stopped or is_due or (is_best and recipe.keep_best):
+        last = last or bool(state.why_early(recipe))
+        if last or stopped or save_is_due(recipe, data, done) or (is_best and recipe.keep_best):
             guard.at(phases.SAVING, done)
             state.feed = feed.state()
             saver.save(prepared.model, prepared.optimizer, state.record())
-        if stopped:
+        if last or stopped:
             break
 
     # --- end: write the final model; after a signal there is the checkpoint, from which the same command continues
     saver.wait()
     if not stopped:
         guard.at(phases.WRITING_FINAL)
-        card = model_card(recipe, prepared.strategy, state.last_evaluation, total_steps)
+        card = model_card(recipe, prepared.strategy, state.last_evaluation, state.step)
         save_final(prepared, tokenizer, folder.final, card, config.dtype)
-    folder.end(state.step, stopped)
+    folder.end(state.step, stopped, state.why_early(recipe))
     log.end(stopped, feed.closing_notes())
     write_report_at_end(folder.path)
     if stopped:

@@ -70,9 +70,11 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
 
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
     is_checkpoint = os.path.isfile(target / MANIFEST)
-    if target.name == "final" and os.path.isfile(target.parent / "run.json") and recipe.chat_template is None:
-        trained, _ = read_run(target.parent / "run.json")  # the template that it was trained with
-        recipe = recipe.model_copy(update={"chat_template": trained.chat_template})
+    if target.name == "final" and os.path.isfile(target.parent / "run.json"):
+        trained, _ = read_run(target.parent / "run.json")
+        opened = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}  # it has them itself
+        opened["chat_template"] = recipe.chat_template or trained.chat_template  # that it was trained with
+        recipe = recipe.model_copy(update=opened)
     adapted = "qlora" if recipe.method == "qlora" else "lora"
     if not is_checkpoint and not os.path.isfile(target / "adapter_config.json"):
         return recipe.model_copy(update={"method": adapted if recipe.adapter_name_or_path else "full"}), None

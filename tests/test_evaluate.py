@@ -16,8 +16,9 @@ from kit.data.feed.ranks import Ranks
 from kit.data.open import open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate
-from kit.model.load import build_model, open_config, open_tokenizer
+from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
@@ -102,7 +103,7 @@ def by_hand(setting, num):
 @pytest.mark.parametrize("batch", [1, 4, 100])
 def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run, batch):
     total, count = by_hand(setting, 61)
-    _, (result,) = run(per_device_train_batch_size=batch)
+    _, (result,) = run(per_device_eval_batch_size=batch)
     assert result.metrics["eval_tokens"] == count
     assert result.metrics["eval_loss"] == pytest.approx(total / count, rel=1e-6)
     assert result.metrics["eval_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
@@ -112,10 +113,23 @@ def test_the_loss_is_the_mean_over_all_supervised_tokens(setting, run, batch):
 @pytest.mark.parametrize(("processes", "num", "batch"), [(2, 61, 4), (3, 61, 2), (3, 2, 4), (4, 1, 1), (3, 7, 2)])
 def test_each_sample_counts_once_on_any_number_of_ranks(setting, run, processes, num, batch):
     total, count = by_hand(setting, num)
-    ranks, _ = run(processes, num, per_device_train_batch_size=batch)
+    ranks, _ = run(processes, num, per_device_eval_batch_size=batch)
     (loss_sum,), _, (tokens,) = sum(ranks.total).tolist()
     assert tokens == count
     assert loss_sum == pytest.approx(total, rel=1e-6)
+
+
+def test_the_batch_size_of_evaluations_is_that_of_training_unless_it_is_given(run, setting):
+    seen = []
+    handle = setting.model.register_forward_pre_hook(
+        lambda module, args, inputs: seen.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    try:
+        run(num=6, per_device_train_batch_size=2)
+        run(num=6, per_device_train_batch_size=2, per_device_eval_batch_size=3)
+    finally:
+        handle.remove()
+    assert seen == [2, 2, 2, 3, 3]
 
 
 def test_it_measures_without_dropout_and_leaves_training_as_it_was(setting, run):
@@ -184,7 +198,7 @@ def knowing(setting):
 def test_exact_match_is_the_share_of_right_answers(run, knowing, processes, batch):
     model = knowing(wrong={0, 3, 7, 31, 59})
     ranks, results = run(
-        processes, model=model, predict_with_generate=True, per_device_train_batch_size=batch, max_new_tokens=500
+        processes, model=model, predict_with_generate=True, per_device_eval_batch_size=batch, max_new_tokens=500
     )
     right = sum(total.item() for total in ranks.total if total.ndim == 0)
     assert right == 61 - 5
@@ -200,13 +214,13 @@ def test_an_answer_cut_off_is_wrong(run, knowing):
 def test_every_rank_generates_equally_often(run, knowing):
     """Where weights are sharded each call gathers them: a rank that calls less often lets the others wait for ever."""
     for processes, num, batch in [(3, 7, 2), (4, 1, 3), (2, 61, 4)]:
-        ranks, _ = run(processes, num, knowing(()), predict_with_generate=True, per_device_train_batch_size=batch)
+        ranks, _ = run(processes, num, knowing(()), predict_with_generate=True, per_device_eval_batch_size=batch)
         assert len(ranks.calls) == processes
         assert len(set(ranks.calls.values())) == 1
 
 
 def test_the_first_few_samples_are_shown_with_their_texts(setting, run, knowing):
-    _, (result,) = run(model=knowing(wrong={1}), predict_with_generate=True, per_device_train_batch_size=3)
+    _, (result,) = run(model=knowing(wrong={1}), predict_with_generate=True, per_device_eval_batch_size=3)
     assert [answer.exact for answer in result.answers] == [True, False, True]
     for i, answer in enumerate(result.answers):
         prompt, reference = prompt_and_reference(setting.samples, i)
@@ -222,7 +236,7 @@ def test_padding_does_not_change_greedy_answers(setting, run, monkeypatch):
     monkeypatch.setattr(evaluate_module, "NUM_SHOWN", 24)
     answers = {}
     for batch in (1, 5, 24):
-        _, (result,) = run(num=24, predict_with_generate=True, per_device_train_batch_size=batch, max_new_tokens=12)
+        _, (result,) = run(num=24, predict_with_generate=True, per_device_eval_batch_size=batch, max_new_tokens=12)
         answers[batch] = [answer.text for answer in result.answers]
     assert len(set(answers[1])) > 12  # the prompt matters
     assert answers[5] == answers[1] and answers[24] == answers[1]

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from kit import preflight
 from kit.config.recipe import Recipe
@@ -116,3 +117,29 @@ def test_a_dry_run_says_of_the_data_what_the_run_says(finetune, fp32):
     for flag in ("packing", "streaming"):
         dry = finetune(flag, config=fp32["single"], dry_run=True, **{flag: True})
         assert len(notes(dry)) == 1 and notes(dry)[0].startswith(flag), dry.output
+
+
+def test_a_template_gets_the_tokens_that_it_needs(recipe):
+    with pytest.raises(UserError) as caught:
+        preflight.check(recipe(chat_template="phi4"))
+    assert "--new_tokens '<|im_sep|>'" in str(caught.value)
+    checked = preflight.check(recipe(chat_template="phi4", new_tokens="<|im_sep|>"))
+    assert checked.vocab_size == 321 == len(checked.tokenizer)
+    assert any(
+        "new tokens: <|im_sep|> (320); embeddings grow from 320 to 321 rows" in note for note in checked.data.notes
+    )
+    # 320 is in every sample: the tokenizer of the base would split it
+    assert all(320 in checked.data.train[i][0] for i in range(5))
+
+
+@pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 2}])
+def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, model_folder, tmp_path, streaming):
+    base = shutil.copytree(model_folder, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"][:3] = 0
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    flags = {"model_name_or_path": str(base), **streaming}
+    assert wrong(recipe(**flags), SINGLE, "mine") == ["trainable_tokens"]
+    assert preflight.check(recipe(**flags))  # scores or shows samples, and trains nothing
+    assert preflight.check(recipe(**flags, trainable_tokens="<|im_end|>"), SINGLE, "mine")
+    assert preflight.check(recipe(**flags, method="full"), SINGLE, "mine")

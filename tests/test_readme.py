@@ -45,7 +45,9 @@ def test_every_command_parses(command):
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    install_and_test = next(line for line in PAGES[0].read_text().splitlines() if line.endswith("python -m pytest"))
+    install_and_test = next(
+        line for line in PAGES[0].read_text().splitlines() if line.endswith("python -m pytest -n auto")
+    )
     for part in install_and_test.split(" && "):
         assert part in (ROOT / ".ci/run").read_text()
 

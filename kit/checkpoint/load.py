@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: collect them for a save, and load them, under any strategy.
 
 The strategy of the run that loads a checkpoint may differ from that of the run that saved it. A checkpoint holds what
-training changes: trainable weights and optimiser state. Tensors are stored as safetensors, which every rank writes
-through torch's distributed checkpoint; all else is JSON. Nothing is pickled.
+training may change: trainable weights, persistent buffers and optimiser state. Tensors are stored as safetensors, which
+every rank writes through torch's distributed checkpoint; all else is JSON. Nothing is pickled.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from kit.checkpoint.manifest import STATE, read_state
 from kit.errors import Problem, UserError
-from kit.strategy.weights import trainable_only
+from kit.strategy.weights import changing_only
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
@@ -74,7 +74,7 @@ def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
     state = get_model_state_dict(model, options=StateDictOptions(strict=False, ignore_frozen_params=True))
     tensors = {
         f"model.{name}": torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
-        for name, tensor in trainable_only(model, state).items()
+        for name, tensor in changing_only(model, state).items()
     }
     _read_tensors(path, tensors, prefix="model.")
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
@@ -101,9 +101,9 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = ""
 
 
 def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """State of trainable weights and of the optimiser, by plain parameter names; sharded if the model is."""
+    """State of trainable weights, buffers and the optimiser, by plain parameter names; sharded if the model is."""
     model_state, optimizer_state = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
-    return trainable_only(model, model_state), optimizer_state
+    return changing_only(model, model_state), optimizer_state
 
 
 def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -115,7 +115,7 @@ def collect(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, torch.Ten
     """
     if not optimizer.state:  # without a state torch would run an optimiser step to create one
         state = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
-        return {f"model.{name}": tensor for name, tensor in trainable_only(model, state).items()}, {}
+        return {f"model.{name}": tensor for name, tensor in changing_only(model, state).items()}, {}
     return _collect_all(model, optimizer)
 
 

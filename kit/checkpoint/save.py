@@ -2,8 +2,9 @@
 
 A save has these steps:
 
-1. Every rank copies its state. Only this pauses the training loop.
-2. In the background, every rank writes its files to a staging folder and syncs them.
+1. Every rank copies its state to CPU memory, into buffers that it keeps for the next save. Only this pauses the
+   training loop.
+2. In the background, every rank writes its file to a staging folder and syncs it.
 3. Every rank hashes its share of all files.
 4. Rank 0 writes the manifest, renames the staging folder, and syncs the folder.
 5. Rank 0 deletes older checkpoints.
@@ -21,14 +22,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import CheckpointException
 
 from kit import durable
 from kit.checkpoint.load import alone, collect
 from kit.checkpoint.manifest import FORMAT, MANIFEST, STATE, delete, describe_file, digest_of, list_checkpoints, name_of
+from kit.checkpoint.tensor_files import TensorWriter
 from kit.console import say
 from kit.errors import Problem, UserError, out_of_memory
 from kit.strategy.rendezvous import PATIENCE
+from kit.strategy.weights import is_sharded, own_part
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -66,6 +69,7 @@ class Saver:
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
+        self._buffers: dict[str, torch.Tensor] = {}  # in CPU memory, kept from the first save on
         self._step = 0
 
     def save(self, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
@@ -84,21 +88,33 @@ class Saver:
         staging = self._folder / f".{target.name}.partial"
         best_step = state["best"].get("step") if self._keep_best else None
         tensors, scalars = collect(model, optimizer)
-        options: dict[str, Any] = {"process_group": self._group, "no_dist": alone()}
-        options["storage_writer"] = HuggingFaceStorageWriter(str(staging), save_distributed=True)
+        tensors = _share_of(tensors, self._rank, self._world)
+        device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
+        copies = self._copy(tensors) if self._in_background else None
+        writer = TensorWriter(staging, copies)
         state = {**state, "optimizer_scalars": scalars}
-        if self._in_background:
-            copied: Any = dcp.async_save(tensors, **options)  # returns after copying
-            self._saving = self._thread.submit(self._complete, copied, staging, target, state, best_step)
-            return
-        written: Future[Any] = Future()
-        try:
-            self._on_work(f"writing the checkpoint of step {self._step}")
-            written.set_result(dcp.save(tensors, **options))
-        except (CheckpointException, OSError) as error:
-            written.set_exception(error)
-        self._saving = self._thread.submit(self._complete, written, staging, target, state, best_step)
-        self.wait()
+        self._saving = self._thread.submit(self._complete, tensors, writer, device, staging, target, state, best_step)
+        if not self._in_background:
+            self.wait()
+
+    @torch.no_grad()
+    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy this rank's part of each tensor to CPU memory. Returns when all is copied.
+
+        torch has stagers too. They allocate anew at each save, or cannot copy the shards of FSDP1, or round pinned
+        memory up to a power of two.
+        """
+        for name, tensor in tensors.items():
+            part = own_part(tensor)
+            if name not in self._buffers:
+                buffer = torch.empty(part.shape, dtype=part.dtype)
+                if part.is_cuda and buffer.nbytes:  # pinned in place; if that fails, the copy is only slower
+                    torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
+                self._buffers[name] = buffer
+            self._buffers[name].copy_(part, non_blocking=True)
+        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            torch.accelerator.synchronize()
+        return self._buffers
 
     @property
     def has_failed(self) -> bool:
@@ -135,10 +151,21 @@ class Saver:
             wait([self._saving], seconds)
 
     def _complete(
-        self, written: Future[Any], staging: Path, target: Path, state: dict[str, Any], best_step: int | None
+        self,
+        tensors: dict[str, torch.Tensor],
+        writer: TensorWriter,
+        device: torch.device | None,
+        staging: Path,
+        target: Path,
+        state: dict[str, Any],
+        best_step: int | None,
     ) -> None:
+        """Write the checkpoint. Runs in a thread of its own; ``device``: the GPU of this rank, None without one."""
+        if device is not None:  # a new thread would begin on GPU 0 and take memory there, whatever the rank
+            torch.accelerator.set_device_index(device)
         self._on_work(f"writing the checkpoint of step {state['step']}")
-        written.result()  # waits for all ranks; raises on all ranks if one failed
+        # Waits for all ranks; raises on all ranks if one failed.
+        dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
 
         def describe_share() -> tuple[list[str], dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
@@ -195,6 +222,22 @@ class Saver:
                     delete(old)
                 except OSError as error:
                     say(f"warning: {old} cannot be deleted ({error.strerror})")
+
+
+def _share_of(tensors: dict[str, torch.Tensor], rank: int, world: int) -> dict[str, torch.Tensor]:
+    """The sharded tensors, and this rank's share of those that every rank holds whole: each is written once.
+
+    torch would choose the writer of a whole tensor only after all ranks have copied it.
+    """
+    share, loads = {}, [0] * world  # bytes
+    for name, tensor in tensors.items():
+        if not is_sharded(tensor):
+            writer = loads.index(min(loads))
+            loads[writer] += tensor.numel() * tensor.element_size()
+            if writer != rank:
+                continue
+        share[name] = tensor
+    return share
 
 
 def _cause(error: BaseException) -> tuple[str, BaseException]:

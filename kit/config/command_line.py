@@ -7,6 +7,7 @@ Promises: whatever the user typed, there is no traceback, and all problems are r
 """
 
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,7 +67,8 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
             in_doubt = set(Recipe.model_fields) - set(flags)
     if "dataset" in flags and "eval_dataset" in values and "eval_dataset" not in flags:
         # The recipe's evaluation settings are for its own data set, which ``--dataset`` replaces.
-        of_recipe = {"eval_dataset", "eval_on_start", "eval_steps", "predict_with_generate", "max_eval_samples"}
+        of_recipe = {"eval_dataset", "eval_on_start", "eval_strategy", "eval_steps", "predict_with_generate"}
+        of_recipe |= {"max_eval_samples", "early_stopping_patience", "early_stopping_threshold"}
         for key in {"eval_dataset"} if "eval_split_size" in flags else of_recipe:
             values.pop(key, None)
     values |= flags
@@ -134,7 +136,8 @@ def print_help() -> NoReturn:
             lines += ["", group]
         unit = f" [{extra['unit']}]" if extra["unit"] else ""
         default = "required" if info.is_required() else f"default: {_shown_default(info.default)}"
-        lines += [f"  --{name} <{expected(info)}>{unit}  ({default})", f"      {info.description}"]
+        flag = f"  --{name} <{expected(info)}>{unit}  ({default})"
+        lines += [*textwrap.wrap(flag, 120, subsequent_indent=" " * 8), f"      {info.description}"]
     show("\n".join(lines))
     sys.exit(0)
 

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from kit.config.recipe import DatasetEntry, Recipe
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.recipe import Recipe
 
 
 class Conflict(NamedTuple):
@@ -42,7 +43,9 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
         conflicts.append(
             Conflict(("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two")
         )
-    needing_data = [name for name in ("eval_steps", "eval_on_start", "predict_with_generate") if getattr(recipe, name)]
+    conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
+    wants_evaluation = "eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience".split()
+    needing_data = [name for name in wants_evaluation if getattr(recipe, name) not in (0, None, "no")]
     if needing_data and not recipe.has_evaluation:
         conflicts.append(
             Conflict(
@@ -51,6 +54,14 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
                 "set eval_dataset or eval_split_size",
             )
         )
+    if recipe.early_stopping_patience and not recipe.eval_steps and recipe.eval_strategy != "epoch":
+        found = "given without an evaluation before the end"
+        fix = "set eval_steps, or eval_strategy epoch"
+        conflicts.append(Conflict(("early_stopping_patience", "eval_steps", "eval_strategy"), found, fix))
+    if recipe.early_stopping_threshold and not recipe.early_stopping_patience:
+        fix = "set early_stopping_patience too"
+        found = "given without early_stopping_patience"
+        conflicts.append(Conflict(("early_stopping_threshold", "early_stopping_patience"), found, fix))
     if recipe.adapter_name_or_path and recipe.method == "full":
         conflicts.append(
             Conflict(
@@ -59,6 +70,18 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
                 "use --method lora, or merge it first",
             )
         )
+    if recipe.freeze and recipe.train_only:
+        conflicts.append(Conflict(("train_only", "freeze"), "given together with freeze", "keep one of the two"))
+    for name in ("freeze", "train_only"):
+        if getattr(recipe, name) and recipe.method != "full":
+            fix = "leave it out: adapters freeze the whole model; or use --method full"
+            conflicts.append(Conflict((name, "method"), f"given with method {recipe.method}", fix))
+    for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
+        if recipe.adapter_name_or_path and getattr(recipe, name):
+            found = "given with adapter_name_or_path: what that adapter trains is kept"
+            conflicts.append(
+                Conflict((name, "adapter_name_or_path"), found, "leave one out, or merge the adapter first")
+            )
     if recipe.use_dora and recipe.method == "qlora":
         conflicts.append(
             Conflict(("use_dora", "method"), "given with method qlora", "use --method lora, or drop use_dora")
@@ -83,11 +106,51 @@ def _conflicts_of_entries(flag: str, entries: list[DatasetEntry]) -> list[Confli
     return conflicts
 
 
+def _conflicts_of_strategies(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of ``eval_strategy`` and ``save_strategy`` with the numbers of steps."""
+    conflicts = []
+    for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
+        kind, num_steps = getattr(recipe, strategy), getattr(recipe, steps)
+        if kind == "steps" and not num_steps:
+            conflicts.append(Conflict((strategy, steps), f"steps without {steps}", f"set {steps}"))
+        if kind in ("no", "epoch") and num_steps:
+            fix = f"set {steps} to 0, or leave {strategy} out"
+            conflicts.append(Conflict((strategy, steps), f"{kind}, with {steps} {num_steps}", fix))
+    return conflicts
+
+
+def _conflicts_of_schedule(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of ``lr_scheduler_type`` with the settings that only some shapes have."""
+    conflicts = []
+    kind = recipe.lr_scheduler_type
+    if recipe.min_lr_rate is None and kind == "cosine_with_min_lr":
+        fix = "set min_lr_rate, such as 0.1: the rate then falls to a tenth of learning_rate"
+        conflicts.append(Conflict(("lr_scheduler_type", "min_lr_rate"), f"{kind} without min_lr_rate", fix))
+    if recipe.lr_decay_steps is None and kind == "warmup_stable_decay":
+        fix = "set lr_decay_steps, such as 0.1: the rate then falls in the last tenth of all steps"
+        conflicts.append(Conflict(("lr_scheduler_type", "lr_decay_steps"), f"{kind} without lr_decay_steps", fix))
+    for name, kinds in (
+        ("min_lr_rate", ("cosine_with_min_lr", "warmup_stable_decay")),
+        ("lr_decay_steps", ("warmup_stable_decay",)),
+    ):
+        if getattr(recipe, name) is not None and kind not in kinds:
+            fix = f"leave it out, or use lr_scheduler_type {' or '.join(kinds)}"
+            conflicts.append(Conflict((name, "lr_scheduler_type"), f"given with lr_scheduler_type {kind}", fix))
+    return conflicts
+
+
 def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     conflicts = []
     if recipe.max_steps is None:
         fix = "a stream has no known end: give max_steps"
         conflicts.append(Conflict(("streaming", "max_steps"), "without max_steps", fix))
+    if recipe.max_train_samples:
+        fix = "give max_steps only: a run reads no more of a stream than its steps need"
+        conflicts.append(Conflict(("streaming", "max_train_samples"), "with max_train_samples", fix))
+    for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
+        if getattr(recipe, strategy) == "epoch":
+            fix = f"a stream's epochs have no known end: set {steps}"
+            conflicts.append(Conflict(("streaming", strategy), f"with {strategy} epoch", fix))
     if recipe.eval_split_size:
         fix = "give an eval_dataset: nothing can be held out of a stream"
         conflicts.append(Conflict(("streaming", "eval_split_size"), "with eval_split_size", fix))

@@ -1,5 +1,8 @@
 """How a setting is declared: one field gives the YAML key, the flag, the help and the validation."""
 
+import os
+import re
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -65,9 +68,30 @@ def module_names(value: Any) -> Any:
     return value if value == "all-linear" else comma_separated(value)
 
 
-def share_or_count(value: float) -> float:
+TOKENS = "tokens separated by commas, or a file with one token a line,"
+
+
+def token_list(value: Any) -> Any:
+    """Read a list of tokens: from a file with one a line if ``value`` names one; else they are separated by commas.
+
+    Raises ``ValueError`` if ``value`` looks like the name of a file and there is none, or if the file cannot be read.
+    """
+    if not isinstance(value, str):
+        return value
+    if os.path.isfile(value):
+        try:
+            lines = Path(value).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ValueError from error
+        return [line.strip() for line in lines if line.strip()]
+    if re.fullmatch(r"[^<>\[\]{}|,]+\.\w{1,5}", value.strip()):
+        raise ValueError
+    return comma_separated(value)
+
+
+def share_or_count(value: float | None) -> float | None:
     """Validate a number that is a share below 1, and a count from 1 on. Raises ``ValueError`` for a count of 1.5."""
-    if value >= 1 and value % 1:
+    if value is not None and value >= 1 and value % 1:
         raise ValueError
     return value
 

@@ -3,41 +3,38 @@
 ``Recipe`` has the settings of a run, ``Launch`` the settings that only the command line has. Plain Python and pydantic.
 """
 
-import os
-import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import (
     SHARE_OR_COUNT,
     STRICT,
+    TOKENS,
     column_mapping,
     comma_separated,
     dataset_entries,
     module_names,
     option,
     share_or_count,
+    token_list,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"
-DATA_SUFFIXES = tuple(
-    f".{kind}{packed}"
-    for kind in "jsonl ndjson json csv tsv parquet arrow zip tar tgz tbz2 txz tzst".split()
-    for packed in ("", ".gz", ".bz2", ".xz", ".zst")
-)
 # The settings that identify a run: if one of them changes, it is another run. All others may change between two starts
 # of a run: output, logging, evaluation, micro-batch size, topology, and the number of steps.
 IDENTITY = """
-model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora
-use_dora adapter_name_or_path dataset_columns mixing streaming shuffle_buffer_size chat_template train_on max_length
-excess_length_strategy packing global_batch_size optim learning_rate
-lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
+model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
+lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path dataset_columns
+max_train_samples mixing streaming shuffle_buffer_size chat_template train_on max_length excess_length_strategy packing
+global_batch_size optim learning_rate lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1
+adam_beta2 adam_epsilon max_grad_norm seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -50,45 +47,8 @@ _output = partial(option, "Output and checkpoints")
 _process = partial(option, "Process")
 
 
-class DatasetEntry(BaseModel):
-    """One entry of a list of data sets in a recipe."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
-
-    path: str = _data(..., "file, glob, folder or hub id", min_length=1)
-    name: str = _data("", "in metrics and tables; default: the file's stem, or the hub id")
-    config: str | None = _data(None, "config of a hub id")
-    split: str | None = _data(None, "split of a hub id or a folder with splits")
-    columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
-        None, "names of columns", expected="theirs=ours, separated by commas, each of theirs once"
-    )
-    weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
-
-    def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
-        """Return this entry with the recipe's settings for those that it does not set itself."""
-        values = {
-            "name": self.name or self._default_name(),
-            "config": self.config or config,
-            "split": self.split or split,
-            "columns": columns if self.columns is None else self.columns,
-        }
-        return self.model_copy(update=values)
-
-    def _default_name(self) -> str:
-        """The stem of a file, the first part of a pattern, the name of a folder, or a hub id as it is."""
-        path = Path(os.path.abspath(os.path.expanduser(self.path)))
-        beginning = re.split(r"[*?\[]", path.name)[0]
-        is_pattern = beginning != path.name
-        is_stem = is_pattern or path.name.lower().endswith(DATA_SUFFIXES)
-        word = beginning.strip("-_.").split(".")[0] if is_stem else ""
-        if not word and (is_pattern or os.path.isdir(path)):
-            while re.search(r"[*?\[]", path.name):
-                path = path.parent
-            word = path.name
-        return word or self.path
-
-
 _Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
+_Patterns = Annotated[list[str], Field(min_length=1)]
 _ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
 
 
@@ -100,6 +60,9 @@ class Recipe(BaseModel):
     model_name_or_path: str = _model(..., "local folder or hub id of a causal language model (safetensors)")
     model_revision: str | None = _model(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _model(False, "run Python code that comes with the model; read it first")
+    new_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _model(
+        None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
+    )
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
         "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa"
     )
@@ -114,8 +77,20 @@ class Recipe(BaseModel):
     lora_target_modules: Annotated[
         Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
     ] = _method("all-linear", "all-linear (all but the head), or module names separated by commas")
+    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _method(
+        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
+    )
+    trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _method(
+        None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
+    )
     use_rslora: bool = _method(False, "rank-stabilised scaling")
     use_dora: bool = _method(False, "weight-decomposed adapters")
+    freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _method(
+        None, "of full: patterns of parameters that do not train, as model.embed_tokens*, separated by commas"
+    )
+    train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _method(
+        None, "of full: patterns of the only parameters that train, as model.layers.3[01].*, separated by commas"
+    )
     adapter_name_or_path: str | None = _method(None, "go on training this adapter; its own shape is kept")
 
     dataset: _Entries = _data(..., "file, glob, folder or hub id; several with weights as a list", expected=_ENTRIES)
@@ -138,6 +113,9 @@ class Recipe(BaseModel):
         "truncate", "of samples longer than max_length: cut the end off, leave out, stop, or (text only) cut in pieces"
     )
     packing: bool = _data(False, "several samples in a row of max_length tokens, none of which sees another")
+    max_train_samples: int | None = _data(
+        None, "train on the first so many only; of several data sets, spread over all", "samples", ge=1
+    )
     dataset_num_proc: int | None = _data(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
     global_batch_size: int = _optim(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
@@ -150,7 +128,25 @@ class Recipe(BaseModel):
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
     learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = _optim("cosine", "shape after the warm-up")
+    lr_scheduler_type: Literal[
+        "constant",
+        "constant_with_warmup",
+        "linear",
+        "cosine",
+        "cosine_with_min_lr",
+        "inverse_sqrt",
+        "warmup_stable_decay",
+    ] = _optim("cosine", "shape after the warm-up, which each of them has; warmup_stable_decay ends with a cosine")
+    min_lr_rate: float | None = _optim(
+        None, "of cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
+    )
+    lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _optim(
+        None,
+        "of warmup_stable_decay: its last part; below 1 a share of all steps",
+        "steps",
+        gt=0,
+        expected=SHARE_OR_COUNT,
+    )
     warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _optim(
         0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
     )
@@ -158,6 +154,10 @@ class Recipe(BaseModel):
     adam_beta1: float = _optim(0.9, "decay of the first moment", ge=0, lt=1)
     adam_beta2: float = _optim(0.999, "decay of the second moment", ge=0, lt=1)
     adam_epsilon: float = _optim(1e-8, "added to the denominator", gt=0)
+    sync_each_batch: bool | None = _optim(
+        None,
+        "reduce gradients after each micro-batch; default: with FSDP (else 4 bytes a parameter more), not with DDP",
+    )
     max_grad_norm: float = _optim(1.0, "clip the global gradient norm at this; 0 does not clip", ge=0)
 
     eval_dataset: _Entries | None = _eval(None, "like dataset; default: a seeded split of it", expected=_ENTRIES)
@@ -167,13 +167,28 @@ class Recipe(BaseModel):
         0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=SHARE_OR_COUNT
     )
     max_eval_samples: int | None = _eval(None, "evaluate on the first so many only", "samples", ge=1)
+    per_device_eval_batch_size: int | None = _eval(
+        None, "samples per evaluation micro-batch; default: per_device_train_batch_size", "samples", ge=1
+    )
+    eval_strategy: Literal["no", "steps", "epoch"] | None = _eval(
+        None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
+    )
     eval_steps: int = _eval(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _eval(False, "evaluate before the first step too")
+    early_stopping_patience: int | None = _eval(
+        None, "end the run after so many evaluations in a row without a lower eval_loss", "evaluations", ge=1
+    )
+    early_stopping_threshold: float = _eval(
+        0.0, "eval_loss must be lower than the lowest so far by more than this", ge=0
+    )
     predict_with_generate: bool = _eval(False, "also answer each evaluation prompt greedily and report exact match")
     max_new_tokens: int = _eval(128, "longest generated answer", "tokens", ge=1)
 
     output_dir: str | None = _output(None, "folder of the run; default: runs/<recipe>-<config>")
     overwrite_output_dir: bool = _output(False, "delete what an earlier run left in output_dir")
+    save_strategy: Literal["no", "steps", "epoch"] | None = _output(
+        None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
+    )
     save_steps: int = _output(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _output(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _output(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
@@ -185,6 +200,8 @@ class Recipe(BaseModel):
     report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(comma_separated)] = _output(
         [], "trackers, separated by commas: tensorboard, wandb, trackio"
     )
+    run_name: str | None = _output(None, "name of the run in wandb and trackio; default: theirs")
+    project: str = _output("kit", "project in wandb and trackio")
 
     max_nonfinite_steps: int = _process(
         0, "steps in a row with a loss or gradient that is not finite to skip; one more stops the run", "steps", ge=0
@@ -196,6 +213,9 @@ class Recipe(BaseModel):
         0, "compare weights and gradients of all processes every so many steps; 0: never", "steps", ge=0
     )
     seed: int = _process(42, "of data order, adapters and dropout", ge=0, lt=2**31)
+    tf32: bool | None = _process(
+        None, "round inputs of float32 products to TF32 on a GPU; default: only with mixed_precision bf16"
+    )
     deterministic: bool = _process(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     ddp_timeout: int = _process(1800, "give up on a rank that is silent for so long", "seconds", ge=10)
 
@@ -203,6 +223,11 @@ class Recipe(BaseModel):
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up; the default depends on the method."""
         return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
+
+    @property
+    def eval_batch_size(self) -> int:
+        """The number of samples in a micro-batch of an evaluation."""
+        return self.per_device_eval_batch_size or self.per_device_train_batch_size
 
     @property
     def datasets(self) -> list[DatasetEntry]:

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kit.config.conflicts import find_conflicts
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import choices, expected, is_optional
 from kit.config.other_kits import OTHER_KITS
-from kit.config.recipe import RECIPES, DatasetEntry, Launch, Recipe
+from kit.config.recipe import RECIPES, Launch, Recipe
 from kit.config.recipe_file import find_file, read_recipe_file
 from kit.errors import Problem, did_you_mean, raise_if
 from kit.secrets import redacted

@@ -7,6 +7,7 @@ Promises:
 - Evaluation samples that are also in the training data are counted, and the user is warned.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,9 @@ from kit.data.chat.template import resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import SPLIT, Mixture, Order, permutation
 from kit.data.feed.ranks import Ranks
-from kit.data.feed.stream import Stream, check_beginning
+from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.read.sources import open_source
-from kit.data.samples.rows import Encoder, Opened
+from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, duplicates
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError
@@ -43,6 +44,10 @@ class Data:
     def fingerprint(self) -> str:
         """Identifies the training data. Evaluation data are not in it: a run may continue with other ones."""
         return digest(self.train.fingerprint, self.order.quotas) if self.order.quotas else self.train.fingerprint
+
+    def whole_epochs_after(self, num_steps: int) -> int:
+        """Return how many epochs the first ``num_steps`` steps complete."""
+        return self.order.whole_epochs_after(num_steps)
 
     def total_steps(self, recipe: Recipe) -> int:
         """Return the optimiser steps of the whole run: ``max_steps``, else as many as the epochs need, rounded up."""
@@ -126,13 +131,14 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     evaluation = Samples([samples.stores[0] for samples in parts[True]]) if parts[True] else None
     training = [opened for opened in sources if not opened.is_evaluation]
     if recipe.streaming:
-        return Stream(training, encoder, vocab_size, _limited(evaluation, recipe, notes), template, notes)
+        return Stream(training, encoder, vocab_size, _limited_evaluation(evaluation, recipe, notes), template, notes)
     train = Samples([samples.stores[0] for samples in parts[False]])
     weights = [opened.entry.weight for opened in training]
     if recipe.eval_split_size:
         train, evaluation = _hold_out(train, recipe.eval_split_size, recipe.seed)
         notes.append(f"{len(evaluation)} samples held out for evaluation, {len(train)} left to train on")
-    evaluation = _limited(evaluation, recipe, notes)
+    train = _limited_training(train, recipe, notes)
+    evaluation = _limited_evaluation(evaluation, recipe, notes)
     notes += _leak_notes(train, evaluation)
     order = Order(
         train.lengths,
@@ -165,18 +171,37 @@ def _format_problems(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
     return problems
 
 
-def _limited(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
+def _limited_evaluation(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
     """Select ``max_eval_samples`` evaluation samples, and add a note that says which."""
-    if evaluation is None or recipe.max_eval_samples is None or recipe.max_eval_samples >= len(evaluation):
-        return evaluation
-    num, total = recipe.max_eval_samples, len(evaluation)
-    if len(evaluation.stores) > 1:
-        notes.append(f"evaluation on {num} of {total} samples, spread over all data sets")
+    return evaluation and _first(evaluation, recipe.max_eval_samples, "evaluation", notes)
+
+
+def _limited_training(train: Samples, recipe: Recipe, notes: list[str]) -> Samples:
+    """Select ``max_train_samples`` training samples, and add a note that says which.
+
+    Raises:
+        UserError: a data set would give none.
+    """
+    chosen = _first(train, recipe.max_train_samples, "training", notes)
+    for number in set(train.sources.tolist()) - set(chosen.sources.tolist()):
+        found = f"{recipe.max_train_samples} of {len(train)} samples takes none of {train.names[number]}"
+        fix = "raise it, or leave out that data set"
+        raise UserError(Problem("max_train_samples", found, "some of each data set to train on", fix))
+    return chosen
+
+
+def _first(samples: Samples, num: int | None, purpose: str, notes: list[str]) -> Samples:
+    """Select the first ``num`` samples; of several data sets, as many spread over all. Adds a note that says which."""
+    total = len(samples)
+    if num is None or num >= total:
+        return samples
+    if len(samples.stores) > 1:
+        notes.append(f"{purpose} on {num} of {total} samples, spread over all data sets")
         chosen = np.linspace(0, total - 1, num).round().astype(np.int64)
     else:
-        notes.append(f"evaluation on the first {num} of {total} samples")
+        notes.append(f"{purpose} on the first {num} of {total} samples")
         chosen = np.arange(num)
-    return evaluation.select(chosen, f"first {num}")
+    return samples.select(chosen, f"first {num}")
 
 
 def _check_ids(max_id: int, opened: Opened, vocab_size: int) -> None:
@@ -233,16 +258,28 @@ def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Sample
     return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
 
 
-def evaluation_is_due(recipe: Recipe, total_steps: int, step: int) -> bool:
-    """Return whether the recipe wants an evaluation after ``step`` steps; 0 is before the first step."""
-    if step in (0, total_steps):
-        return step > 0 or recipe.eval_on_start
-    return recipe.eval_steps > 0 and step % recipe.eval_steps == 0
-
-
 def pad_id(tokenizer: Any) -> int:
     """Return the id to pad with. Any id works, because padding is masked by position."""
     return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+
+
+def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:
+    """Return the special tokens that end answers: the last supervised token of at least one in a hundred samples.
+
+    Looks at a thousand samples, spread over the data, or at the first block of each stream.
+    """
+    if isinstance(data, Data):
+        pieces: list[Any] = [data.train]
+    else:
+        pieces = [first_piece(opened, data.encoder) for opened in data.opened]
+    ends: Counter[int] = Counter()
+    for piece in pieces:
+        num = len(piece.samples) if isinstance(piece, Piece) else len(piece)
+        for i in np.linspace(0, num - 1, min(num, 1000)).astype(np.int64).tolist():
+            ids, weights = piece[i]
+            ends[int(ids[np.flatnonzero(weights)[-1]])] += 1
+    special = tokenizer.added_tokens_decoder
+    return {id_ for id_, count in ends.items() if id_ in special and count >= 0.01 * ends.total()}
 
 
 def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]]:

@@ -17,8 +17,10 @@ import torch
 from kit.config.recipe import Recipe
 from kit.data.open import open_data, open_sources
 from kit.errors import UserError, raise_if
-from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.token_rows import num_rows
+from kit.model.tokenizer import open_tokenizer
 from kit.run.record import read_run
 
 # All logits of a model are kept in memory: at most 8 x 128 x vocabulary x 4 bytes.
@@ -68,7 +70,8 @@ def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | Non
     if read:
         read(model)
     title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"
-    answers = ask(model, sequences)
+    with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):  # as in training
+        answers = ask(model, sequences)
     del model
     gc.collect()  # the loss head refers to the model and back, so only the garbage collector frees it
     return Trained(answers, sequences, source, title)
@@ -79,7 +82,7 @@ def find_sequences(recipe: Recipe, run: Recipe) -> tuple[list[torch.Tensor], str
 
     They are the first evaluation samples of ``run``; if it has none that can be opened, random ids from a fixed seed.
     """
-    vocab_size = open_config(recipe).get_text_config().vocab_size
+    vocab_size = num_rows(build_meta_model(recipe, open_config(recipe)))
     if run.has_evaluation:
         with suppress(UserError):  # the data was moved, or is on another machine
             samples = open_data(run, open_sources(run), open_tokenizer(recipe), vocab_size).evaluation

@@ -20,12 +20,14 @@ from kit import durable
 from kit.config.recipe import Recipe
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, TrainingError, UserError, raise_if
+from kit.export.shards import write_weights
 from kit.model.adapter import attach_adapter
-from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.run.record import read_run
 from kit.strategy.topology import ActualStrategy
-from kit.strategy.weights import gather_trainable
+from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 from kit.train.loop_state import LoopState
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ Read = Callable[[Any], dict[str, torch.Tensor]]
 
 
 def save_final(prepared: "Prepared", tokenizer: Any, folder: Path, card: str, dtype: torch.dtype | None) -> None:
-    """Gather the weights and write ``folder`` as ``write_model`` does, under every strategy. Called by all ranks.
+    """Write ``folder`` as ``write_model`` does, under every strategy. Called by all ranks.
 
     ``folder`` is replaced by one rename. The arguments ``tokenizer``, ``card`` and ``dtype`` are those of
     ``write_model``.
@@ -45,11 +47,16 @@ def save_final(prepared: "Prepared", tokenizer: Any, folder: Path, card: str, dt
         TrainingError: on the main process, if the adapter has learned nothing.
     """
     accelerator, model = prepared.accelerator, prepared.model
-    state = gather_trainable(accelerator, model)
+    plain = accelerator.unwrap_model(model)
+    staging = folder.with_name(f".{folder.name}.partial")
     if accelerator.is_main_process:
-        staging = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(staging, ignore_errors=True)
-        write_model(staging, accelerator.unwrap_model(model), state, tokenizer, card, dtype)
+        staging.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    state = gather_trainable(accelerator, model) if hasattr(plain, "peft_config") else whole_state(model)
+    write_model(staging, plain, state, tokenizer, card, dtype)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
         durable.sync_tree(staging)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(staging, folder)
@@ -60,25 +67,32 @@ def save_final(prepared: "Prepared", tokenizer: Any, folder: Path, card: str, dt
 def write_model(
     folder: Path, model: Any, state: dict[str, torch.Tensor], tokenizer: Any, card: str, dtype: torch.dtype | None
 ) -> None:
-    """Fill ``folder`` with a full model, or with an adapter if ``model`` has one.
+    """Fill ``folder`` with a full model, or with an adapter if ``model`` has one. Called by all ranks.
 
     Args:
         model: decides what is written. If it has an adapter, its weights are not read, and it may be on meta.
-        state: full trainable tensors, by their names in ``model``.
+        state: by names in ``model``: of an adapter the whole trainable tensors, on the main process; of a full model
+            all parameters and persistent buffers, sharded if it is.
         card: text of the model card.
         dtype: dtype of a full model's weights; None: float32. Adapters stay in float32, in which they were trained.
 
     Raises:
         TrainingError: all second matrices (lora_B) of the adapter are zero, so nothing was trained.
     """
-    if hasattr(model, "peft_config"):
+    is_main = rank_and_world()[0] == 0
+    if not hasattr(model, "peft_config"):
+        if is_main:
+            _save_config(model, folder, dtype or torch.float32)
+        write_weights(folder, model, state, dtype or torch.float32)
+    elif is_main:
         _refuse_untrained(state)
-        _unwrapped_twin(model).save_pretrained(folder, state_dict=state)
-    else:
-        _save_full(model, state, folder, dtype or torch.float32)
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    _share_as_usual(folder)
+        # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
+        twin = _unwrapped_twin(model)
+        twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
+    if is_main:
+        tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        _share_as_usual(folder)
 
 
 def _share_as_usual(folder: Path) -> None:
@@ -92,11 +106,14 @@ def _share_as_usual(folder: Path) -> None:
             path.chmod(mode)
 
 
-def _save_full(model: Any, state: dict[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> None:
+def _save_config(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write all that ``save_pretrained`` writes besides weights."""
     config = model.config
     before = config.use_cache, config.dtype
-    config.use_cache, config.dtype = True, dtype
-    model.save_pretrained(folder, state_dict={name: tensor.to(dtype) for name, tensor in state.items()})
+    config.use_cache = True
+    model.save_pretrained(folder, state_dict={})
+    config.dtype = dtype  # `save_pretrained` has put that of the weights in training there
+    config.save_pretrained(folder)
     config.use_cache, config.dtype = before
 
 
@@ -107,6 +124,15 @@ def _unwrapped_twin(model: Any) -> Any:
     with torch.device("meta"):
         base = type(model.get_base_model())(model.get_base_model().config)
     return get_peft_model(base, copy.deepcopy(model.peft_config["default"]))
+
+
+def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Add the other names of tied parameters, which peft expects too."""
+    names: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    same = {name: state[first] for first, *others in names.values() if first in state for name in others}
+    return state | same
 
 
 def export_checkpoint(
@@ -135,9 +161,12 @@ def export_checkpoint(
     with _new_folder(output_dir) as folder:
         if recipe.method == "full":
             model = build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))
+            read(model)
+            tensors = whole_state(model)
         else:  # nothing of the base is written, so only its shapes are needed
             model = attach_adapter(model, recipe)
-        write_model(folder, model, read(model), tokenizer, card, getattr(torch, dtype) if dtype else config.dtype)
+            tensors = read(model)
+        write_model(folder, model, tensors, tokenizer, card, getattr(torch, dtype) if dtype else config.dtype)
 
 
 def merge_adapter(recipe: Recipe, read: Read | None, output_dir: Path, dtype: str) -> Any:
@@ -237,6 +266,14 @@ def model_card(recipe: Recipe, strategy: ActualStrategy, metrics: dict[str, floa
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     lines += [f"- {strategy.type} on {strategy.num_processes} process(es), mixed_precision {strategy.mixed_precision}"]
     lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
+    if recipe.new_tokens:
+        tokens = ", ".join(f"`{token}`" for token in recipe.new_tokens)
+        lines += [f"- new tokens: {tokens}"]
+        if not is_full:
+            resize = "base.resize_token_embeddings(len(tokenizer))"
+            lines += [
+                f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
+            ]
     load = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
     package = "transformers" if is_full else "peft"
     lines += [

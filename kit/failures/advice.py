@@ -79,7 +79,11 @@ def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list
         options.append(_set("attn_implementation", "auto", "nothing: faster, and no T x T matrices"))
     if recipe.async_save and shortage.is_saving and device.is_cpu and counts(held.to_save):
         options.append(_set("async_save", "false", "training waits for each save, which takes one copy less"))
-    if activations and recipe.per_device_train_batch_size > 1:
+    if recipe.sync_each_batch is False and held.sharded and counts(held.gradients):
+        options.append(_set("sync_each_batch", "true", "communication after each micro-batch"))
+    if activations and evaluating and recipe.eval_batch_size > 1:
+        options.append(_set("per_device_eval_batch_size", recipe.eval_batch_size // 2, "some speed of evaluations"))
+    if activations and not evaluating and recipe.per_device_train_batch_size > 1:
         batch_size = _smaller_batch(recipe, topology.num_processes)
         options.append(_set("per_device_train_batch_size", batch_size, "some speed; the same maths"))
     if phase is GENERATING:

@@ -8,7 +8,7 @@ import re
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import torch
 
 from kit.errors import causes, out_of_memory
 from kit.failures.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
-from kit.strategy.weights import keeps_gradients, own_shards
+from kit.strategy.weights import gathered_weights, keeps_gradients, own_shards
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -42,13 +42,14 @@ class Held:
     optimizer: int = 0  # optimiser state
     gradients_to_come: int = 0  # gradients that the failed step had still to allocate
     optimizer_to_come: int = 0  # optimiser state that the failed step had still to allocate
+    gathered: int = 0  # whole layers that FSDP has gathered for the pass that failed
     to_save: int = 0  # size of one copy of a checkpoint's tensors, whatever device the originals are on
     sharded: bool = False  # whether these are the shards of this rank only
 
     @property
     def total(self) -> int:
-        """Bytes of weights, gradients and optimiser state."""
-        return self.frozen + self.trainable + self.gradients + self.optimizer
+        """Bytes of weights, gradients, optimiser state and gathered layers."""
+        return self.frozen + self.trainable + self.gradients + self.optimizer + self.gathered
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Shortage:
         lost = f", and {size(device.unused)} lost between tensors" if device.unused else ""
         rest = ["what is being loaded"] if self.phase is LOADING else []
         if self.trains_here and self.phase is not LOADING:
-            rest += ["activations, logits, buffers"] + (["gathered layers"] if held.sharded else [])
+            rest += ["activations, logits, buffers"]
         rest += ["Python, libraries"] if device.is_cpu else []
         rest += ["a save in progress"] if device.is_cpu and self.is_saving else []
         to_come = (held.gradients_to_come, held.optimizer_to_come) if self.phase.mid_step else (0, 0)
@@ -104,6 +105,7 @@ class Shortage:
             ("  trainable weights", held.trainable, ""),
             ("  gradients", held.gradients, gradients),
             ("  optimiser state", held.optimizer, optimizer),
+            ("  gathered layers", held.gathered, ""),
             ("  the rest", max(0, device.peak - held.total), ", ".join(rest)),
         ]
         rows = [row for row in rows if row[1] or "to come" in row[2]]
@@ -135,7 +137,7 @@ def measure(
         module,
         asked=_bytes_in_message(cause, rf"(?:allocate|mmap) {_SIZE}"),
         device=device,
-        held=components(model, optimizer, device.is_cpu, "8bit" in recipe.optim),
+        held=_with_accumulated(components(model, optimizer, device.is_cpu, "8bit" in recipe.optim), model, recipe),
         rank=_rank(error),
         trains_here=device.is_cpu == (topology.device_type == "cpu"),
         is_saving=phase is SAVING or any(_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values()),
@@ -237,6 +239,7 @@ def components(
         own = [_own(tensor) for tensor in once.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in own if anywhere or is_here(tensor))
 
+    gathered = num_bytes(gathered_weights(model))
     shards = own_shards(model)
     parameters = list(model.parameters()) if shards is None else shards
     trainable = [p for p in parameters if p.requires_grad]
@@ -252,9 +255,18 @@ def components(
         optimizer=num_bytes(moments),
         gradients_to_come=num_bytes(trainable) - num_bytes(graded),
         optimizer_to_come=sum(_moments(p, in_8_bits) for p in stateless if is_here(p)),
+        gathered=gathered,
         to_save=num_bytes([*trainable, *moments], anywhere=True),
         sharded=shards is not None,
     )
+
+
+def _with_accumulated(held: Held, model: torch.nn.Module | None, recipe: "Recipe") -> Held:
+    """``held`` with the float32 gradients of the whole model that ``sync_each_batch`` false keeps under FSDP."""
+    if model is None or not held.sharded or recipe.sync_each_batch is not False:
+        return held
+    whole = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return replace(held, gradients=held.gradients + whole)
 
 
 @torch.no_grad()

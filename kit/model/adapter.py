@@ -9,16 +9,31 @@ from safetensors import SafetensorError, safe_open
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
+from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, first_line, open_adapter
+from kit.model.token_rows import beside_adapters, check_beside, num_rows
 
 
 def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
     """Freeze the base, and add new adapters or load those of ``adapter_name_or_path``.
 
-    With method ``full`` the model is returned unchanged.
+    With method ``full`` only the parts are frozen that the recipe names.
     """
     if recipe.method == "full":
+        freeze(model, recipe)
         return model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = _adapted(model, recipe)
+    for module in adapted.modules():
+        if isinstance(module, BaseTunerLayer):
+            # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
+            # autocast, weights and inputs have one dtype anyway.
+            module.cast_input_dtype_enabled = False  # type: ignore[assignment]
+    return adapted
+
+
+def _adapted(model: Any, recipe: Recipe) -> torch.nn.Module:
     from peft import LoraConfig, PeftModel, get_peft_model
 
     for parameter in model.parameters():
@@ -30,9 +45,9 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             folder = open_adapter(recipe.adapter_name_or_path)
-            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+            return _settled(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
     targets = recipe.lora_target_modules
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             task_type="CAUSAL_LM",
@@ -42,14 +57,29 @@ def attach_adapter(model: Any, recipe: Recipe) -> torch.nn.Module:
             target_modules=targets if isinstance(targets, str) else list(targets),
             use_rslora=recipe.use_rslora,
             use_dora=recipe.use_dora,
+            **beside_adapters(model, recipe),
         ),
     )
+    return _settled(adapted)
+
+
+def _settled(adapted: Any) -> torch.nn.Module:
+    """Convert the trainable weights to float32, since peft leaves rows and whole modules in the dtype of the base."""
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    config = adapted.peft_config["default"]
+    if config.modules_to_save or config.trainable_token_indices:
+        from kit.model.row_layers import improve
+
+        improve(adapted.get_base_model())
+    return adapted
 
 
 def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of the recipe, new or from files, fit the model. Does not change ``meta_model``."""
     if not recipe.adapter_name_or_path:
-        return _check_targets(recipe, meta_model)
+        return _check_targets(recipe, meta_model) + check_beside(recipe, meta_model)
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
 
     try:
@@ -70,6 +100,11 @@ def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
         return [Problem("adapter_name_or_path", found)]
     if kind != "LORA":
         return [Problem("adapter_name_or_path", f"{folder} holds a {kind} adapter", "a LoRA")]
+    rows = config.trainable_token_indices or []
+    last = max((max(ids) for ids in (rows.values() if isinstance(rows, dict) else [rows]) if ids), default=-1)
+    if last >= num_rows(meta_model):
+        found = f"{folder} trained the token of id {last}, this model has {num_rows(meta_model)} rows"
+        return [Problem("adapter_name_or_path", found, "its tokenizer beside it", f"its base is {base}")]
     if use_dora and recipe.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
         return [Problem("adapter_name_or_path", found, fix="use --method lora")]
@@ -80,8 +115,8 @@ def check_adapter(recipe: Recipe, meta_model: Any) -> list[Problem]:
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
         return [Problem("adapter_name_or_path", f"{folder}: {first_line(error)}", fix=f"its base is {base}")]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    wanted = {name: list(tensor.shape) for name, tensor in state.items() if "lora_" in name}
-    stored = {name: shape for name, shape in stored.items() if "lora_" in name}
+    wanted = {name: list(tensor.shape) for name, tensor in state.items()}
+    stored = {name: shape for name, shape in stored.items() if "lora_" in name or name in wanted}
     differing = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
     if not differing:
         return []

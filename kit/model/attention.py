@@ -17,13 +17,15 @@ Promises:
 - On a CPU, in float32, and on GPUs before Ampere a loop over the samples gives the same result.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -39,11 +41,33 @@ def register() -> None:
     AttentionMaskInterface.register(VARLEN, LazyMask)
 
 
+def is_causal(config: Any) -> bool:
+    """Return whether a token attends only to earlier tokens and itself, so that padding on the right needs no mask."""
+    configs = (config, config.get_text_config())
+    return all(
+        getattr(each, "is_causal", True) and not getattr(each, "use_bidirectional_attention", False) for each in configs
+    )
+
+
+@contextmanager
+def without_search_for_packs() -> Iterator[None]:
+    """Keep transformers from searching ``position_ids`` for packs in the ``with`` block.
+
+    Without a mask it searches them in each forward pass, and the host waits for the device's answer.
+    """
+    search = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = search
+
+
 def unfit(config: Any) -> str:
     """Return why a model with this ``config`` cannot use packed attention; an empty string if it can."""
     if config.get_text_config() is not config:
         return "a model of more than text"
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+    if not is_causal(config):
         return "attention to later tokens"
     layer_types = getattr(config, "layer_types", None)
     for other in sorted(set(layer_types or ()) - {"full_attention"}):

@@ -10,6 +10,7 @@ The dtypes are the same under every strategy:
 Nothing is unpickled. Code that comes with a model runs only with ``trust_remote_code``.
 """
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +20,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from kit.config.recipe import Recipe
@@ -33,9 +28,11 @@ from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import VARLEN, unfit
 from kit.model.attention import register as register_attention
-from kit.model.locate import commit_of, first_line, locate_model, tokenizer_of_adapter
+from kit.model.freeze import check_freeze
+from kit.model.locate import commit_of, first_line, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
+from kit.model.token_rows import grow
 
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
@@ -44,30 +41,10 @@ def open_config(recipe: Recipe) -> Any:
     """Open the model's config. Raises ``UserError`` if the folder or hub id has none that can be read."""
     name = locate_model(recipe.model_name_or_path, recipe.model_revision)
     try:
-        return AutoConfig.from_pretrained(name, **_hub_options(recipe))
+        return AutoConfig.from_pretrained(name, **hub_options(recipe))
     except Exception as error:
         found = f"{recipe.model_name_or_path}: {first_line(error)}"
-        raise UserError(Problem("model_name_or_path", found, fix=_hint_trust(error))) from None
-
-
-def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """Open the adapter's tokenizer if it has one, since it has the chat template of its training; else the model's.
-
-    Raises:
-        UserError: there is no tokenizer, or only a slow one.
-    """
-    adapter = recipe.adapter_name_or_path
-    folder = tokenizer_of_adapter(adapter) if adapter else None
-    field = "adapter_name_or_path" if folder else "model_name_or_path"
-    name = str(folder) if folder else locate_model(recipe.model_name_or_path, recipe.model_revision)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **_hub_options(recipe))
-    except Exception as error:
-        found = f"no tokenizer in {name}: {first_line(error)}"
-        raise UserError(Problem(field, found, "tokenizer.json beside the weights", _hint_trust(error))) from None
-    if not tokenizer.is_fast:
-        raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
-    return tokenizer
+        raise UserError(Problem("model_name_or_path", found, fix=hint_trust(error))) from None
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -108,7 +85,7 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
         raise UserError(Problem("model_name_or_path", f"{found}: {config.model_type} is {kind}"))
     attention = attention_of(recipe, config)
     try:
-        return _on_meta(recipe, config, attention)
+        model = _on_meta(recipe, config, attention)
     except Exception as error:
         try:
             other = _on_meta(recipe, config, "eager")
@@ -116,6 +93,8 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
             raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
         found = f"{type(other).__name__} has no {attention} attention here"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
+    grow(model, recipe)
+    return model
 
 
 def attention_of(recipe: Recipe, config: Any) -> str:
@@ -129,7 +108,7 @@ def attention_of(recipe: Recipe, config: Any) -> str:
 def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, trust_remote_code=recipe.trust_remote_code
+            copy.deepcopy(config), attn_implementation=attention, trust_remote_code=recipe.trust_remote_code
         )
 
 
@@ -158,7 +137,8 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
-    return problems + (check_adapter(recipe, meta_model) if recipe.method != "full" else [])
+    check_method = check_freeze if recipe.method == "full" else check_adapter
+    return problems + check_method(recipe, meta_model)
 
 
 def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
@@ -167,6 +147,32 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     Raises:
         UserError: weights are missing, or do not fit the config.
     """
+    if plan.reads_weights:
+        model = _read_model(recipe, config, plan)
+    else:
+        model = _on_meta(recipe, config, attention_of(recipe, config))
+    grow(model, recipe)
+    model.config.use_cache = False
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
+        # supports it.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    base = model
+    model = attach_adapter(model, recipe)
+    if recipe.method == "full":  # everything was loaded in float32
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
+    install_loss_head(base)
+    model.train()
+    return model
+
+
+def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
+    """Read the weights, quantised for QLoRA. Raises ``UserError`` as ``build_model`` does."""
     compute = getattr(torch, plan.compute_dtype)
     loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
@@ -189,7 +195,7 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
-                **_hub_options(recipe),
+                **hub_options(recipe),
             )
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error):
@@ -199,25 +205,12 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         found = f"{recipe.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
-    # A rank that gets its weights from rank 0 has read none, and must not report them as missing.
-    missing = sorted(loaded["missing_keys"]) if not any(p.is_meta for p in model.parameters()) else []
+    missing = sorted(loaded["missing_keys"])
     if missing:
         found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"
         raise UserError(
             Problem("model_name_or_path", found, "a complete checkpoint: random weights are not trained on")
         )
-    model.config.use_cache = False
-    if recipe.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
-        # supports it.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    base = model
-    model = attach_adapter(model, recipe)
-    install_loss_head(base)
-    model.train()
     return model
 
 
@@ -240,13 +233,3 @@ def _nothing_unpickled(recipe: Recipe) -> Iterator[None]:
         yield
     finally:
         torch.load = torch_load
-
-
-def _hint_trust(error: Exception) -> str:
-    """How to fix ``error`` if it says that the model needs its own code; else an empty text."""
-    is_code = "trust_remote_code" in str(error)
-    return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
-
-
-def _hub_options(recipe: Recipe) -> dict[str, Any]:
-    return {"revision": recipe.model_revision or "main", "trust_remote_code": recipe.trust_remote_code}

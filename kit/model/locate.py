@@ -7,10 +7,12 @@ opened.
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
+from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -196,3 +198,14 @@ def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message that is not empty; else the name of its class."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def hint_trust(error: Exception) -> str:
+    """How to fix ``error`` if it says that the model needs its own code; else an empty text."""
+    is_code = "trust_remote_code" in str(error)
+    return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
+
+
+def hub_options(recipe: Recipe) -> dict[str, Any]:
+    """The arguments of each ``from_pretrained`` of the base model."""
+    return {"revision": recipe.model_revision or "main", "trust_remote_code": recipe.trust_remote_code}

@@ -1,13 +1,22 @@
 """Compute the loss of each supervised token from hidden states, without logits for all positions.
 
 The loss is computed inside the forward of the output head, because under every strategy the weights of the head are
-gathered there. Logits are computed only for positions that predict a supervised token, in chunks, and computed again in
-the backward pass. If the forward of a model class does something unknown between decoder and logits, its own full
-logits are used: this needs more memory and time, but is never wrong.
+gathered there. Logits are computed only for positions that predict a supervised token, in chunks. They are not kept for
+the backward pass:
+
+- If the head is frozen, the forward pass also computes the gradient of each loss with respect to its hidden state. The
+  backward pass multiplies each by the gradient that arrives for its loss. This is exact, because the loss of a target
+  depends on one hidden state only.
+- If the head is trained, the backward pass computes the logits again. The gradient of the head's weights is a sum over
+  all targets, so it needs the gradients that arrive for their losses, which only the backward pass knows.
+
+If the forward of a model class does something unknown between decoder and logits, its own full logits are used: this
+needs more memory and time, but is never wrong.
 """
 
 import inspect
 import re
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -15,28 +24,39 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kit.model.attention import VARLEN
+from kit.model.attention import VARLEN, is_causal, without_search_for_packs
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-# Positions per chunk. The logits of one chunk take chunk x vocabulary x (2 + 4 + 4) bytes.
-CHUNK_TOKENS = 2048
+# Size of a chunk's logits in float32. In all a chunk takes about four times as much: logits in the compute dtype and
+# in float32, their softmax and its gradient.
+CHUNK_BYTES = 128 * 2**20
 
 
-def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
+def install_loss_head(model: Any, chunk_tokens: int | None = None) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
-    Call this before the model is wrapped. Afterwards ``model(input_ids, ..., target_positions=P, targets=Y)`` returns
-    the cross-entropy of each target in nats, float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and
-    Y int64 [S] the ids that they predict. Calls without ``targets`` work as before.
+    Call this before the model is wrapped, when it is settled which weights train. Afterwards
+    ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy of each target in nats,
+    float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and Y int64 [S] the ids that they predict. Calls
+    without ``targets`` work as before.
 
     Args:
-        chunk_tokens: positions per chunk of logits.
+        chunk_tokens: positions per chunk of logits; None: as many as ``CHUNK_BYTES`` allows.
     """
     head = model.get_output_embeddings()
     plain_model_forward, plain_head_forward = model.forward, head.forward
-    transform = _logit_transform(model.config.get_text_config())
+    text_config = model.config.get_text_config()
+    transform = _logit_transform(text_config)
     head_is_known = _head_is_known(model)
+    # Rows are padded on the right. Causal attention never looks there, and without a mask it has a faster kernel.
+    needs_no_mask = is_causal(model.config)
+    head_trains = any(parameter.requires_grad for parameter in head.parameters())
+    if chunk_tokens is None:
+        chunk_tokens = max(1, CHUNK_BYTES // (4 * text_config.vocab_size))
+        if head_trains:
+            # Each chunk adds to the gradient [V, h] of the head. Many small chunks would spend their time on that.
+            chunk_tokens = max(chunk_tokens, text_config.hidden_size // 8)
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = transform(plain_head_forward(hidden).float())
@@ -45,6 +65,8 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     def head_forward(self: Any, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
             return plain_head_forward(hidden)
+        if torch.is_grad_enabled() and not head_trains:
+            return _LossWithGradient.apply(hidden, targets, chunk_loss, chunk_tokens)
         # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
         losses = []
         for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
@@ -60,18 +82,49 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
         for name in ("labels", "logits_to_keep", "return_dict"):  # peft adds these
             kwargs.pop(name, None)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        if self.config._attn_implementation != VARLEN:
+        is_packed = "cu_seq_lens_q" in kwargs
+        uses_bounds = self.config._attn_implementation == VARLEN
+        if not uses_bounds:
             kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDS}
+        if needs_no_mask:
+            kwargs.pop("attention_mask", None)
+        with nullcontext() if is_packed and not uses_bounds else without_search_for_packs():
+            if head_is_known:
+                output = getattr(self, self.base_model_prefix)(*args, use_cache=False, **kwargs)
+            else:
+                output = plain_model_forward(*args, use_cache=False, **kwargs)
         if not head_is_known:
-            logits = plain_model_forward(*args, use_cache=False, **kwargs).logits.flatten(0, 1)  # [B * T, V]
-            chosen = logits.index_select(0, target_positions).float()
+            chosen = output.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
             return F.cross_entropy(chosen, targets, reduction="none")
-        hidden = getattr(self, self.base_model_prefix)(*args, use_cache=False, **kwargs).last_hidden_state
-        # [B, T, h] -> [S, h]: only positions that predict a supervised token.
+        hidden = output.last_hidden_state  # [B, T, h]
+        # [S, h]: only positions that predict a supervised token.
         return self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
+
+
+class _LossWithGradient(torch.autograd.Function):
+    """The loss of each target under a frozen head. Keeps the gradients of the hidden states [S, h], but no logits."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk_loss: Any, chunk_tokens: int) -> Any:
+        losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)  # [S]
+        gradients = torch.empty_like(hidden)  # [S, h], of each loss with respect to its own hidden state
+        for start in range(0, len(targets), chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            chunk = hidden[rows].detach().requires_grad_()
+            with torch.enable_grad():
+                chunk_losses = chunk_loss(chunk, targets[rows])
+                (gradients[rows],) = torch.autograd.grad(chunk_losses.sum(), chunk)
+            losses[rows] = chunk_losses.detach()
+        ctx.save_for_backward(gradients)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any) -> Any:
+        (gradients,) = ctx.saved_tensors
+        return (gradients * arriving[0][:, None]).to(gradients.dtype), None, None, None
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.

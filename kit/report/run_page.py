@@ -80,7 +80,8 @@ def write_report_at_end(folder: Path) -> None:
 def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:
     """How many steps the run has done, as text."""
     if run.get("finished_steps"):
-        return f"finished after {run['finished_steps']} steps"
+        early = f": {run['ended_early']}" if run.get("ended_early") else ""
+        return f"finished after {run['finished_steps']} steps{early}"
     steps = training[-1]["step"] if training else 0
     return f"not finished: {steps} steps so far" + (
         ", stopped by a signal" if run.get("interrupted") is not None else ""

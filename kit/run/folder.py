@@ -57,6 +57,7 @@ class RunFolder:
         self.path = Path(recipe.output_dir or "")
         self.checkpoints, self.final = self.path / "checkpoints", self.path / "final"
         self.finished_steps = _check_owner(recipe, self.path, identity)  # 0: not finished, or a new run
+        self._ended_early = bool(self.finished_steps) and _ended_early(recipe, self.path)
         self._seen = _snapshot(self.path)
         self._wanted = _wanted_checkpoint(recipe, self.path)
         self.checkpoint = find_checkpoint(self.checkpoints, self._wanted, say)  # to continue from; None: from step 0
@@ -73,7 +74,9 @@ class RunFolder:
         return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
 
     def is_finished(self, first_step: int, total_steps: int) -> bool:
-        """Return whether the run is finished: it did ``total_steps`` steps and wrote its final model. Prints a line.
+        """Return whether the run is finished: it wrote its final model after ``total_steps`` steps, or ended early.
+
+        Prints a line if it is. A run that ended early goes on if its settings of early stopping change.
 
         Args:
             first_step: the steps done at the checkpoint to continue from.
@@ -82,8 +85,10 @@ class RunFolder:
             UserError: the run is not finished and cannot continue: it already did more than ``total_steps`` steps, or
                 it finished with fewer steps and has no checkpoint.
         """
-        if self.finished_steps == total_steps and self._wanted == "auto" and self.final.is_dir():
-            ways = "to go on, raise max_steps; to start afresh, another --output_dir"
+        is_over = self._ended_early or self.finished_steps == total_steps
+        if is_over and self._wanted == "auto" and self.final.is_dir():
+            setting = "early_stopping_patience" if self._ended_early else "max_steps"
+            ways = f"to go on, raise {setting}; to start afresh, another --output_dir"
             say(f"this run is finished: {self.final}", ways)
             return True
         ways = "raise it, or choose another --output_dir, or --overwrite_output_dir to start again"
@@ -154,17 +159,21 @@ class RunFolder:
         """The entries of ``run.json`` that each manifest has too: ``identity``, ``strategy``, ``versions``."""
         return {key: self._record[key] for key in ("identity", "strategy", "versions")}
 
-    def end(self, step: int, stopped: bool) -> None:
+    def end(self, step: int, stopped: bool, early: str = "") -> None:
         """Write to ``run.json`` that the run finished after ``step`` steps, or that a signal stopped it there.
 
         This is written because launchers hide the exit status of the script.
-        """
-        self._write(interrupted=step) if stopped else self._write(finished_steps=step)
 
-    def _write(self, finished_steps: int = 0, interrupted: int | None = None) -> None:
+        Args:
+            early: why the run finished before its last step; empty if it did not.
+        """
+        self._write(interrupted=step) if stopped else self._write(finished_steps=step, ended_early=early or None)
+
+    def _write(self, finished_steps: int = 0, interrupted: int | None = None, ended_early: str | None = None) -> None:
         """Write ``run.json``: recipe, identity, strategy, versions, data, and how far the run came."""
         if is_main():
-            write_record(self.path, {**self._record, "finished_steps": finished_steps, "interrupted": interrupted})
+            ends = {"finished_steps": finished_steps, "interrupted": interrupted, "ended_early": ended_early}
+            write_record(self.path, {**self._record, **ends})
 
 
 def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
@@ -207,6 +216,13 @@ def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> i
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
     return finished_steps
+
+
+def _ended_early(recipe: Recipe, folder: Path) -> bool:
+    """Whether the finished run in the folder ended early, by the settings of early stopping that ``recipe`` has too."""
+    record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    keys = ("early_stopping_patience", "early_stopping_threshold")
+    return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(recipe, key) for key in keys)
 
 
 def _check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -22,8 +22,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the settings in which two identities differ, as text; empty if they belong to the same run."""
     words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
     changed = [key for key in new if old.get(key) != new[key]]
-    if "model_name_or_path" in changed and "model_fingerprint" in changed:
-        changed.remove("model_fingerprint")
+    # A setting that explains why a fingerprint differs is enough.
+    causes = {"model_name_or_path": "model_fingerprint", "max_train_samples": "data_fingerprint"}
+    told = {fingerprint for setting, fingerprint in causes.items() if setting in changed}
+    changed = [key for key in changed if key not in told]
     return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]
 
 

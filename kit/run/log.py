@@ -71,7 +71,7 @@ class Log:
                 self.bar = tqdm(initial=state.step, total=total_steps, unit="step", dynamic_ncols=True)
         if recipe.report_to:
             has_begun = (output_dir / "kit").exists()  # TensorBoard's folder; its settings are written only once
-            accelerator.init_trackers("kit", init_kwargs=self._resume_options())
+            self._start_trackers()
             for tracker in accelerator.trackers:
                 if tracker.name != "tensorboard" or not has_begun:
                     tracker.store_init_configuration(_flat(recipe.model_dump()))
@@ -194,16 +194,33 @@ class Log:
             saved = f"after step {step} of {self.total_steps}, and saved" if step else "before the first step"
             say(f"stopped by a signal {saved}: the same command continues")
         else:
-            say(*notes, *self.summary(), f"model: {self.path.parent / 'final'}")
+            early = self.state.why_early(self.recipe) if self.state.step < self.total_steps else ""
+            ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
+            say(*ended, *notes, *self.summary(), f"model: {self.path.parent / 'final'}")
 
-    def _resume_options(self) -> dict[str, Any]:
-        """Options with which trackers continue the curves of a resumed run, instead of starting new ones."""
-        resumed = {"id": self.state.tracker_id, "resume": "allow"}
+    def _start_trackers(self) -> None:
+        """Start the trackers of ``report_to``, each with its project."""
+        accelerator, wanted, started = self.accelerator, self.accelerator.log_with, []
+        for tracker in wanted:
+            # TensorBoard's project is a folder in output_dir. It keeps one name, by which a resume finds it and
+            # ``overwrite_output_dir`` deletes it.
+            project = "kit" if str(tracker) == "tensorboard" else self.recipe.project
+            accelerator.log_with, accelerator.trackers = [tracker], []
+            accelerator.init_trackers(project, init_kwargs=self._tracker_options())
+            started += accelerator.trackers
+        accelerator.log_with, accelerator.trackers = wanted, started
+
+    def _tracker_options(self) -> dict[str, Any]:
+        """Options with which trackers name a run, and continue its curves after a resume."""
+        name, identifier = self.recipe.run_name, self.state.tracker_id
+        resumed = {"id": identifier, "resume": "allow"} | ({"name": name} if name else {})
+        # trackio knows a run by its name only. The identifier keeps two runs of one name apart.
+        named = {"name": f"{name}-{identifier}" if name else identifier, "resume": "allow"}
         # TensorBoard hides what was logged from `purge_step` on. The steps after the checkpoint are repeated. The
         # evaluation of the checkpoint's own step may be repeated too. So that step is hidden as well, and __init__ logs
         # its remaining rows again.
         purged = {"purge_step": self.state.step}
-        return {"wandb": resumed, "trackio": {"name": self.state.tracker_id, "resume": "allow"}, "tensorboard": purged}
+        return {"wandb": resumed, "trackio": named, "tensorboard": purged}
 
     def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -55,7 +55,8 @@ def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Re
     Raises:
         UserError: ``run_file`` cannot be read, or the base cannot be opened.
     """
-    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path"]
+    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path", "freeze", "train_only"]
+    keys += ["new_tokens", "trainable_tokens"]
     keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
     trained, _ = read_run(run_file)
     values = {"chat_template": trained.chat_template, **recipe.model_dump(exclude_unset=True)}

@@ -14,6 +14,7 @@ from kit.errors import Problem, TrainingError
 from kit.model.plan import LoadPlan
 from kit.strategy.fsdp import force_fsdp, fsdp1_adapter_policy, fsdp_plugin, is_sharded_layer
 from kit.strategy.rendezvous import join_group
+from kit.strategy.sending import Sender
 from kit.strategy.topology import TITLES, ActualStrategy, ShardedLayers, Topology, strategy_of
 
 if TYPE_CHECKING:
@@ -44,12 +45,16 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, check_cuda_p2p_ib_support
+    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, check_cuda_p2p_ib_support
 
     on_cpu = topology.device_type == "cpu"
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    if not on_cpu:
+        # In a bf16 run, few products are left in float32. Where float32 was asked for, it is meant.
+        tf32 = topology.mixed_precision == "bf16" if recipe.tf32 is None else recipe.tf32
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
     # The number of threads changes the order of sums, so it is set here and recorded in run.json.
     if on_cpu:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -62,6 +67,9 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         join_group(topology.backend, recipe.ddp_timeout)
     plugin = fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
+    # Unless FSDP reduces gradients after each micro-batch, every rank holds the float32 gradients of the whole model,
+    # 4 bytes a parameter, until the last one. DDP holds them anyway, and saves communication.
+    sync_each_batch = plugin is not None if recipe.sync_each_batch is None else recipe.sync_each_batch
     if on_cpu:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # FSDP1 takes "cpu" but not "cpu:0"
     accelerator = Accelerator(
@@ -70,14 +78,11 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         fsdp_plugin=None if on_cpu else plugin,
         log_with=list(recipe.report_to) or None,
         project_dir=recipe.output_dir,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_each_batch=sync_each_batch),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin)
-    if topology.load_on_rank0:
-        # transformers reads these variables. Then only the first rank of a machine reads weights, and the other ranks
-        # keep theirs on the meta device.
-        os.environ["ACCELERATE_USE_FSDP"] = os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "true"
     actual = strategy_of(accelerator)
     if (actual, accelerator.num_processes) != (topology.strategy, topology.num_processes):
         raise TrainingError(
@@ -89,6 +94,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     return accelerator, LoadPlan(
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
+        reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
     )
 
 
@@ -144,7 +150,10 @@ def prepare(
         if topology.strategy == "fsdp1" and any(not p.requires_grad for p in model.parameters()):
             plugin.auto_wrap_policy = fsdp1_adapter_policy(model, classes)
     tied = _is_tied(model)
+    sender = Sender(model, optimizer) if topology.load_on_rank0 else None
     model, optimizer = accelerator.prepare(model, optimizer)
+    if sender is not None:
+        sender.send(model, optimizer, accelerator.device, topology.offload)
     # With FSDP1 the unit is the wrapper around the layer, so `is_sharded_layer` looks at wrappers.
     num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
     num_sharded = sum(is_sharded_layer(module, classes) for module in model.modules())

@@ -19,7 +19,7 @@ def fsdp_plugin(topology: Topology) -> Any:
     shared: dict[str, Any] = {
         "cpu_offload": topology.offload,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "cpu_ram_efficient_loading": topology.load_on_rank0,
+        "cpu_ram_efficient_loading": False,  # kit.strategy.sending does it
         "state_dict_type": "SHARDED_STATE_DICT",
         "activation_checkpointing": False,
     }
@@ -44,7 +44,7 @@ def fsdp_plugin(topology: Topology) -> Any:
         sharding_strategy="FULL_SHARD" if topology.reshard_after_forward else "SHARD_GRAD_OP",
         use_orig_params=True,
         backward_prefetch="BACKWARD_PRE",
-        sync_module_states=topology.load_on_rank0,
+        sync_module_states=False,  # every rank has read the same weights
         mixed_precision_policy=policy1,
         **shared,
     )

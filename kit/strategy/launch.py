@@ -54,6 +54,10 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
     stay_ended()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # CUDA's allocator reads this at its first allocation. Batches differ in length, so segments of a fixed size would
+    # have gaps into which no later tensor fits.
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     problems = list(request.problems)
     settings: Settings | None = None
     config_name = None
@@ -92,10 +96,8 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         offload=settings.offload and num_devices > 0,
-        # FSDP1's broadcast from rank 0 needs a GPU. 4-bit weights cannot be sent, so every rank quantises them itself.
-        load_on_rank0=settings.load_on_rank0
-        and recipe.method != "qlora"
-        and (settings.strategy == "fsdp2" or num_devices > 0),
+        # FSDP1 cannot begin on meta. 4-bit weights cannot be sent, so every rank quantises them itself.
+        load_on_rank0=settings.load_on_rank0 and recipe.method != "qlora" and settings.strategy == "fsdp2",
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"
@@ -120,8 +122,18 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
             Problem("optim", f"{recipe.optim} under {TITLES[strategy]}", "adamw_torch or adamw_torch_fused",
                     "bitsandbytes optimisers cannot read sharded parameters")
         )  # fmt: skip
+    if strategy == "fsdp1" and (recipe.freeze or recipe.train_only):
+        name, fix = (
+            "freeze" if recipe.freeze else "train_only",
+            "use --config fsdp: FSDP1 flattens a layer into one tensor",
+        )
+        problems.append(Problem(name, "under FSDP1", fix=fix))
     if strategy == "fsdp1" and recipe.use_dora:
         problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
+    rows = [name for name in ("new_tokens", "trainable_tokens") if getattr(recipe, name)]
+    if strategy == "fsdp1" and recipe.method != "full" and rows:
+        found = f"under FSDP1 with method {recipe.method}: it trains modules whole"
+        problems.append(Problem(rows[0], found, fix="use --config fsdp"))
     return problems
 
 

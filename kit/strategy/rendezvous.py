@@ -3,16 +3,17 @@
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+T = TypeVar("T")
 
 # A collective may take so many times ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
 # ``kit.failures.ranks`` detects a hang earlier.
@@ -90,6 +91,20 @@ def agree(accelerator: "Accelerator", **values: Any) -> None:
             found = f"rank {', '.join(others)} found something else than rank 0"
             problems.append(Problem(where, found, "the same on every machine"))
     raise_if(problems)
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """Return on all ranks what ``make`` returns on the main process, where alone it is called. Called by all ranks.
+
+    The value is small and can be pickled.
+    """
+    import torch
+
+    if not torch.distributed.is_initialized():
+        return make()
+    values = [make() if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]  # type: ignore[return-value]
 
 
 def _connect(timeout_seconds: float, is_master: bool = False) -> Any:

@@ -3,11 +3,14 @@
 Promises: every function here works under all strategies, so code outside ``kit.strategy`` need not know which one runs.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kit.console import say
+from kit.strategy.fsdp import is_sharded_layer
 from kit.strategy.topology import strategy_of
 
 if TYPE_CHECKING:
@@ -28,6 +31,20 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
 
 
 @contextmanager
+def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: bool) -> Iterator[None]:
+    """Let a backward pass in the ``with`` block reduce gradients over the ranks only if it has to.
+
+    It has to after the last micro-batch of a step, and after each one if ``start`` has set ``sync_each_batch``.
+
+    Args:
+        is_last: whether this is the last micro-batch of the step.
+    """
+    reduces = is_last or accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+    with nullcontext() if reduces else accelerator.no_sync(model):
+        yield
+
+
+@contextmanager
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
     inner = accelerator.unwrap_model(model)
@@ -37,7 +54,8 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
 
         if "generate" not in vars(inner):
             register_fsdp_forward_method(inner, "generate")
-        yield partial(inner.generate, synced_gpus=True)
+        with _gathered(accelerator, model) if _whole_model_fits(accelerator, model) else nullcontext():
+            yield partial(inner.generate, synced_gpus=True)
         return
     # `generate` bypasses the wrapped forward, which enables autocast.
     with accelerator.autocast():
@@ -48,6 +66,49 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
                 yield partial(inner.generate, synced_gpus=True)
         else:
             yield inner.generate
+
+
+@contextmanager
+def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[None]:
+    """In the ``with`` block, let FSDP2 keep each layer that a forward pass has gathered. Called by all ranks."""
+    from torch.distributed.fsdp import FSDPModule
+
+    plugin, embeddings = accelerator.state.fsdp_plugin, accelerator.unwrap_model(model).get_input_embeddings()
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # Accelerate gives these the plugin's setting. The others stay gathered after a forward pass anyway.
+    layers = [
+        unit for unit in units if unit is embeddings or is_sharded_layer(unit, plugin.transformer_cls_names_to_wrap)
+    ]
+    for layer in layers:
+        layer.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_reshard_after_forward(plugin.reshard_after_forward, recurse=False)
+        for unit in units:
+            unit.reshard()
+
+
+def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> bool:
+    """Whether all weights fit into half of the free memory of each rank's device. Called by all ranks.
+
+    Else generation gathers every layer again for every token, and says so. The other half is for the cache of keys and
+    values.
+    """
+    import psutil
+    import torch
+
+    element_size = 2 if accelerator.mixed_precision == "bf16" else 4  # in which FSDP gathers them
+    needed = sum(parameter.numel() * element_size for parameter in model.parameters())  # of DTensors the whole number
+    if accelerator.device.type == "cpu":
+        free = psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    else:
+        free = torch.accelerator.get_memory_info()[0]
+    fits = accelerator.gather(torch.tensor([needed <= free // 2], device=accelerator.device)).all().item()
+    if not fits:
+        say(f"generation gathers every layer for every token: {needed:,} bytes of weights do not fit beside the shards")
+    return bool(fits)
 
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
@@ -77,7 +138,7 @@ def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[s
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
-    """Gather the full trainable tensors, by plain names, in the main process's CPU memory. Called by all ranks.
+    """Gather what training may change, whole, by plain names, in the main process's CPU memory. Called by all ranks.
 
     Returns an empty dict on all other ranks.
     """
@@ -88,13 +149,78 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
     to_cpu = not (on_cpu and strategy_of(accelerator) == "fsdp1")
     options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
     state = get_model_state_dict(model, options=options)
-    return trainable_only(model, state) if accelerator.is_main_process else {}
+    return changing_only(model, state) if accelerator.is_main_process else {}
 
 
-def trainable_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``state`` that train, without quantisation tables and frozen tied weights."""
-    trainable = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
-    return {name: tensor for name, tensor in state.items() if name in trainable}
+def changing_only(model: "torch.nn.Module", state: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``state`` that training may change: trainable parameters and persistent buffers.
+
+    Left out are frozen weights, tied ones too, and tables of quantisation, which are no buffers.
+    """
+    names = {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
+    names |= {plain_name(name) for name, _ in model.named_buffers(remove_duplicate=False)}
+    return {name: tensor for name, tensor in state.items() if name in names}
+
+
+def whole_state(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
+    """Return all parameters, also frozen ones, and persistent buffers, by plain names; sharded if the model is.
+
+    Called by all ranks. Nothing is gathered and nothing copied, except that FSDP1 copies this rank's shards.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    return get_model_state_dict(model)  # type: ignore[return-value]  # tensors, since the model has no other state
+
+
+def gather_tensor(tensor: Any, on_rank: int) -> "torch.Tensor | None":
+    """Return the whole of a tensor of ``whole_state`` on the rank ``on_rank``, None on all others.
+
+    Called by all ranks. The result is on the device on which the ranks communicate.
+    """
+    import torch
+
+    rank, _ = rank_and_world()
+    if hasattr(tensor, "local_shards"):  # FSDP1
+        local = tensor.local_shards()
+        device = local[0].tensor.device if local else torch.accelerator.current_accelerator()
+        whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=device) if rank == on_rank else None
+        tensor.gather(on_rank, whole)
+        return whole
+    if is_sharded(tensor):
+        tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # offloaded shards are on the CPU
+    return tensor if rank == on_rank else None
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes: 0 and 1 without a process group."""
+    import torch
+
+    is_alone = not torch.distributed.is_initialized()
+    return (0, 1) if is_alone else (torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def is_sharded(tensor: "torch.Tensor") -> bool:
+    """Return whether a tensor of a model's state is spread over the ranks: FSDP2's DTensor or FSDP1's ShardedTensor."""
+    return hasattr(tensor, "placements") or hasattr(tensor, "local_shards")
+
+
+def own_part(tensor: Any) -> "torch.Tensor":
+    """Return this rank's part of a tensor of a model's state: its shard, or the tensor itself if it is not sharded."""
+    import torch
+
+    if hasattr(tensor, "local_shards"):  # FSDP1 gives a rank one shard, or none of a small tensor
+        return next((shard.tensor for shard in tensor.local_shards()), torch.empty(0))
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def gathered_weights(model: "torch.nn.Module") -> "list[torch.nn.Parameter]":
+    """Return the weights of FSDP2 units that are gathered at this moment, whole."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+        return []
+    return [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
 
 
 def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
     from kit.train.step import StepResult
 
 RECENT_STEPS, FEWEST_LOSSES = 50, 10  # the largest and the smallest number of losses for the median
@@ -31,6 +32,7 @@ class LoopState:
     first_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the first evaluation
     last_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
     best: dict[str, Any] = field(default_factory=dict)  # step and eval_loss of the evaluation with the lowest loss
+    stale_evaluations: int = 0  # number of evaluations in a row that did not improve enough for early stopping
     nonfinite_steps: int = 0  # number of steps in a row that were skipped
     recent_losses: list[float] = field(default_factory=list)  # of the last RECENT_STEPS finite steps
     tracker_id: str = ""  # of the run in trackers; the same for all its starts
@@ -78,11 +80,25 @@ class LoopState:
         is_spike = bool(spike_ratio) and result.loss > spike_ratio * median
         return LossSpike(result.loss / median, num_losses) if is_spike else None
 
-    def end_evaluation(self, step: int, metrics: dict[str, float]) -> bool:
-        """Store the metrics of the evaluation after ``step`` steps. Returns whether its loss is the lowest so far."""
+    def end_evaluation(self, step: int, metrics: dict[str, float], threshold: float = 0.0) -> bool:
+        """Store the metrics of the evaluation after ``step`` steps. Returns whether its loss is the lowest so far.
+
+        Args:
+            threshold: the loss must be lower than the lowest so far by more than this, for early stopping.
+        """
+        improves = metrics["eval_loss"] < self.best.get("eval_loss", math.inf) - threshold
+        self.stale_evaluations = 0 if improves else self.stale_evaluations + 1
         self.evaluated_step, self.last_evaluation = step, metrics
         self.first_evaluation = self.first_evaluation or metrics
         is_best = metrics["eval_loss"] < self.best.get("eval_loss", math.inf)
         if is_best:
             self.best = {"step": step, "eval_loss": metrics["eval_loss"]}
         return is_best
+
+    def why_early(self, recipe: "Recipe") -> str:
+        """Return why the run ends before its last step: its patience is exhausted. Else an empty text."""
+        patience, threshold = recipe.early_stopping_patience, recipe.early_stopping_threshold
+        if patience is None or self.stale_evaluations < patience:
+            return ""
+        enough = f" by more than {threshold:g}" if threshold else ""
+        return f"eval_loss did not fall{enough} in the last {self.stale_evaluations} evaluations"

@@ -1,35 +1,71 @@
-"""The learning rate, as a pure function of the step: a resume needs no saved state."""
+"""What is due when: the learning rate of each step, and the steps after which the run evaluates and saves.
+
+All of it is a pure function of the recipe, the data and the step, so a resume needs no saved state.
+"""
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.config.recipe import Recipe
+    from kit.data.feed.stream import Stream
+    from kit.data.open import Data
 
 
-def warmup_length(warmup_steps: float, total_steps: int) -> int:
-    """Return the number of warm-up steps. A value below 1 is a share of all steps, and is rounded up."""
-    return math.ceil(warmup_steps * total_steps) if warmup_steps < 1 else int(warmup_steps)
+def count_steps(share_or_count: float, total_steps: int) -> int:
+    """Return a number of steps that a recipe gives. A value below 1 is a share of all steps, and is rounded up."""
+    return math.ceil(share_or_count * total_steps) if share_or_count < 1 else int(share_or_count)
 
 
-def learning_rate(
-    step: int,
-    total_steps: int,
-    peak: float,
-    warmup_steps: float,
-    kind: Literal["constant", "linear", "cosine"],
-) -> float:
+def learning_rate(recipe: "Recipe", step: int, total_steps: int) -> float:
     """Return the learning rate of ``step``, counted from 0.
 
-    The rate grows linearly to ``peak`` during warm-up. Then it is constant, or falls along a line or a cosine and would
-    be 0 in the step after the last. The formulas are those of ``transformers.get_scheduler``, but warm-up is one step
-    ahead: step 0 has the rate ``peak / warmup``, not 0, so that it is not wasted.
+    The rate grows linearly to ``peak_learning_rate`` during warm-up. What follows is the ``lr_scheduler_type``; for
+    linear and cosine shapes, a step after the last one would have the lowest rate:
 
-    Args:
-        warmup_steps: as in the recipe, see ``warmup_length``.
-        kind: the shape after warm-up.
+    - ``constant``, and ``constant_with_warmup`` is the same: it stays there.
+    - ``linear``, ``cosine``: it falls to 0 along a line, or along half a cosine.
+    - ``cosine_with_min_lr``: it falls to ``min_lr_rate`` of the peak.
+    - ``warmup_stable_decay``: it stays there, and falls along half a cosine to ``min_lr_rate`` of the peak (default 0)
+      in the last ``lr_decay_steps``, or in all steps after warm-up if these are fewer (Hu et al. 2024,
+      https://arxiv.org/abs/2404.06395, section 4).
+    - ``inverse_sqrt``: it falls with the root of the number of steps; without warm-up, as if 10,000 had gone before.
+
+    The formulas are those of ``transformers.get_scheduler``, but for all shapes warm-up begins at 0 and is one step
+    ahead: step 0 has the rate ``peak / warmup``, not 0, so that it is not wasted.
     """
-    warmup = warmup_length(warmup_steps, total_steps)
+    peak, kind = recipe.peak_learning_rate, recipe.lr_scheduler_type
+    warmup = count_steps(recipe.warmup_steps, total_steps)
     if step < warmup:
         return peak * (step + 1) / warmup
-    if kind == "constant":
+    if kind in ("constant", "constant_with_warmup"):
         return peak
-    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    return peak * (1 - progress) if kind == "linear" else peak * 0.5 * (1 + math.cos(math.pi * progress))
+    if kind == "inverse_sqrt":
+        timescale = warmup or 10_000
+        return peak / math.sqrt((step - warmup + timescale) / timescale)
+    num_decaying = max(1, total_steps - warmup)
+    if kind == "warmup_stable_decay":
+        num_decaying = min(num_decaying, count_steps(recipe.lr_decay_steps or 0.0, total_steps))
+    progress = min(1.0, max(0.0, (step - (total_steps - num_decaying)) / num_decaying))
+    shape = 1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    lowest = recipe.min_lr_rate or 0.0
+    return peak * (lowest + (1 - lowest) * shape)
+
+
+def evaluation_is_due(recipe: "Recipe", data: "Data | Stream", step: int) -> bool:
+    """Return whether the recipe wants an evaluation after ``step`` steps; 0 is before the first step."""
+    if step in (0, data.total_steps(recipe)):
+        return step > 0 or recipe.eval_on_start
+    return _is_due(recipe.eval_strategy, recipe.eval_steps, data, step)
+
+
+def save_is_due(recipe: "Recipe", data: "Data | Stream", step: int) -> bool:
+    """Return whether the recipe wants a checkpoint after ``step`` steps, from 1; the one at the end apart."""
+    return _is_due(recipe.save_strategy, recipe.save_steps, data, step)
+
+
+def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: int) -> bool:
+    """Whether ``step`` steps are a multiple of ``num_steps``, or with ``epoch`` complete an epoch (or several)."""
+    if strategy != "epoch":
+        return num_steps > 0 and step % num_steps == 0
+    return data.whole_epochs_after(step) > data.whole_epochs_after(step - 1)

@@ -7,16 +7,16 @@ Every rank knows before the step by which number the sum over all supervised tok
 import math
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import TrainingError
-from kit.strategy.weights import clip_grad_norm, settle
+from kit.strategy.weights import accumulating, clip_grad_norm, settle
 
 if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
@@ -67,17 +67,17 @@ def train_step(
     # DDP and FSDP average the gradients over the data ranks, but the objective is a sum over them.
     scale = prepared.ranks.count / objective.divisor(batch)
     parts = []
-    for i, micro_batch in enumerate(batch.micro_batches):
-        last = i == len(batch.micro_batches) - 1
-        micro_batch = micro_batch.to(accelerator.device)
-        with nullcontext() if last else accelerator.no_sync(model):
+    for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device)):
+        is_last = i == len(batch.micro_batches) - 1
+        with accumulating(accelerator, model, is_last):
             part, for_metrics = objective.terms(model(**micro_batch.model_inputs()), micro_batch)
             accelerator.backward(part * scale)
         parts.append(for_metrics)
     asked = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
     sums = prepared.ranks.sum(torch.cat([sum(parts[1:], parts[0]), asked]))
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
-    *values, num_asked, norm_value = torch.cat([sums, norm.double().reshape(1)]).tolist()
+    # The only synchronisation of the host with the device. With offloaded weights the norm is on the CPU.
+    *values, num_asked, norm_value = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
     result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0)
     before_update()

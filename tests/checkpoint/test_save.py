@@ -5,8 +5,10 @@ import errno
 import json
 import threading
 import time
+from threading import current_thread
 
 import pytest
+import torch
 from checkpoint_helpers import ABOUT, build, same, save_checkpoint, saver_of, steps, train
 
 from kit.checkpoint import save as saver
@@ -83,7 +85,7 @@ def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, momen
     """What goes wrong while saving costs nothing but the save, and says what is still there."""
     folder, save = saved
     where, name = {
-        "tensors": (saver.HuggingFaceStorageWriter, "write_data"),
+        "tensors": (saver.TensorWriter, "write_data"),
         "hash": (saver, "describe_file"),
         "manifest": (saver.durable, "write_text"),
         "rename": (saver.os, "replace"),
@@ -110,8 +112,8 @@ def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folder
     train(model, optimizer, [0])
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     go_on = threading.Event()
-    write = saver.HuggingFaceStorageWriter.write_data
-    monkeypatch.setattr(saver.HuggingFaceStorageWriter, "write_data", lambda *args: go_on.wait(60) and write(*args))
+    write = saver.TensorWriter.write_data
+    monkeypatch.setattr(saver.TensorWriter, "write_data", lambda *args: go_on.wait(60) and write(*args))
     one = saver_of(tmp_path)
     one.save(model, optimizer, {"step": 1})
     train(model, optimizer, [1])
@@ -127,7 +129,7 @@ def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_pa
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
     running, most = [0], [0]
-    write = saver.HuggingFaceStorageWriter.write_data
+    write = saver.TensorWriter.write_data
 
     def slowly(*args):
         running[0] += 1
@@ -136,7 +138,7 @@ def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_pa
         running[0] -= 1
         return write(*args)
 
-    monkeypatch.setattr(saver.HuggingFaceStorageWriter, "write_data", slowly)
+    monkeypatch.setattr(saver.TensorWriter, "write_data", slowly)
     one = saver_of(tmp_path, save_total_limit=0)
     for step in (1, 2, 3):
         one.save(model, optimizer, {"step": step})
@@ -171,3 +173,44 @@ def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypat
     with pytest.raises(UserError, match="output_dir must be on a disk that all machines share"):
         save(4)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_the_copies_of_a_save_take_the_memory_of_those_before(folders, tmp_path, monkeypatch):
+    model, optimizer = build(folders["untied"], method="full")
+    one, addresses = saver_of(tmp_path), []
+    write = saver.dcp.save
+
+    def spy(tensors, storage_writer, **options):
+        addresses.append({name: tensor.data_ptr() for name, tensor in storage_writer._copies.items()})
+        return write(tensors, storage_writer=storage_writer, **options)
+
+    monkeypatch.setattr(saver.dcp, "save", spy)
+    for step in (1, 2):
+        train(model, optimizer, [step])
+        one.save(model, optimizer, {"step": step})
+        one.wait()
+    assert addresses[0] == addresses[1]
+    originals = {parameter.data_ptr() for parameter in model.parameters()}
+    assert not originals & set(addresses[0].values())
+
+
+def test_the_writing_thread_has_the_device_of_its_rank(tmp_path, monkeypatch):
+    """Else it would take memory on GPU 0. Meta stands for a GPU."""
+    used = []
+    monkeypatch.setattr(saver, "collect", lambda model, optimizer: ({"model.a": torch.ones(2, device="meta")}, {}))
+    monkeypatch.setattr(Saver, "_copy", lambda self, tensors: {"model.a": torch.ones(2)})
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: used.append((device, current_thread())))
+    one = saver_of(tmp_path)
+    one.save(None, None, {"step": 1})
+    one.wait()
+    [(device, thread)] = used
+    assert device == torch.device("meta") and thread is not current_thread()
+
+
+def test_what_all_ranks_hold_is_written_by_one_of_them():
+    tensors = {str(i): torch.ones(size) for i, size in enumerate([8, 3, 4, 1])}
+    shares = [list(saver._share_of(tensors, rank, 2)) for rank in (0, 1)]
+    assert shares == [["0"], ["1", "2", "3"]]
+    sharded = torch.ones(2)
+    sharded.placements = ()
+    assert [list(saver._share_of({"a": sharded}, rank, 2)) for rank in (0, 1)] == [["a"], ["a"]]

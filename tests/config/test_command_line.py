@@ -132,7 +132,8 @@ def test_help_shows_every_flag_with_its_unit_and_default(capsys):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for name, info in FLAGS.items():
-        line = next(line for line in text.splitlines() if line.startswith(f"  --{name} "))
+        entries = text.replace("\n        ", " ").splitlines()  # a long one goes on in the next line
+        line = next(line for line in entries if line.startswith(f"  --{name} "))
         assert f"[{info.json_schema_extra['unit']}]" in line or not info.json_schema_extra["unit"]
         assert "(required)" in line or "(default: " in line
         assert info.description in text

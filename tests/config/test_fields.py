@@ -2,7 +2,15 @@
 
 import pytest
 
-from kit.config.fields import choices, column_mapping, comma_separated, dataset_entries, expected, is_optional
+from kit.config.fields import (
+    choices,
+    column_mapping,
+    comma_separated,
+    dataset_entries,
+    expected,
+    is_optional,
+    token_list,
+)
 from kit.config.recipe import Launch, Recipe
 
 
@@ -53,3 +61,12 @@ def test_the_words_a_setting_allows_are_known_for_hints():
     assert choices(Recipe.model_fields["report_to"].annotation) == ["tensorboard", "wandb", "trackio"]
     assert choices(Recipe.model_fields["seed"].annotation) == []
     assert is_optional(Recipe.model_fields["max_steps"]) and not is_optional(Recipe.model_fields["seed"])
+
+
+def test_tokens_come_from_a_list_a_text_or_a_file(tmp_path):
+    (tmp_path / "tokens.txt").write_text("<a>\n\n<b,c>\n")
+    assert token_list(str(tmp_path / "tokens.txt")) == ["<a>", "<b,c>"]
+    assert token_list("<a>, </b>,c.d") == ["<a>", "</b>", "c.d"] and token_list(["<b,c>"]) == ["<b,c>"]
+    for absent in ("token.txt", str(tmp_path / "token.json")):  # a mistyped file is no token
+        with pytest.raises(ValueError):
+            token_list(absent)

@@ -142,6 +142,23 @@ def test_a_part_of_several_evaluation_sets_has_some_of_each(tmp_path, tokenizer)
     assert opened.evaluation.sources.tolist() == [0, 0, 1, 1]
 
 
+def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_set(tmp_path, tokenizer):
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", *pairs(20, name))
+    opened = open_all(tokenizer, dataset="a.jsonl", max_train_samples=7)
+    assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"a.jsonl:{i}" for i in range(1, 8)]
+    assert "training on the first 7 of 20 samples" in opened.notes and opened.order.num_items(0) == 7
+    of_all = open_all(tokenizer, dataset="a.jsonl")
+    assert opened.fingerprint != of_all.fingerprint
+    assert open_all(tokenizer, dataset="a.jsonl", max_train_samples=20).fingerprint == of_all.fingerprint
+    both = [open_all(tokenizer, dataset="a.jsonl", eval_split_size=5, max_train_samples=num) for num in (None, 7)]
+    assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
+    mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
+    assert mixed.train.sources.tolist() == [0, 0, 1, 1]
+    with pytest.raises(UserError, match=r"max_train_samples: 1 of 40 samples takes none of b; expected some of each"):
+        open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=1)
+
+
 def test_an_evaluation_set_of_its_own(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     write(tmp_path / "eval.jsonl", *pairs(4, "b"))

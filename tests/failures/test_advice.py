@@ -67,14 +67,18 @@ def flags(shortage, recipe, topology):
         ({"method": "full", "per_device_train_batch_size": 12}, "",
          Held(trainable=20 * GIB, optimizer=40 * GIB, sharded=True), GPU, 2,
          "batch_size_6 checkpointing offload | lora max_length_1024"),
+        # Gradients of the whole model, kept from micro-batch to micro-batch.
+        ({"method": "full", "sync_each_batch": False}, "", Held(trainable=GIB, gradients=30 * GIB, sharded=True),
+         GPU, 2,
+         "sync batch_size_2 checkpointing num_processes_6 offload | lora max_length_1024"),
         # What is waiting in CPU memory already is not in the way on the GPU.
         ({"method": "full"}, "", Held(sharded=True), GPU, 2, "batch_size_2 checkpointing | max_length_1024"),
         # Nothing but weights and state: activations are not to blame.
         ({"method": "full"}, "the optimiser's step", FULL, GPU, 1, "fsdp offload | 8bit lora"),
         ({}, "loading", Held(), GPU, 1, "fsdp offload | qlora"),
         ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
-        ({}, "evaluation", LORA, GPU, 1, "batch_size_2 fsdp offload | qlora max_length_1024"),
-        ({}, "generation", LORA, GPU, 1, "batch_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
+        ({}, "evaluation", LORA, GPU, 1, "eval_size_2 fsdp offload | qlora max_length_1024"),
+        ({}, "generation", LORA, GPU, 1, "eval_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
         # A CPU: more processes take more of the same memory.
         ({}, "", Held(), CPU, 1, "batch_size_2 checkpointing | max_length_1024"),
         ({}, "", Held(), CPU, 2, "batch_size_2 checkpointing num_processes_1 | max_length_1024"),
@@ -92,6 +96,7 @@ def flags(shortage, recipe, topology):
 def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held, device, num_processes, expected):
     written = {
         "async": "--async_save false",
+        "sync": "--sync_each_batch true",
         "attn": "--attn_implementation auto",
         "checkpointing": "--gradient_checkpointing true",
         "fsdp": "--config fsdp",
@@ -102,6 +107,7 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         "lora": "--method lora",
         "qlora": "--method qlora",
         "batch_size": "--per_device_train_batch_size",
+        "eval_size": "--per_device_eval_batch_size",
         "new_tokens": "--max_new_tokens",
         "max_length": "--max_length",
         "num_processes": "--num_processes",
@@ -172,7 +178,7 @@ def test_a_command_that_trains_nothing_is_told_no_setting_of_training(monkeypatc
     training = str(explain(RuntimeError(ON_CPU), None, None, make(method="full"), topology))
     scoring = str(explain(RuntimeError(ON_CPU), None, None, make(method="full"), topology, trains=False))
     assert "--optim adamw_8bit" in training and "--method lora" in training and "last checkpoint" in training
-    suggested = ["--per_device_train_batch_size 2", "--config fsdp", "--config fsdp_offload", "--max_length 1024"]
+    suggested = ["--per_device_eval_batch_size 2", "--config fsdp", "--config fsdp_offload", "--max_length 1024"]
     assert re.findall(r"^ +(--\w+ \S+)", scoring, re.M) == suggested
     assert "the same command with one of these; cheapest first" in scoring
     assert "checkpoint" not in scoring and "another run" not in scoring
@@ -234,7 +240,8 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
         recipe = make(method=method, optim=optim, packing=packing, **more)
         if launch._method_problems(recipe, topology.strategy):
             continue
-        held = Held(GIB, GIB, GIB, GIB, GIB, GIB, GIB, "fsdp" in topology.strategy)
+        is_sharded = "fsdp" in topology.strategy
+        held = Held(*[GIB] * 6, gathered=is_sharded * GIB, to_save=GIB, sharded=is_sharded)
         monkeypatch.setattr(memory, "_device", lambda error, device=device: device)
         monkeypatch.setattr(memory, "components", lambda *_, held=held: held)
         monkeypatch.setattr(memory, "_phase_and_module", lambda error, phase=phase: (phase, "LlamaDecoderLayer"))

@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers import ROOT, run_ranks
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -31,7 +30,10 @@ from kit.model.plan import LoadPlan
 
 
 def backward(model):
-    model(input_ids=torch.arange(3, 35)[None]).logits.float().logsumexp(-1).sum().backward()
+    mixed = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # as Accelerate has it in a run
+        outputs = model(input_ids=torch.arange(3, 35)[None])
+    outputs.logits.float().logsumexp(-1).sum().backward()
 
 
 # --- what is recognised
@@ -202,7 +204,7 @@ def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeyp
 
     for error in (RuntimeError(ON_CPU), MemoryError(), RuntimeError("PyObject pointer is null")):
         with monkeypatch.context() as patch:
-            patch.setattr(HuggingFaceStorageWriter, "write_data", fail_as(error))
+            patch.setattr(saver.TensorWriter, "write_data", fail_as(error))
             found = raised(lambda: save_checkpoint(model, optimizer, tmp_path, async_save=async_save).wait())
         text = told(found, model, optimizer, async_save=async_save)
         assert re.match("error: out of memory: (4.0 MiB asked for )?in saving\n", text)
@@ -395,7 +397,7 @@ def stepping(prepared, *args, **kwargs):
     except RuntimeError as error:
         held = memory.components(model, optimizer, True, False)
         text = str(advice.explain(error, model, optimizer, recipe, topology))
-        record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.sharded, text]
+        record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.gathered, held.sharded, text]
         (out / f"held-{{accelerator.process_index}}.json").write_text(json.dumps(record))
         accelerator.wait_for_everyone()
         raise
@@ -467,8 +469,11 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
     totals = [0, 0]
     for rank in range(2):
         whole, own = json.loads((tmp_path / f"rest-{rank}.json").read_text())
-        frozen, trainable, gradients, moments, sharded, text = json.loads((tmp_path / f"held-{rank}.json").read_text())
+        frozen, trainable, gradients, moments, gathered, sharded, text = json.loads(
+            (tmp_path / f"held-{rank}.json").read_text()
+        )
         assert sharded and trainable == own[1] and gradients == 0
+        assert config == "fsdp1" or 0 < gathered < sum(whole)
         assert 0 <= moments - 2 * trainable <= 4 * 100  # and a counter for each tensor
         assert frozen == own[0] if method != "qlora" else frozen > own[0]  # every rank has all scales
         assert text.startswith(f"error: out of memory: rank {rank}: 4.0 MiB asked for in the forward pass ({place})")

@@ -4,10 +4,17 @@ import json
 import shutil
 
 import pytest
+from helpers import make_model
 from model_helpers import FP32, TEMPLATE, build
 
 from kit.config.recipe import Recipe
-from kit.model.load import open_tokenizer
+from kit.model.tokenizer import open_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A model whose head is its embedding."""
+    return make_model(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
 @pytest.fixture

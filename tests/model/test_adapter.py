@@ -11,6 +11,17 @@ from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, open_config
 
 
+def test_inputs_of_adapters_are_not_copied_to_float32_and_back(recipe):
+    """The frozen weights are bfloat16, the adapters float32, and autocast computes in bfloat16."""
+    model = build(recipe(method="lora", lora_target_modules=["q_proj"]), BF16)
+    q_proj = next(module for name, module in model.named_modules() if name.endswith("q_proj"))
+    seen = []
+    q_proj.lora_A["default"].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))
+    assert seen == [torch.bfloat16]
+
+
 @pytest.mark.slow
 def test_the_seed_alone_decides_the_first_adapters(recipe):
     """Not what ran before: sharding takes each rank's part of what must be one matrix."""

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.model.load import build_meta_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, open_config
+from kit.model.tokenizer import open_tokenizer
 
 # What the weights are
 

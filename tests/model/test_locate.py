@@ -6,8 +6,9 @@ import pytest
 from model_helpers import FP32, TEMPLATE, build, problems
 
 from kit.errors import UserError
-from kit.model.load import open_config, open_tokenizer
+from kit.model.load import open_config
 from kit.model.locate import HUB_SECONDS, base_of_adapter, locate_model
+from kit.model.tokenizer import open_tokenizer
 
 DAMAGED = ["", "{", "[]", "null", "{}", "[" * 200_000, '{"metadata": {}, "weight_map": null}']
 DAMAGED += ['{"metadata": {}, "weight_map": {}}', '{"metadata": {}, "weight_map": ["model.safetensors"]}']

@@ -104,11 +104,46 @@ def test_it_is_the_loss_of_the_models_own_logits(family):
     assert_same_loss_and_gradients(model, reference, *batch())
 
 
+@pytest.mark.parametrize("freezes", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 13, 10_000])
-def test_the_size_of_a_chunk_does_not_matter(chunk_tokens):
-    model, reference = pair("gemma2")
+def test_the_size_of_a_chunk_does_not_matter(chunk_tokens, freezes):
+    model, reference = pair("gemma2", tie_word_embeddings=False)
+    for each in (model, reference):
+        each.lm_head.requires_grad_(not freezes)
     install_loss_head(model, chunk_tokens)
     assert_same_loss_and_gradients(model, reference, *batch())
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "phi"])
+def test_a_frozen_head_computes_its_logits_once(family, monkeypatch):
+    model, reference = pair(family, tie_word_embeddings=False)
+    for each in (model, reference):
+        each.get_output_embeddings().requires_grad_(False)
+    install_loss_head(model, 5)
+    seen = []
+    cross_entropy = F.cross_entropy
+    monkeypatch.setattr(
+        F, "cross_entropy", lambda logits, *a, **k: [seen.append(len(logits)), cross_entropy(logits, *a, **k)][1]
+    )
+    inputs, wanted = batch()
+    model(**inputs, **wanted).sum().backward()
+    assert seen == [5, 5, 3]
+    model.zero_grad()
+    assert_same_loss_and_gradients(model, reference, inputs, wanted)
+
+
+def test_right_padding_needs_no_mask_and_nobody_waits_for_the_device(monkeypatch):
+    """Without a mask sdpa takes its fast kernel. To build one, or to look for packs, transformers reads the device."""
+    model = tiny("llama")
+    install_loss_head(model)
+    asked, masks = [], []
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: asked.append(tensor))
+    sdpa = F.scaled_dot_product_attention
+    attend = lambda *a, **k: [masks.append(k["attn_mask"]), sdpa(*a, **k)][1]  # noqa: E731
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    inputs, wanted = batch()
+    model(**inputs, **wanted)
+    assert masks == [None] * 2 and not asked
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])

@@ -50,3 +50,32 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
             pairs = [(row.get(key), other.get(key)) for row, other in zip(run.rows, reference.rows, strict=True)]
             assert [a for a, _ in pairs if a] == pytest.approx([b for _, b in pairs if b], rel=1e-6), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name
+
+
+FROZEN = {"method": "full", "freeze": "model.embed_tokens*,model.layers.[01].*,lm_head.weight"}
+
+
+@pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("ddp", 2), ("ddp", 3)]))
+def test_frozen_parts_train_nowhere_and_change_no_topology(finetune, fp32, config, processes):
+    flags = {"max_steps": 6, "global_batch_size": 12, "learning_rate": 2e-3, **FROZEN}
+    reference = finetune.ok("reference", config=fp32["single"], **flags)
+    run = finetune.ok("run", processes, config=fp32[config], **flags)
+    assert [row["loss"] for row in run.rows] == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6)
+    assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6)
+    counts = {each.info["strategy"]["trainable_parameters"] for each in (run, reference)}
+    assert len(counts) == 1 and 0 < counts.pop() < 20_000  # the last of three layers, and the last norm
+
+
+@pytest.mark.xfail(strict=True, reason="final/ holds only what was trained")
+@pytest.mark.parametrize("config", ["single"])
+def test_the_final_model_holds_the_frozen_weights_too(finetune, config, model_folder):
+    from safetensors.torch import load_file
+
+    run = finetune.ok("run", config=config, max_steps=2, **FROZEN)
+    before = load_file(model_folder / "model.safetensors")
+    after = load_file(run.folder / "final/model.safetensors")
+    assert after.keys() == before.keys()
+    unchanged = {name for name in before if after[name].float().equal(before[name])}
+    assert unchanged == {
+        name for name in before if name.startswith(("model.embed", "model.layers.0", "model.layers.1", "lm_head"))
+    }

@@ -30,6 +30,7 @@ def interrupt_after(run, step, copy):
             ("ddp", 2, {"num_train_epochs": 1}),
             ("fsdp", 2, {}),
             ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
+            ("ddp", 2, {"method": "full", "lora_dropout": 0.0, "train_only": "model.layers.[12].mlp.*"}),
             ("fsdp1", 2, {}),
             ("single", 1, {"packing": True}),
         ],
@@ -141,6 +142,37 @@ def test_the_checkpoint_of_the_lowest_eval_loss_outlives_newer_ones_through_a_re
     kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert kept == [f"step-{best:08d}", "step-00000010"]
     assert f"lowest eval_loss: {losses[best]:.4f} after step {best}" in run.output
+
+
+def test_early_stopping_counts_through_a_resume_and_its_end_is_an_end(finetune, chat_file):
+    """The rate is so high that the run diverges."""
+    flags = {"eval_dataset": chat_file, "eval_steps": 1, "max_eval_samples": 8, "early_stopping_patience": 3}
+    flags |= {"save_steps": 1, "save_total_limit": 0, "method": "full", "max_steps": 30}
+    flags |= {"lr_scheduler_type": "constant", "learning_rate": 2.0, "warmup_steps": 8}
+    whole = finetune.ok("whole", **flags)
+    losses = [row["eval_loss"] for row in whole.rows if "eval_loss" in row]
+    end = len(losses)
+    assert losses.index(min(losses)) == end - 4 and end < 30
+    assert whole.info["ended_early"] == "eval_loss did not fall in the last 3 evaluations"
+    assert whole.info["finished_steps"] == end and f"ended early, after step {end} of 30" in whole.output
+    assert "this run is finished" in finetune.ok("whole", **flags).output
+    interrupt_after(whole, end - 1, finetune.folder / "half")
+    half = finetune.ok("half", **flags)
+    assert [row.get("eval_loss") for row in half.rows] == [row.get("eval_loss") for row in whole.rows]
+    assert half.losses == whole.losses and half.info["ended_early"]
+    interrupt_after(whole, end, finetune.folder / "ended")  # killed before it wrote the final model
+    ended = finetune.ok("ended", **flags)
+    assert ended.losses == whole.losses and (ended.folder / "final/model.safetensors").is_file()
+    more = finetune.ok("whole", **flags | {"early_stopping_patience": 4})
+    assert more.info["finished_steps"] == end + 1 and more.losses[:end] == whole.losses
+
+
+def test_after_each_epoch_it_evaluates_and_saves(finetune, chat_file):
+    flags = {"eval_dataset": chat_file, "max_eval_samples": 8, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    run = finetune.ok("run", max_steps=17, save_total_limit=0, **flags)
+    assert [row["step"] for row in run.rows if "eval_loss" in row] == [8, 16, 17]  # 61 samples, 8 a step
+    saved = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert saved == ["step-00000008", "step-00000016", "step-00000017"]
 
 
 def test_a_mistake_found_on_one_rank_stops_all_with_one_message(finetune, model_folder, tmp_path):

@@ -24,8 +24,9 @@ from kit.config.recipe import Recipe
 from kit.console import say
 from kit.errors import UserError
 from kit.failures import exits
-from kit.model.load import build_meta_model, build_model, check_model, open_config, open_tokenizer
+from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.report.samples_page import as_page, as_text, look
 
 EXTRAS = (

@@ -14,9 +14,11 @@ MAY_CHANGE = """
 trust_remote_code attn_implementation gradient_checkpointing dataset dataset_split dataset_config dataset_num_proc
 eval_dataset_config
 per_device_train_batch_size num_train_epochs max_steps
-eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_steps eval_on_start predict_with_generate
-max_new_tokens output_dir overwrite_output_dir save_steps save_total_limit resume_from_checkpoint logging_steps
-report_to deterministic ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio check_replicas
+eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy eval_steps eval_on_start
+predict_with_generate max_new_tokens early_stopping_patience early_stopping_threshold per_device_eval_batch_size
+output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
+report_to deterministic tf32 sync_each_batch ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio
+check_replicas run_name project
 """.split()
 
 
@@ -37,7 +39,14 @@ def test_the_docs_say_of_every_setting_whether_it_may_change():
 def test_each_setting_of_the_identity_is_looked_at(recipe, setting):
     old = getattr(recipe(), setting)
     others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
-    others |= {"lr_scheduler_type": "linear", "mixing": "tokens", "train_on": "last", "excess_length_strategy": "drop"}
+    others |= {"freeze": ["a*"], "train_only": ["a*"]}
+    others |= {
+        "min_lr_rate": 0.1,
+        "lr_scheduler_type": "linear",
+        "mixing": "tokens",
+        "train_on": "last",
+        "excess_length_strategy": "drop",
+    }
     new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
     of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), recipe(**{setting: new})))
     (told,) = differences(of_old, of_new)
@@ -55,6 +64,11 @@ def test_other_data_and_other_weights_are_told_in_words_and_another_model_once(r
     assert differences(old, identity(recipe(), "abc", "other")) == ["the weights at model_name_or_path are others"]
     elsewhere = identity(recipe(model_name_or_path="elsewhere"), "abc", "other")
     assert differences(old, elsewhere) == ["model_name_or_path: 'model' -> 'elsewhere'"]
+
+
+def test_fewer_samples_are_told_once(recipe):
+    fewer = identity(recipe(max_train_samples=5), "other", "base")
+    assert differences(identity(recipe(), "abc", "base"), fewer) == ["max_train_samples: None -> 5"]
 
 
 def test_what_makes_other_roundings_is_told_and_nothing_else():

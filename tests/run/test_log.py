@@ -349,10 +349,42 @@ def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_ofte
     assert len(list((tmp_path / "kit").rglob("hparams.yml"))) == 1
 
 
+def trackers(names, start):
+    """An accelerator with trackers; each is what ``start`` makes of its name, project and options."""
+
+    def init_trackers(project, init_kwargs):
+        accelerator.trackers += [start(name, project, init_kwargs[name]) for name in accelerator.log_with]
+
+    accelerator = SimpleNamespace(is_main_process=True, log_with=names, trackers=[], init_trackers=init_trackers)
+    return accelerator
+
+
+@pytest.mark.parametrize(
+    ("settings", "project", "wandb_name", "trackio_name"),
+    [({}, "kit", None, "ab12"), ({"run_name": "mine", "project": "our llama"}, "our llama", "mine", "mine-ab12")],
+)
+def test_trackers_get_the_names_of_run_and_project(tmp_path, clock, settings, project, wandb_name, trackio_name):
+    """TensorBoard's folder keeps its name: ``overwrite_output_dir`` must know it."""
+    names, started = ["tensorboard", "wandb", "trackio"], {}
+
+    def start(name, *of):
+        started[name] = of
+        return SimpleNamespace(name=name, store_init_configuration=lambda values: None, log=lambda row, step: None)
+
+    accelerator = trackers(names, start)
+    recipe = Recipe(model_name_or_path="m", dataset="d", report_to=names, **settings)
+    Log(accelerator, recipe, tmp_path, LoopState(tracker_id="ab12"), 4, ["one"])
+    assert {name: of[0] for name, of in started.items()} == {"tensorboard": "kit", "wandb": project, "trackio": project}
+    assert started["wandb"][1].get("name") == wandb_name and started["wandb"][1]["id"] == "ab12"
+    assert started["trackio"][1]["name"] == trackio_name
+    assert [tracker.name for tracker in accelerator.trackers] == names == accelerator.log_with
+
+
 def test_trackers_that_keep_one_record_of_a_run_get_its_settings_at_every_start(tmp_path, clock):
     stored = []
-    tracker = SimpleNamespace(name="wandb", store_init_configuration=stored.append)
-    accelerator = SimpleNamespace(is_main_process=True, trackers=[tracker], init_trackers=lambda *args, **kwargs: None)
+    accelerator = trackers(
+        ["wandb"], lambda *args: SimpleNamespace(name="wandb", store_init_configuration=stored.append)
+    )
     (tmp_path / "kit").mkdir()
     for logging_steps in (1, 5):
         recipe = Recipe(model_name_or_path="m", dataset="d", report_to="wandb", logging_steps=logging_steps)

@@ -34,9 +34,9 @@ def test_layers_compute_in_bf16_and_gradients_add_up_in_fp32():
 @pytest.mark.parametrize("wanted", [True, False])
 def test_what_the_config_says_reaches_the_plugin(wanted):
     changes = {"reshard_after_forward": wanted, "offload": wanted}
-    plugin = fsdp_plugin(topology("fsdp2", load_on_rank0=wanted, **changes))
+    plugin = fsdp_plugin(topology("fsdp2", **changes))
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, wanted)
-    assert plugin.cpu_ram_efficient_loading == wanted and isinstance(plugin.cpu_offload, CPUOffloadPolicy) == wanted
+    assert not plugin.cpu_ram_efficient_loading and isinstance(plugin.cpu_offload, CPUOffloadPolicy) == wanted
     plugin = fsdp_plugin(topology("fsdp1", **changes))
     assert plugin.fsdp_version == 1 and plugin.use_orig_params and plugin.cpu_offload.offload_params == wanted
     assert plugin.sharding_strategy == (ShardingStrategy.FULL_SHARD if wanted else ShardingStrategy.SHARD_GRAD_OP)

@@ -133,7 +133,7 @@ def test_all_four_forms_give_the_same_topology(resolve, environments, config, gp
     assert wanted.mixed_precision == "bf16" and wanted.reshard_after_forward
     assert wanted.device_type == ("cuda" if gpus else "cpu") and wanted.rehearsal == (gpus == 0)
     assert wanted.offload == (config == "fsdp_offload" and gpus > 0)
-    assert wanted.load_on_rank0 == (config in ("fsdp", "fsdp_offload") or (config == "fsdp1" and gpus > 0))
+    assert wanted.load_on_rank0 == (config in ("fsdp", "fsdp_offload"))
     by_launcher = forms["accelerate launch --config_file"]
     if config == "fsdp_offload":  # a launcher does not pass on the name of its file
         forms["accelerate launch --config_file"] = replace(by_launcher, config_name=config)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.config.recipe import Recipe
 from kit.train import loop_state
 from kit.train.loop_state import FEWEST_LOSSES, RECENT_STEPS, LoopState
 from kit.train.step import StepResult
@@ -25,6 +26,7 @@ def test_all_of_it_comes_back(monkeypatch):
     state = LoopState(step=3, feed={"cursors": [1]}, evaluated_step=2, first_evaluation={"eval_loss": 2.0})
     state.last_evaluation, state.best = {"eval_loss": 1.0}, {"step": 2, "eval_loss": 1.0}
     state.nonfinite_steps, state.recent_losses, state.tracker_id = 1, [2.0, 1.5], "ab12"
+    state.stale_evaluations = 2
     assert through_a_checkpoint(state) == state
     assert list(state.record()) == [each.name for each in fields(LoopState)]
 
@@ -95,3 +97,22 @@ def test_the_best_evaluation_is_remembered():
     assert state.best == {"step": 2, "eval_loss": 2.0} and state.record()["best"] == state.best
     assert state.evaluated_step == 6 and state.first_evaluation == {"eval_loss": 3.0}
     assert not through_a_checkpoint(state).end_evaluation(8, {"eval_loss": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("threshold", "losses", "stale"),
+    [
+        (0.0, [3.0, 2.0, 2.0, 2.5, 1.9, math.nan], [0, 0, 1, 2, 0, 1]),
+        (0.5, [3.0, 2.6, 2.2, 1.6, 1.0, 1.4], [0, 1, 2, 0, 0, 1]),  # compared with the lowest, as transformers does
+    ],
+)
+def test_evaluations_without_improvement_are_counted_through_resumes(threshold, losses, stale):
+    recipe = Recipe(model_name_or_path="m", dataset="d", early_stopping_patience=2, early_stopping_threshold=threshold)
+    state, counted = LoopState(), []
+    for step, loss in enumerate(losses):
+        state.end_evaluation(step, {"eval_loss": loss}, threshold)
+        state = through_a_checkpoint(state)
+        counted.append(state.stale_evaluations)
+        assert bool(state.why_early(recipe)) == (counted[-1] >= 2)
+    assert counted == stale
+    assert LoopState(stale_evaluations=9).why_early(Recipe(model_name_or_path="m", dataset="d")) == ""

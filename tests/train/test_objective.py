@@ -12,8 +12,9 @@ from kit.data.feed.batches import Collator
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.data.open import open_data, open_sources
-from kit.model.load import build_model, open_config, open_tokenizer
+from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
 from kit.train.objective import SupervisedLoss
 from kit.train.step import train_step

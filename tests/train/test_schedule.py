@@ -1,21 +1,41 @@
-"""The learning rate as a function of the step."""
+"""The learning rate, evaluations and checkpoints as functions of the step."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 
-from kit.train.schedule import learning_rate, warmup_length
+from kit.config.fields import choices
+from kit.config.recipe import Recipe
+from kit.data.feed.order import Order
+from kit.data.open import Data
+from kit.train.schedule import count_steps, evaluation_is_due, learning_rate, save_is_due
 
-KINDS = ["constant", "linear", "cosine"]
 PEAK = 3e-4
+SHAPES = {
+    "constant": {},
+    "constant_with_warmup": {},
+    "linear": {},
+    "cosine": {},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "inverse_sqrt": {},
+    "warmup_stable_decay": {"lr_decay_steps": 5, "min_lr_rate": 0.1},
+}
+CASES = list(itertools.product(SHAPES, [1, 2, 7, 100], [0, 1, 5, 0.03, 0.5]))
 
 
-def curve(kind, total, warmup):
-    return [learning_rate(step, total, PEAK, warmup, kind) for step in range(total)]
+def recipe(kind, warmup, peak=PEAK, **changes):
+    settings = {"learning_rate": peak, "lr_scheduler_type": kind, "warmup_steps": warmup, **SHAPES[kind], **changes}
+    return Recipe(model_name_or_path="m", dataset="d", **settings)
 
 
-CASES = list(itertools.product(KINDS, [1, 2, 7, 100], [0, 1, 5, 0.03, 0.5]))
+def curve(kind, total, warmup, **changes):
+    return [learning_rate(recipe(kind, warmup, **changes), step, total) for step in range(total)]
+
+
+def test_every_shape_is_tried():
+    assert list(SHAPES) == choices(Recipe.model_fields["lr_scheduler_type"].annotation)
 
 
 @pytest.mark.parametrize(("kind", "total", "warmup"), CASES)
@@ -26,7 +46,7 @@ def test_every_rate_trains_and_none_exceeds_the_peak(kind, total, warmup):
 
 @pytest.mark.parametrize(("kind", "total", "warmup"), CASES)
 def test_it_climbs_to_the_peak_and_then_never_again(kind, total, warmup):
-    rates, length = curve(kind, total, warmup), warmup_length(warmup, total)
+    rates, length = curve(kind, total, warmup), count_steps(warmup, total)
     climb, rest = rates[:length], rates[length:]
     assert all(a < b for a, b in itertools.pairwise(climb))
     assert all(a >= b for a, b in itertools.pairwise(rest))
@@ -36,37 +56,79 @@ def test_it_climbs_to_the_peak_and_then_never_again(kind, total, warmup):
         assert climb == pytest.approx([PEAK * (i + 1) / length for i in range(len(climb))])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize(("total", "warmup"), [(20, 4), (13, 0), (50, 10)])
 def test_the_shapes_are_those_of_transformers_one_step_on(kind, total, warmup):
     """Theirs spends step 0 at rate 0 where there is a warm-up; ours starts where theirs is after one step."""
     import torch
     from transformers import get_scheduler
 
+    options = {"warmup_stable_decay": {"num_decay_steps": 5, "min_lr_ratio": 0.1}}.get(kind, SHAPES[kind])
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
-    theirs = get_scheduler(kind if kind != "constant" else "constant_with_warmup", optimizer, warmup, total)
-    climb = theirs.lr_lambdas[0]
+    name = kind if kind != "constant" else "constant_with_warmup"
+    theirs = get_scheduler(name, optimizer, warmup, total, scheduler_specific_kwargs=options).lr_lambdas[0]
     ours = curve(kind, total, warmup)
-    assert ours[:warmup] == pytest.approx([PEAK * climb(step + 1) for step in range(warmup)])
-    assert ours[warmup:] == pytest.approx([PEAK * climb(step) for step in range(warmup, total)])
+    if kind != "warmup_stable_decay":  # in which theirs climbs from the lowest rate, not from 0
+        assert ours[:warmup] == pytest.approx([PEAK * theirs(step + 1) for step in range(warmup)])
+    assert ours[warmup:] == pytest.approx([PEAK * theirs(step) for step in range(warmup, total)])
 
 
 def test_known_points():
-    assert learning_rate(0, 100, 1.0, 10, "cosine") == pytest.approx(0.1)
-    assert learning_rate(9, 100, 1.0, 10, "cosine") == 1.0
-    assert learning_rate(55, 100, 1.0, 10, "cosine") == pytest.approx(0.5)
-    assert learning_rate(55, 100, 1.0, 10, "linear") == pytest.approx(0.5)
-    assert learning_rate(99, 100, 1.0, 10, "constant") == 1.0
-    assert learning_rate(99, 100, 1.0, 10, "linear") == pytest.approx(1 / 90)
-    assert learning_rate(99, 100, 1.0, 10, "cosine") == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
+    def rate(kind, step, **changes):
+        return learning_rate(recipe(kind, 10, peak=1.0, **changes), step, 100)
+
+    assert rate("cosine", 0) == pytest.approx(0.1)
+    assert rate("cosine", 9) == 1.0
+    assert rate("cosine", 55) == pytest.approx(0.5)
+    assert rate("linear", 55) == pytest.approx(0.5)
+    assert rate("constant", 99) == 1.0
+    assert rate("linear", 99) == pytest.approx(1 / 90)
+    assert rate("cosine", 99) == pytest.approx(0.5 * (1 + math.cos(math.pi * 89 / 90)))
+    assert rate("cosine_with_min_lr", 100, min_lr_rate=0.2) == pytest.approx(0.2)
+    assert rate("inverse_sqrt", 40) == pytest.approx(0.5)
+    stable = {"lr_decay_steps": 0.2, "min_lr_rate": None}
+    assert [rate("warmup_stable_decay", step, **stable) for step in (10, 80)] == [1.0, 1.0]
+    assert rate("warmup_stable_decay", 90, **stable) == pytest.approx(0.5)
+    assert rate("warmup_stable_decay", 100, **stable) == 0.0
 
 
-def test_warmup_below_one_is_a_share_of_all_steps_rounded_up():
-    assert [warmup_length(share, 100) for share in (0, 0.03, 0.001, 0.999)] == [0, 3, 1, 100]
-    assert [warmup_length(count, 100) for count in (1, 10, 250)] == [1, 10, 250]
+def test_a_decay_of_more_steps_than_there_are_begins_after_the_warm_up():
+    assert curve("warmup_stable_decay", 20, 4, lr_decay_steps=50) == pytest.approx(curve("cosine_with_min_lr", 20, 4))
 
 
-def test_a_resumed_run_sees_the_same_rates_in_any_order():
-    forwards = curve("cosine", 40, 5)
-    backwards = [learning_rate(step, 40, PEAK, 5, "cosine") for step in reversed(range(40))]
+def test_a_number_of_steps_below_one_is_a_share_of_all_rounded_up():
+    assert [count_steps(share, 100) for share in (0, 0.03, 0.001, 0.999)] == [0, 3, 1, 100]
+    assert [count_steps(count, 100) for count in (1, 10, 250)] == [1, 10, 250]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_resumed_run_sees_the_same_rates_in_any_order(kind):
+    forwards = curve(kind, 40, 5)
+    backwards = [learning_rate(recipe(kind, 5), step, 40) for step in reversed(range(40))]
     assert forwards == backwards[::-1]
+
+
+def due(is_due, **settings):
+    """The steps after which it is due, of a run of two epochs and a half of 30 samples, 4 a step: 19 steps."""
+    recipe = Recipe(model_name_or_path="m", dataset="d", num_train_epochs=2.5, **settings)
+    order = Order(np.full(30, 9), np.zeros(30, np.int16), 42, 4)
+    data = Data(train=None, evaluation=None, order=order, chat_template=None)
+    assert data.total_steps(recipe) == 19
+    return [step for step in range(20) if is_due(recipe, data, step)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, []),
+        ({"save_strategy": "no"}, []),
+        ({"save_steps": 6}, [6, 12, 18]),
+        ({"save_strategy": "steps", "save_steps": 6}, [6, 12, 18]),
+        ({"save_strategy": "epoch"}, [8, 15]),  # 30 samples are complete after 7.5 steps, 60 after 15
+    ],
+)
+def test_a_checkpoint_is_due_every_so_many_steps_or_when_an_epoch_is_complete(settings, steps):
+    assert [step for step in due(save_is_due, **settings) if step] == steps
+    of_evaluation = {key.replace("save", "eval"): value for key, value in settings.items()}
+    assert due(evaluation_is_due, **of_evaluation) == [*steps, 19]
+    assert due(evaluation_is_due, **of_evaluation, eval_on_start=True) == [0, *steps, 19]

@@ -71,7 +71,11 @@ def resolve_template(tokenizer: Any, name_or_file: str | None) -> str | None:
         missing = _missing_tokens(tokenizer, name_or_file)
         if missing:
             found = f"{name_or_file!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
-            raise UserError(Problem("chat_template", found, "a tokenizer that has them, or " + fitting(tokenizer)))
+            expected = "a tokenizer that has them, or " + fitting(tokenizer)
+            # A BOS or EOS has a role too, which only the tokenizer can give it.
+            can_add = not {"bos_token", "eos_token"}.intersection(missing)
+            fix = f"--new_tokens '{','.join(missing)}' adds them and trains their rows" if can_add else ""
+            raise UserError(Problem("chat_template", found, expected, fix))
         return _named(name_or_file)
     if not os.path.isfile(name_or_file):  # Path.is_file() raises OSError if the name is too long for a file
         expected = f"a file, or one of {', '.join(REQUIRED_TOKENS)}"

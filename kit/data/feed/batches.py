@@ -11,7 +11,7 @@ Promises:
 - In a packed row, ``position_ids`` begin at 0 with each sample, and ``cu_seq_lens`` holds the bounds of the samples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -51,13 +51,20 @@ class MicroBatch:
     max_seq_len: int | None = None  # tokens of the longest segment
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return a copy with all tensors on ``device``; the copy may be asynchronous."""
-        moved: dict[str, Any] = {
-            name: value.to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if isinstance(value, torch.Tensor)
-        }
-        return replace(self, **moved)
+        """Return a copy with all tensors on ``device``; from pinned memory the host does not wait for it."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin(self) -> "MicroBatch":
+        """Return a copy with all tensors in pinned host memory, from which a GPU copies without the host."""
+        return self._with(torch.Tensor.pin_memory)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
+        return replace(self, **changed)
 
     def model_inputs(self) -> dict[str, Any]:
         """Return the keyword arguments for a model with a loss head (``kit.model.loss_head``).
@@ -172,6 +179,28 @@ def evaluation_batches(samples: Samples, ranks: Ranks, size: int, pad_token_id: 
     collator = Collator(size, pad_token_id, packing=False)
     for share in collator.deal(samples.lengths, list(np.arange(len(samples))[:, None]), ranks.count):
         yield collator.collate(samples, share[ranks.index])
+
+
+def on_device(micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
+    """Yield the micro-batches on ``device``. A GPU copies one while it computes the one before."""
+    if device.type != "cuda":
+        yield from (micro_batch.to(device) for micro_batch in micro_batches)
+        return
+    stream, waiting = torch.cuda.Stream(device), iter(micro_batches)
+
+    def copy_next() -> MicroBatch | None:
+        following = next(waiting, None)
+        with torch.cuda.stream(stream):
+            return following and following.pin().to(device)
+
+    ahead = copy_next()
+    while ahead is not None:
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(stream)
+        for tensor in ahead.tensors().values():
+            tensor.record_stream(computing)  # its memory was allocated on the other stream
+        current, ahead = ahead, copy_next()
+        yield current
 
 
 def padding_share(lengths: np.ndarray, dealt: Sequence[Sequence[Sequence[Item]]]) -> float:

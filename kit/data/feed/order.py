@@ -81,6 +81,7 @@ class Order:
         # With a mixture, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
         # have the same number of items.
         self._varies = mixture is not None and capacity is not None
+        self._num_packs = 0  # of every epoch, if epochs do not vary; 0: not known yet
         self._ends: list[int] = []  # number of items up to the end of each epoch, if epochs vary
         self._epochs: dict[int, Packs] = {}
 
@@ -130,7 +131,10 @@ class Order:
         """Return the number of items in ``epoch``."""
         if self._capacity is None:
             return sum(self.quotas) or len(self._lengths)
-        return len(self.epoch(epoch if self._varies else 0))
+        if self._varies:
+            return len(self.epoch(epoch))
+        self._num_packs = self._num_packs or len(self.epoch(0))
+        return self._num_packs
 
     def total_steps(self, num_epochs: float) -> int:
         """Return the number of steps that see all items of ``num_epochs`` epochs, rounded up."""
@@ -158,6 +162,13 @@ class Order:
         """Return how many epochs, with fractions, the first ``num_steps`` steps see."""
         epoch, position = self._locate(num_steps * self._batch_size)
         return epoch + position / self.num_items(epoch)
+
+    def whole_epochs_after(self, num_steps: int) -> int:
+        """Return how many epochs the first ``num_steps`` steps complete.
+
+        Unlike ``epochs_after`` it changes nothing for a step whose batch was made, so any thread may call it then.
+        """
+        return self._locate(num_steps * self._batch_size)[0]
 
     def _locate(self, slot: int) -> tuple[int, int]:
         """The epoch of item number ``slot`` of the run, and its position in that epoch."""

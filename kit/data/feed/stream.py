@@ -26,7 +26,7 @@ from kit.data.feed.lanes import COUNTS, Element, StreamedSource, SubStream, num_
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.read.sources import shown
-from kit.data.samples.rows import Encoder, Opened
+from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import Samples
 from kit.errors import Problem, UserError, raise_if
 
@@ -55,6 +55,10 @@ class Stream:
     def names(self) -> list[str]:
         """The names of the sources."""
         return [opened.entry.name for opened in self.opened]
+
+    def whole_epochs_after(self, num_steps: int) -> int:
+        """Raise ``ValueError``: only reading it shows where a stream ends. Recipes that would ask are refused."""
+        raise ValueError("the end of an epoch is not known in a stream")
 
     def total_steps(self, recipe: Recipe) -> int:
         """Return the optimiser steps of the whole run: ``max_steps``, which a stream must have."""
@@ -86,13 +90,19 @@ def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
     Raises:
         UserError: the block has no rows, or has rows that cannot be used.
     """
+    name, piece = opened.source.name, first_piece(opened, encoder)
+    raise_if(shown([*piece.problems, *piece.refusals], name))
+    return int(piece.input_ids.max()), [f"{name}: {text}" for text in piece.remarks]
+
+
+def first_piece(opened: Opened, encoder: Encoder) -> Piece:
+    """Read and encode the first block of a source. Raises ``UserError`` if it has no rows."""
     source = opened.source
     block = next(iter(source.parts[0].blocks(list(opened.fields.values()))), None)
     piece = encoder.encode_block(opened, 0, block) if block else None
     if piece is None or not len(piece.samples) + len(piece.problems) + len(piece.refusals):
         raise UserError(Problem(source.name, "no row to learn from at its beginning", "at least one"))
-    raise_if(shown([*piece.problems, *piece.refusals], source.name))
-    return int(piece.input_ids.max()), [f"{source.name}: {text}" for text in piece.remarks]
+    return piece
 
 
 class StreamFeed:

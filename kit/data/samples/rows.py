@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.config.recipe import DatasetEntry
+from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.formats import plain_text, to_sample
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.read.parts import Block

@@ -33,6 +33,8 @@ def test_a_template_is_found_by_name_or_file(tmp_path, tokenizer, sentencepiece)
         UserError, match=r"'chatml' needs <\|im_start\|>, <\|im_end\|>, which the tokenizer would split"
     ):
         resolve_template(sentencepiece, "chatml")
+    with pytest.raises(UserError, match=r"--new_tokens '<\|im_start\|>,<\|im_end\|>' adds them"):
+        resolve_template(sentencepiece, "chatml")
 
 
 def test_the_tokenizers_own_template_is_the_default_one_of_several():

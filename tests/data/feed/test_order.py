@@ -128,3 +128,13 @@ def test_lengths_are_grouped_so_that_little_is_padded():
 def test_permutations_of_different_use_have_nothing_in_common():
     drawn = [tuple(permutation(50, 42, *key)) for key in [(0,), (1,), (0, 1), (1, 0, 1), (1, 1, 0), (2,), (3,)]]
     assert len(set(drawn)) == len(drawn) and all(sorted(p) == list(range(50)) for p in drawn)
+
+
+@pytest.mark.parametrize("capacity", [None, 400])
+@pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
+def test_whole_epochs_are_those_that_the_steps_complete(capacity, weights):
+    made, _ = order(num=30, batch=7, sources=np.arange(30) % 2, weights=weights, capacity=capacity)
+    counted = [made.whole_epochs_after(step) for step in range(20)]
+    assert counted == [int(made.epochs_after(step)) for step in range(20)]
+    for num in (1, 2, 3):
+        assert counted.index(num) == made.total_steps(num)

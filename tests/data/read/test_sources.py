@@ -6,7 +6,7 @@ import os
 import pytest
 from data_helpers import contents, json_lines, refused, source_of, text_rows, write_any
 
-from kit.config.recipe import DATA_SUFFIXES, DatasetEntry
+from kit.config.dataset_entry import DATA_SUFFIXES, DatasetEntry
 from kit.data.read import archives
 from kit.data.read.sources import FIX, SUFFIXES, shown
 from kit.errors import Problem, UserError

@@ -1,0 +1,98 @@
+"""Write safetensors files tensor by tensor.
+
+torch's writer of distributed checkpoints serialises a file into a second copy of its tensors before it writes the first
+byte, and the library safetensors keeps all other threads waiting while it writes. Here, memory beside the tensors stays
+at one tensor (where it is on a GPU or not contiguous), and the training loop goes on meanwhile.
+
+Form of a file: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+SUFFIX = ".safetensors"
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a new safetensors file and sync it to the disk.
+
+    Args:
+        tensors: on any device; each is contiguous in the file.
+        metadata: texts for the header.
+
+    Raises:
+        OSError: the file cannot be written.
+        KeyError: safetensors has no name for a dtype.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    # The widest dtype first, so that every tensor begins at a multiple of its element's size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    for name in names:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's arrays are buffers
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class TensorWriter(HuggingFaceStorageWriter):
+    """As torch's writer, one file a rank, but with the memory of ``write_tensors``."""
+
+    def __init__(self, folder: Path, copies: Mapping[str, torch.Tensor] | None = None) -> None:
+        """
+        Args:
+            copies: of this rank's part of each tensor: written instead of the tensors, which may change meanwhile.
+        """
+        super().__init__(str(folder), save_distributed=True)
+        self._folder, self._copies = folder, copies
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's part of all tensors; called by torch."""
+        tensors: dict[str, torch.Tensor] = {}
+        offsets, results = {}, []
+        for item in plan.items:
+            assert item.tensor_data is not None, "all that is not a tensor is in state.json"
+            name = item.index.fqn
+            assert name not in tensors, "a rank has one part of a tensor"
+            part: Any = self._copies[name] if self._copies is not None else planner.resolve_data(item)
+            assert part.shape == item.tensor_data.chunk.sizes
+            tensors[name] = part
+            offsets[name] = {"saved_offsets": item.tensor_data.chunk.offsets}
+            results.append(WriteResult(item.index, part.numel() * part.element_size(), None))
+        if tensors:
+            metadata = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+            write_tensors(self._folder / f"shard-{plan.storage_data['shard_index']:05d}{SUFFIX}", tensors, metadata)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done

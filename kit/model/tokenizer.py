@@ -1,0 +1,73 @@
+"""Open the tokenizer of a recipe, with the recipe's new tokens in it.
+
+Promises: the same recipe gives the same ids on every rank and at every start; a new token never takes the id or the
+text of another one.
+"""
+
+from collections import Counter
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from kit.config.recipe import Recipe
+from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.model.locate import first_line, hint_trust, hub_options, locate_model, tokenizer_of_adapter
+
+
+def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """Open the adapter's tokenizer if it has one, since it has the chat template of its training; else the model's.
+
+    The recipe's ``new_tokens`` are added to it as special tokens.
+
+    Raises:
+        UserError: there is no tokenizer, or only a slow one; a new token exists already, or one to train does not.
+    """
+    adapter = recipe.adapter_name_or_path
+    folder = tokenizer_of_adapter(adapter) if adapter else None
+    field = "adapter_name_or_path" if folder else "model_name_or_path"
+    name = str(folder) if folder else locate_model(recipe.model_name_or_path, recipe.model_revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **hub_options(recipe))
+    except Exception as error:
+        found = f"no tokenizer in {name}: {first_line(error)}"
+        raise UserError(Problem(field, found, "tokenizer.json beside the weights", hint_trust(error))) from None
+    if not tokenizer.is_fast:
+        raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
+    _add(tokenizer, recipe.new_tokens or [])
+    _check_known(tokenizer, recipe.trainable_tokens or [])
+    return tokenizer
+
+
+def ids_of(tokenizer: Any, tokens: list[str] | None) -> list[int]:
+    """Return the ids of tokens that the tokenizer has."""
+    return [tokenizer.convert_tokens_to_ids(token) for token in tokens or []]
+
+
+def _add(tokenizer: Any, tokens: list[str]) -> None:
+    known = tokenizer.get_vocab() if tokens else {}
+    fix = "leave it out; --trainable_tokens trains the row of a token that exists"
+    problems = [
+        Problem("new_tokens", f"{token!r} exists already, with id {known[token]}", "new ones", fix)
+        for token in dict.fromkeys(tokens)
+        if token in known
+    ]
+    twice = [token for token, count in Counter(tokens).items() if count > 1]
+    raise_if(problems + [Problem("new_tokens", f"{token!r} is given twice") for token in twice])
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    # A normaliser may make two of them equal.
+    lost = [token for token in tokens if token not in tokenizer.get_vocab()]
+    raise_if(Problem("new_tokens", f"{token!r} cannot be added to this tokenizer") for token in lost)
+
+
+def _check_known(tokenizer: Any, tokens: list[str]) -> None:
+    known = tokenizer.get_vocab() if tokens else {}
+    raise_if(
+        Problem(
+            "trainable_tokens",
+            f"{token!r} is no token of the tokenizer",
+            "a token that it has",
+            did_you_mean(token, tokenizer.get_added_vocab()) or f"--new_tokens '{token}' adds it",
+        )
+        for token in tokens
+        if token not in known
+    )

@@ -1,0 +1,42 @@
+"""New tokens get ids of their own, the same at every start; what cannot be added or trained is named."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from kit.data.samples.rows import Encoder
+from kit.errors import UserError
+from kit.model.tokenizer import ids_of, open_tokenizer
+
+
+def test_new_tokens_are_special_and_one_token_each(recipe, tmp_path):
+    tokenizer = open_tokenizer(recipe(new_tokens=["<a>", "<b>"]))
+    assert ids_of(tokenizer, ["<a>", "<b>"]) == [len(tokenizer) - 2, len(tokenizer) - 1]
+    ids = tokenizer("red<a>cat", add_special_tokens=False).input_ids
+    assert ids.count(len(tokenizer) - 2) == 1 and tokenizer.decode(ids, skip_special_tokens=True) == "redcat"
+    tokenizer.save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert saved("red<a>cat", add_special_tokens=False).input_ids == ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"new_tokens": ["<a>", "<|im_end|>"]}, "new_tokens: '<|im_end|>' exists already, with id 2"),
+        ({"new_tokens": ["red"]}, "new_tokens: 'red' exists already"),
+        ({"new_tokens": ["<a>", "<a>"]}, "new_tokens: '<a>' is given twice"),
+        ({"trainable_tokens": ["<|im_ned|>"]}, "did you mean '<|im_end|>'"),
+        ({"trainable_tokens": ["<none>"]}, "--new_tokens '<none>' adds it"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(recipe, changes, message):
+    with pytest.raises(UserError) as error:
+        open_tokenizer(recipe(**changes))
+    assert message in str(error.value)
+
+
+def test_another_token_makes_another_key_of_the_cache(recipe):
+    def key(**changes):
+        return Encoder(open_tokenizer(recipe(**changes)), None, False, "assistant", 64, "truncate").key()
+
+    assert key() == key() and key(new_tokens=["<a>"]) == key(new_tokens=["<a>"])
+    assert len({str(key(**changes)) for changes in ({}, {"new_tokens": ["<a>"]}, {"new_tokens": ["<b>"]})}) == 3

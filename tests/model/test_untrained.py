@@ -1,0 +1,96 @@
+"""A stop token that the model was never trained to write is found from its weights; a trained one is not."""
+
+import shutil
+
+import pytest
+import torch
+from helpers import ROOT, make_model
+from safetensors.torch import load_file, save_file
+
+from kit.model.load import build_meta_model, open_config
+from kit.model.tokenizer import open_tokenizer
+from kit.model.untrained import check_stop_tokens, is_untrained
+
+TINY = ROOT / "recipes/tiny/model"
+
+
+def told(recipe, *tokens):
+    tokenizer, model = open_tokenizer(recipe), build_meta_model(recipe, open_config(recipe))
+    return "\n".join(
+        map(str, check_stop_tokens(recipe, model, tokenizer, tokenizer.convert_tokens_to_ids(list(tokens))))
+    )
+
+
+def test_the_roles_of_the_embedded_model_were_never_trained_and_its_end_was(recipe):
+    assert told(recipe(TINY), "<|end|>", "<|bos|>") == ""
+    for role in ("<|user|>", "<|system|>", "<|assistant|>"):
+        message = told(recipe(TINY), role)
+        assert f"{role} ends the answers" in message and "lora freezes its row" in message
+        assert f"--trainable_tokens '{role}'" in message and "--lora_modules_to_save embed_tokens,lm_head" in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "full"},
+        {"trainable_tokens": ["<|user|>"]},
+        {"lora_modules_to_save": ["embed_tokens"]},
+    ],
+)
+def test_nothing_is_said_where_the_row_trains(recipe, changes):
+    assert told(recipe(TINY), "<|user|>") and told(recipe(TINY, **changes), "<|user|>") == ""
+
+
+@pytest.fixture
+def with_rows(tmp_path):
+    """A model, untied and in two files, whose rows 0 to 2 (all its special tokens) are those given."""
+
+    def with_rows(rows, **shape):
+        folder = tmp_path / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        make_model(folder, **shape)
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"][:3] = rows(weights["lm_head.weight"])
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    return with_rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_found"),
+    [
+        (lambda head: head[:3], False),  # as other tokens
+        (lambda head: torch.zeros(3, 32), True),
+        (lambda head: head.mean(0).expand(3, -1), True),  # as after a resize
+        (lambda head: head[7] + 1e-3 * torch.randn(3, 32), True),  # moved together
+        (lambda head: head[[0, 7, 7]], True),
+        (lambda head: head[7] + 1e-3 * torch.randn(3, 32) * torch.tensor([[20.0], [1], [1]]), False),  # one twin
+        (lambda head: 3 * head[:3], False),
+    ],
+)
+def test_a_row_is_found_by_what_training_leaves(recipe, with_rows, rows, is_found):
+    torch.manual_seed(0)
+    assert bool(told(recipe(with_rows(rows)), "<|im_end|>")) == is_found
+
+
+def test_rows_of_padding_tell_too(recipe, with_rows):
+    folder = with_rows(lambda head: head[:3], vocab_size=384)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][320:] = weights["lm_head.weight"][2] * (1 + 1e-3 * torch.randn(64, 1))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "<|im_end|> ends the answers" in told(recipe(folder), "<|im_end|>")
+
+
+def test_random_rows_are_never_taken_for_untrained():
+    """Whatever the number of dimensions: a false alarm would stop a run."""
+    for dimensions in (16, 64, 1024):
+        generator = torch.Generator().manual_seed(dimensions)
+        table = torch.randn(2000, dimensions, generator=generator) + 0.5
+        assert not any(is_untrained(table[i], table[5:40], table[40:]) for i in range(5))
+
+
+def test_weights_that_are_not_there_yet_are_not_looked_at(recipe, tmp_path):
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    assert told(recipe(folder), "<|user|>") == ""
