@@ -55,11 +55,12 @@ def load(library: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def stub_runtime(waited: Callable[[str], None]) -> None:
+def stub_runtime(waited: Callable[[str], None], pinned: Callable[[int], None]) -> None:
     """Replace torch's Python layer over the CUDA runtime: devices, streams, events, memory statistics, generators.
 
     Args:
         waited: called with the name of each function by which the host waits for the device.
+        pinned: called with the address of memory that is pinned in place.
     """
     import torch
 
@@ -122,7 +123,12 @@ def stub_runtime(waited: Callable[[str], None]) -> None:
     def on_stream(stream: Any) -> Any:
         yield stream
 
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        pinned(address)
+        return 0
+
     stubs: dict[str, Any] = {
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,

@@ -7,8 +7,8 @@ fake one, and ``fake_cuda.cpp`` makes torch take "cuda" for a device. The rest i
 Accelerate, adapters, loss head, optimiser, sharding, feed, ``train_step``, ``evaluate`` and the copies of a save.
 
 These are replaced: reading weights (they are made by shape), the rendezvous, threads (their work is done at once, since
-a mode is of its thread), torch's stager (it copies storages, which fake tensors lack), and bitsandbytes' parameter
-class (its quantisation and products run, by shape). DDP never sorts its buckets anew.
+a mode is of its thread), what a save does after its copies, and bitsandbytes' parameter class (its quantisation and
+products run, by shape). DDP never sorts its buckets anew.
 
 It sees: an operation across devices; tensors on a wrong device or of a wrong dtype; host synchronisations, pageable
 copies, casts and wide matrix products, with the line that asks for them; the bytes held at the peak, by component;

@@ -81,7 +81,7 @@ def run(case: Any) -> dict[str, Any]:
     """Run ``case`` and return the report. Changes torch and the kit in this process for good."""
     vocab_size = AutoConfig.from_pretrained(case.folder).get_text_config().vocab_size
     meter = Meter(vocab_size, OWN, IGNORED)
-    stub_runtime(meter.waited)
+    stub_runtime(meter.waited, meter.pinned)
     teach_fake_tensors(meter)
     report: dict[str, Any] = {"case": asdict(case)}
     try:

@@ -9,12 +9,11 @@ from typing import Any
 import bitsandbytes
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint.staging
 import transformers.utils.import_utils
 from meter import Meter
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import device_mesh
-from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
 from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM
@@ -32,10 +31,6 @@ def teach_fake_tensors(meter: Meter) -> None:
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
     AutoModelForCausalLM.from_pretrained = staticmethod(make_model)
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
-    # A save ends with its copies: what follows is for a disk, and runs in threads of torch's.
-    torch.distributed.checkpoint.staging.DefaultStager = Stager  # type: ignore[misc, assignment]
-    torch.distributed.checkpoint.async_save = lambda state, **options: Stager().stage(state)
-    torch.distributed.checkpoint.save = lambda state, **options: None
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: Any, size: int) -> Any:
@@ -46,6 +41,7 @@ def teach_fake_tensors(meter: Meter) -> None:
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
     _with_real_tensors(device_mesh, "init_device_mesh")
     _with_real_tensors(_fully_shard, "_init_default_mesh")
+    _fsdp_init._move_states_to_device = _move
     # These two compare and copy values between ranks, in C++.
     ddp._verify_param_shape_across_processes = lambda *args, **kwargs: None
     ddp._sync_module_states = lambda *args, **kwargs: None
@@ -63,28 +59,17 @@ def _tolist(self: Any) -> Any:
     return host.item() if not host.dim() else [_tolist(row) if row.dim() else row.item() for row in host]
 
 
+def _move(parameters: list[Any], buffers: list[Any], device: torch.device) -> None:
+    """Move tensors in place, before FSDP2 shards them. A fake tensor has its device beside its data."""
+    for tensor in (*parameters, *buffers):
+        if tensor.device.type not in (device.type, "meta"):
+            tensor.data = tensor.detach().to(device)
+            tensor.fake_device = device
+
+
 def _find_quant_state(module: Any) -> None:
     """After FSDP has gathered a 4-bit weight, it is a plain parameter."""
     module.weight.quant_state = module.quant_state
-
-
-class Stager:
-    """Stands in for torch's: copies a state to host memory, and keeps the buffers for the next one."""
-
-    def __init__(self, options: Any = None) -> None:
-        self._pinned = bool(options and options.use_pinned_memory)
-        self._non_blocking = bool(options and options.use_non_blocking_copy)
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def stage(self, state: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Copy ``state``; the host waits once at the end."""
-        for name, tensor in state.items():
-            local = getattr(tensor, "_local_tensor", tensor)
-            if name not in self._buffers:
-                empty = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=self._pinned)
-                self._buffers[name] = empty
-            self._buffers[name].copy_(local, non_blocking=self._non_blocking)
-        return self._buffers
 
 
 def _with_real_tensors(owner: Any, name: str) -> None:

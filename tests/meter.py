@@ -246,6 +246,10 @@ class Meter(TorchDispatchMode):
             self._pinned.add(serial)
         return tensor
 
+    def pinned(self, address: int) -> None:
+        """Note that the storage at ``address`` was pinned in place."""
+        self._pinned.add(self._serials[address])
+
     def _is_pinned(self, tensor: Any) -> bool:
         tensor = getattr(tensor, "_local_tensor", tensor)
         return self._serials.get(tensor.untyped_storage()._cdata) in self._pinned
