@@ -229,8 +229,11 @@ class Meter(TorchDispatchMode):
         if from_device == "cpu" and to_device not in ("cpu", "meta"):
             if not self._is_pinned(origin):
                 self._tally.pageable[f"{name} {self._asked_by()}"] += 1
-        elif to_device == "cpu" and from_device not in ("cpu", "meta") and (waits or not self._is_pinned(result)):
-            self._tally.syncs[f"copy to the host {self._asked_by()}"] += 1
+        elif to_device == "cpu" and from_device not in ("cpu", "meta"):
+            if name == "_to_copy" and not waits:
+                self._pin(result)  # as torch does
+            if waits or not self._is_pinned(result):
+                self._tally.syncs[f"copy to the host {self._asked_by()}"] += 1
         if source[1] != target[1]:
             self._tally.casts[f"{_short(source[1])} to {_short(target[1])}"] += 1
 
