@@ -34,7 +34,7 @@ def test_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     # Of the wide matrix products one is meant: the sum of losses by data set, a vector of float64.
     wide = [name for name in many(report)["products"] if not name.startswith("bfloat16")]
-    assert all(name.startswith("float64 kit/train/step.py") for name in wide), wide
+    assert all(name.startswith("float64 kit/train/objective.py") for name in wide), wide
 
 
 @pytest.mark.parametrize("case", matrix(OFFLOAD))
