@@ -18,10 +18,6 @@ LARGE = {"shape": "llama-8b", "length": 4096}
 PADDED = {"rows": 2, "micro_batches": 2}  # every other row is a quarter shorter
 
 
-def fails(*reasons: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason="; ".join(reasons))
-
-
 def ran(report: dict) -> dict:
     """The report of a case that ran through, each tensor on its device and of its dtype."""
     assert "error" not in report, report["error"]
