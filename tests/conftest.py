@@ -4,9 +4,12 @@ import gc
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
+import fake_cuda
 import pytest
+from fake_gpu import Server
 from helpers import ROOT, WORDS, Finetune, make_model
 
 
@@ -48,6 +51,18 @@ def chat_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finetune(model_folder: Path, chat_file: Path, tmp_path: Path) -> Finetune:
     return Finetune(model_folder, chat_file, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Simulates a case on fake GPUs: called with the fields of ``fake_gpu.Case``, it returns the report."""
+    if not fake_cuda.compiler():
+        pytest.skip("NO C++ COMPILER: NOTHING WAS RUN ON FAKE GPUS. Install g++ or clang++")
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    fake_cuda.build(folder)
+    server = Server(folder)
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,186 @@
+"""CUDA without CUDA: builds and loads ``fake_cuda.cpp``, and stubs what torch's Python layer asks of a CUDA runtime.
+
+``load`` must be called before torch is imported; ``stub_runtime`` after bitsandbytes is, which would look for its
+kernels. Both change this process for good, so they belong in a process of their own.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+SOURCE = Path(__file__).with_name("fake_cuda.cpp")
+NUM_DEVICES = 8
+NAME = "fake GPU"
+MEMORY_BYTES = 80 * 2**30
+
+
+def compiler() -> str | None:
+    """The C++ compiler; None if there is none."""
+    return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+
+
+def build(folder: Path) -> Path:
+    """Compile the library for the installed torch into ``folder``, unless it is there; some 15 s."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations
+    torch = Path(spec.submodule_search_locations[0])
+    version = (torch / "version.py").read_bytes()
+    library = folder / f"libfake_cuda-{hashlib.sha256(SOURCE.read_bytes() + version).hexdigest()[:16]}.so"
+    if not library.exists():
+        found = compiler()
+        assert found, "no C++ compiler: install g++ or clang++"
+        includes = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+        libraries = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch}/lib"]
+        partial = library.with_suffix(".partial")
+        command = [found, "-std=c++20", "-O1", "-fPIC", "-shared", *includes, str(SOURCE), *libraries, "-o", partial]
+        subprocess.run(command, check=True)
+        partial.rename(library)
+    return library
+
+
+def load(library: Path) -> None:
+    """Load the library. Call this before torch is imported: torch looks for CUDA's hooks once."""
+    assert "torch" not in sys.modules, "torch is already imported"
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations
+    ctypes.CDLL(f"{spec.submodule_search_locations[0]}/lib/libtorch_cpu.so", mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def stub_runtime(waited: Callable[[str], None], pinned: Callable[[int], None]) -> None:
+    """Replace torch's Python layer over the CUDA runtime: devices, streams, events, memory statistics, generators.
+
+    Args:
+        waited: called with the name of each function by which the host waits for the device.
+        pinned: called with the address of memory that is pinned in place.
+    """
+    import torch
+
+    class Event:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def record(self, *args: Any) -> "Event":
+            return self
+
+        def wait(self, *args: Any) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            waited("Event.synchronize")
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 0.0
+
+    class Stream:
+        stream_id = device_index = 0
+        device_type = 1
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.device = torch.device("cuda", 0)
+
+        def is_capturing(self) -> bool:
+            return False
+
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+        def wait_event(self, event: Any) -> None:
+            pass
+
+        def record_event(self, event: Any = None) -> Event:
+            return event or Event()
+
+        def synchronize(self) -> None:
+            waited("Stream.synchronize")
+
+        def query(self) -> bool:
+            return True
+
+        def __enter__(self) -> "Stream":
+            return self
+
+        def __exit__(self, *args: Any) -> None:
+            pass
+
+    current = Stream()
+    properties = SimpleNamespace(
+        name=NAME, major=9, minor=0, total_memory=MEMORY_BYTES, multi_processor_count=132, gcnArchName=""
+    )
+
+    @contextmanager
+    def on_stream(stream: Any) -> Any:
+        yield stream
+
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        pinned(address)
+        return 0
+
+    stubs: dict[str, Any] = {
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: 0),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda callable, **kwargs: None,
+        "device_count": lambda: NUM_DEVICES,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "device": lambda device: nullcontext(),
+        "get_device_name": lambda device=None: NAME,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: properties,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": lambda device=None: waited("torch.cuda.synchronize"),
+        "empty_cache": lambda: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
+        "memory_stats": lambda device=None: {},
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "memory_reserved": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": lambda device=None: current,
+        "default_stream": lambda device=None: current,
+        "stream": on_stream,
+        "set_stream": lambda stream: None,
+    }
+    for name, stub in stubs.items():
+        setattr(torch.cuda, name, stub)
+    accelerator: dict[str, Any] = {
+        "is_available": lambda: True,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "device_count": lambda: NUM_DEVICES,
+        "current_device_index": lambda: 0,
+        "set_device_index": lambda device: None,
+        "set_device_idx": lambda device: None,
+        "current_stream": lambda device=None: current,
+        "set_stream": lambda stream: None,
+        "synchronize": lambda device=None: waited("torch.accelerator.synchronize"),
+        "max_memory_allocated": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
+        "memory_reserved": lambda device=None: 0,
+        "memory_stats": lambda device=None: {},
+        "reset_peak_memory_stats": lambda device=None: None,
+        "get_memory_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
+        "empty_cache": lambda: None,
+    }
+    for name, stub in accelerator.items():
+        setattr(torch.accelerator, name, stub)
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]

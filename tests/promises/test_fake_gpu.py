@@ -1,0 +1,136 @@
+"""On fake GPUs (tests/fake_gpu.py) the kit's own step keeps to its devices, dtypes and bytes, and waits once a step."""
+
+import pytest
+from fake_gpu import Case, growth, many, num_per_micro_batch, num_per_step
+from helpers import matrix
+
+pytestmark = pytest.mark.slow
+
+METHODS = ("full", "lora", "qlora")
+CASES = [
+    {"method": "lora", "topology": "fsdp2", "world": 8},
+    *({"method": method, "topology": "single", "world": 1} for method in METHODS),
+    *({"method": method, "topology": "ddp", "world": 8} for method in METHODS),
+    *({"method": method, "topology": "fsdp2", "world": world} for method in METHODS for world in (8, 64)),
+]
+OFFLOAD = [{"method": method, "topology": "offload", "world": 8} for method in ("full", "lora", "qlora")]
+LARGE = {"shape": "llama-8b", "length": 4096}
+PADDED = {"rows": 2, "micro_batches": 2}  # every other row is a quarter shorter
+
+
+def ran(report: dict) -> dict:
+    """The report of a case that ran through, each tensor on its device and of its dtype."""
+    assert "error" not in report, report["error"]
+    assert not report["misplaced"]
+    return report
+
+
+@pytest.mark.parametrize("case", matrix(CASES))
+def test_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
+    report = ran(fake_gpu(**PADDED, **case))
+    # Of the wide matrix products one is meant: the sum of losses by data set, a vector of float64.
+    wide = [name for name in many(report)["products"] if not name.startswith("bfloat16")]
+    assert all(name.startswith("float64 kit/train/objective.py") for name in wide), wide
+
+
+@pytest.mark.parametrize("case", matrix(OFFLOAD))
+def test_with_offload_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
+    report = ran(fake_gpu(**PADDED, **case))
+    assert "optimiser" not in many(report)["components"]["cuda"]
+    assert many(report)["components"]["cpu"]["optimiser"] > 0
+
+
+@pytest.mark.parametrize("case", matrix(CASES))
+def test_the_host_waits_for_the_gpu_once_a_step(fake_gpu, case):
+    report = ran(fake_gpu(**PADDED, **case))
+    assert num_per_micro_batch(report, "syncs") == 0, report["per micro-batch"]["syncs"]
+    assert num_per_step(report, "syncs") <= 1, report["step of 1 micro-batch"]["syncs"]
+
+
+@pytest.mark.parametrize("case", matrix(CASES))
+def test_no_batch_is_copied_from_pageable_memory(fake_gpu, case):
+    report = ran(fake_gpu(**PADDED, **case))
+    assert num_per_micro_batch(report, "pageable") == 0, report["per micro-batch"]["pageable"]
+
+
+@pytest.mark.parametrize("case", matrix(CASES))
+def test_padded_rows_take_the_flash_kernel(fake_gpu, case):
+    kernels = set(many(ran(fake_gpu(**PADDED, **case)))["attention"])
+    assert {name.removesuffix("_backward") for name in kernels} == {"scaled_dot_product_flash_attention"}
+
+
+@pytest.mark.parametrize("case", matrix([case for case in CASES if case["topology"] == "fsdp2"]))
+def test_the_peak_does_not_grow_with_the_number_of_micro_batches(fake_gpu, case):
+    report = ran(fake_gpu(**PADDED, **case))
+    assert growth(report) < 0.02 * many(report)["peaks"]["cuda"]
+
+
+@pytest.mark.parametrize("case", matrix([{"method": method, "packing": True} for method in METHODS]))
+def test_packs_take_the_kernel_for_variable_lengths(fake_gpu, case):
+    report = ran(fake_gpu(**case, micro_batches=2))
+    assert any("varlen" in name or "flash_attention" in name for name in many(report)["attention"])
+    assert num_per_micro_batch(report, "syncs") == 0, report["per micro-batch"]["syncs"]
+
+
+FAULTS = {
+    "tensor_on_cpu": {},
+    "item_in_loop": {},
+    "unpinned": {},
+    "wide_base": {},
+    "whole_gradients": {"method": "full", "topology": "fsdp2", "world": 8},
+}
+
+
+@pytest.mark.parametrize("fault", matrix(FAULTS, always=2))
+def test_each_kind_of_fault_is_named(fake_gpu, fault):
+    case = PADDED | FAULTS[fault]
+    report = fake_gpu(**case, fault=fault)
+    if fault == "tensor_on_cpu":
+        error = report["error"]
+        assert error["type"] == "FakeTensorDeviceMismatchError"
+        assert "kit/train/objective.py" in error["lines"][-1] and "losses * micro_batch.weights" in error["lines"][-1]
+    elif fault == "item_in_loop":
+        asked = report["per micro-batch"]["syncs"]
+        named = [line for line in asked if line.startswith("_local_scalar_dense kit/train/step.py")]
+        assert any("fake_faults.py" in line and asked[line] == 1 for line in named), asked
+    elif fault == "unpinned":
+        asked = report["per micro-batch"]["pageable"]
+        assert sum(asked.values()) == 6 and all("kit/data/feed/batches.py" in line for line in asked)
+    elif fault == "wide_base":
+        assert any("expected torch.bfloat16" in found for found in report["misplaced"].values())
+    else:
+        assert growth(report) > 0.2 * many(report)["peaks"]["cuda"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case", [LARGE | {"method": method, "topology": "single", "world": 1} for method in ("lora", "qlora")]
+)
+def test_8b_adapters_hold_on_one_gpu_what_the_formulas_say(fake_gpu, case):
+    report = ran(fake_gpu(**case))
+    parts = many(report)["components"]["cuda"]
+    adapters = 41_943_040  # rank 16 on the seven matrices of 32 layers
+    assert parts["trainable weights"] == 4 * adapters
+    assert parts["optimiser"] == pytest.approx(8 * adapters, rel=1e-4)
+    frozen = 8_030_261_248
+    if case["method"] == "lora":
+        assert parts["frozen weights"] == 2 * frozen
+    else:
+        in_4_bits = 6_979_321_856  # the linear weights of the layers; embeddings, head and norms stay bf16
+        assert parts["frozen weights"] == 2 * (frozen - in_4_bits)
+        # 4 bits each, and per 64 of them a scale in 8 bits, whose own scales are in float32
+        assert parts["4-bit weights"] == pytest.approx(in_4_bits * (0.5 + 1 / 64 + 4 / 64 / 256), rel=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world", [8, 64])
+def test_8b_full_weights_are_shared_by_all_gpus(fake_gpu, world):
+    report = ran(fake_gpu(**LARGE, method="full", topology="fsdp2", world=world))
+    parts = many(report)["components"]["cuda"]
+    assert parts["trainable weights"] == pytest.approx(4 * 8_030_261_248 / world, rel=1e-3)
+    assert parts["optimiser"] == pytest.approx(8 * 8_030_261_248 / world, rel=1e-3)
+    assert growth(report) < 0.02 * many(report)["peaks"]["cuda"]
+
+
+def test_a_case_has_a_config_for_each_topology():
+    assert all(Case(topology=topology).config for topology in ("single", "ddp", "fsdp2", "offload"))
