@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 
 from kit.console import progress
-from kit.data.feed.batches import evaluation_batches
+from kit.data.feed.batches import evaluation_batches, on_device
 from kit.data.open import pad_id, prompt_and_reference
 from kit.data.samples.samples import Samples
 from kit.strategy.weights import generating
@@ -90,8 +90,8 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
     size = recipe.eval_batch_size
     batches = evaluation_batches(samples, ranks, size, pad_id(tokenizer))
     with torch.no_grad():
-        for batch in progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size))):
-            batch = batch.to(accelerator.device)
+        batches = progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size)))
+        for batch in on_device(batches, accelerator.device):
             weights = batch.weights.double()
             losses = prepared.model(**batch.model_inputs())
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]

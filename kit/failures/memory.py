@@ -168,7 +168,7 @@ def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
             name, owner = _name(frame), frame.f_locals.get("self")
             if name in BY_FUNCTION:  # the innermost one counts
                 phase, module = BY_FUNCTION[name], ""
-            if name == "kit.model.loss_head.chunk_loss":
+            if name in ("kit.model.loss_head.chunk_loss", "kit.model.loss_head._loss_and_gradient"):
                 module = "logits"
             elif frame.f_code.co_name == "forward" and isinstance(owner, torch.nn.Module):
                 is_named = not type(owner).__module__.startswith(_ANONYMOUS)

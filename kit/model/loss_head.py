@@ -71,7 +71,7 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
         if targets is None:
             return plain_head_forward(hidden)
         if torch.is_grad_enabled() and not head_trains:
-            return _LossWithGradient.apply(hidden, targets, chunk_loss, chunk_tokens)
+            return _LossWithGradient.apply(hidden, targets, plain_head_forward, transform, chunk_tokens)
         # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
         losses = []
         for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
@@ -117,23 +117,44 @@ class _LossWithGradient(torch.autograd.Function):
     """The loss of each target under a frozen head. Keeps the gradients of the hidden states [S, h], but no logits."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk_loss: Any, chunk_tokens: int) -> Any:
+    def forward(
+        ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, head_forward: Any, transform: Any, chunk_tokens: int
+    ) -> torch.Tensor:
         losses = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)  # [S]
         gradients = torch.empty_like(hidden)  # [S, h], of each loss with respect to its own hidden state
         for start in range(0, len(targets), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            chunk = hidden[rows].detach().requires_grad_()
-            with torch.enable_grad():
-                chunk_losses = chunk_loss(chunk, targets[rows])
-                (gradients[rows],) = torch.autograd.grad(chunk_losses.sum(), chunk)
-            losses[rows] = chunk_losses.detach()
+            losses[rows], gradients[rows] = _loss_and_gradient(hidden[rows], targets[rows], head_forward, transform)
         ctx.save_for_backward(gradients)
         return losses
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any) -> Any:
         (gradients,) = ctx.saved_tensors
-        return (gradients * arriving[0][:, None]).to(gradients.dtype), None, None, None
+        return (gradients * arriving[0][:, None]).to(gradients.dtype), None, None, None, None
+
+
+def _loss_and_gradient(
+    hidden: torch.Tensor, targets: torch.Tensor, head_forward: Any, transform: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the loss of each target [C], and its gradient with respect to its hidden state [C, h].
+
+    The gradient of a loss with respect to its logits is softmax(logits), less 1 at the target. It is computed in place
+    of the float32 logits, so that a chunk needs one such tensor [C, V].
+    """
+    chunk = hidden.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = head_forward(chunk)
+        changed = logits if transform is _unchanged else transform(logits.float())  # what the loss sees
+    values = changed.detach().float() if changed.dtype != torch.float32 else changed.detach().clone()
+    values -= values.amax(dim=-1, keepdim=True)
+    losses = -values.gather(1, targets[:, None])
+    total = values.exp_().sum(dim=-1, keepdim=True)
+    losses += total.log()
+    values /= total
+    values.scatter_add_(1, targets[:, None], torch.full_like(losses, -1.0))
+    (gradient,) = torch.autograd.grad(changed, chunk, values.to(changed.dtype))
+    return losses[:, 0], gradient
 
 
 def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
@@ -182,4 +203,8 @@ def _logit_transform(config: Any) -> Any:
     factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling
     if cap:
         return lambda logits: torch.tanh(logits / cap) * cap
-    return (lambda logits: logits * factor) if factor != 1.0 else (lambda logits: logits)
+    return (lambda logits: logits * factor) if factor != 1.0 else _unchanged
+
+
+def _unchanged(logits: torch.Tensor) -> torch.Tensor:
+    return logits

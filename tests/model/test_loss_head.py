@@ -140,17 +140,15 @@ def test_the_size_of_a_chunk_does_not_matter(chunk_tokens, freezes):
     assert_same_loss_and_gradients(model, reference, *batch())
 
 
-@pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "phi"])
-def test_a_frozen_head_computes_its_logits_once(family, monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "phi"])
+def test_a_frozen_head_computes_its_logits_once(family):
     model, reference = pair(family, tie_word_embeddings=False)
     for each in (model, reference):
         each.get_output_embeddings().requires_grad_(False)
+    seen, head = [], model.get_output_embeddings()
+    plain = head.forward
+    head.forward = lambda hidden: [seen.append(len(hidden)), plain(hidden)][1]
     install_loss_head(model, 5)
-    seen = []
-    cross_entropy = F.cross_entropy
-    monkeypatch.setattr(
-        F, "cross_entropy", lambda logits, *a, **k: [seen.append(len(logits)), cross_entropy(logits, *a, **k)][1]
-    )
     inputs, wanted = batch()
     model(**inputs, **wanted).sum().backward()
     assert seen == [5, 5, 3]
