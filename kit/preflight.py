@@ -14,11 +14,11 @@ from kit.data.open import Data, open_data, open_sources
 from kit.errors import Problems
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config, open_tokenizer
-from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta
+from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta, router_aux_loss_coef
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy, planned
-from kit.strategy.topology import Topology
+from kit.strategy.topology import Topology, check_router_loss
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def check(
             recipe = recipe.model_copy(update={"max_length": longest})
         meta_model = build_meta_model(recipe, config)
         problems += check_model(recipe, config, meta_model)
-        problems += check_strategy(topology, meta_model) if topology else []
+        if topology:
+            problems += check_strategy(topology, meta_model)
+            problems += check_router_loss(topology, router_aux_loss_coef(recipe, meta_model))
     if sources and tokenizer and config:
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, config.get_text_config().vocab_size)
