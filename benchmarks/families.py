@@ -48,9 +48,9 @@ from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, UserError, raise_if
 from kit.export.final import save_final
 from kit.model.load import build_meta_model, build_model, check_model, open_config
-from kit.model.parts import four_bit_config
+from kit.model.parts import four_bit_config, router_aux_loss_coef
 from kit.strategy.accelerator import check_strategy, prepare, start
-from kit.strategy.topology import Topology
+from kit.strategy.topology import Topology, check_router_loss
 from kit.train.isolation import check_isolation
 from kit.train.objective import SupervisedLoss
 from kit.train.optim import build_optimizer
@@ -147,10 +147,12 @@ def step(folder: Path, method: str, topology: str, packing: bool, expected: dict
     )
     config = open_config(recipe)
     meta_model = build_meta_model(recipe, config)
-    raise_if(check_model(recipe, config, meta_model) + check_strategy(asked, meta_model))
+    problems = check_model(recipe, config, meta_model) + check_strategy(asked, meta_model)
+    raise_if(problems + check_router_loss(asked, router_aux_loss_coef(recipe, meta_model)))
     accelerator, plan = start(recipe, asked)
     torch.set_num_threads(1)
     model = build_model(recipe, config, plan)
+    four_bit = any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters())
     prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe))
     if packing:
         check_isolation(prepared, VOCABULARY)
@@ -172,7 +174,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, expected: dict
         torch.save(logits, folder / "logits.pt")
     difference = abs(result.loss - expected[topology])
     wrong = []
-    if method == "qlora" and not any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters()):
+    if method == "qlora" and not four_bit:
         wrong.append("no weight is 4-bit")
     if not difference <= TOLERANCE * max(1, abs(expected[topology])):
         wrong.append(f"loss differs by {difference:.2g}")
@@ -246,7 +248,9 @@ def in_processes(function: Callable[..., dict[str, Any]], *args: Any, world: int
             rank.join()
         if answer.exists():
             return json.loads(answer.read_text())
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line for line in log.read_text(errors="replace").splitlines() if re.match(r"\S*(Error|Exception)", line)
+        ]
         last = lines[-1] if lines else "no output"
         return {"wrong": [f"no end within {SECONDS} s" if hangs else f"traceback: {_short(last, 120)}"]}
 

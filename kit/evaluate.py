@@ -90,8 +90,8 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
     size = recipe.eval_batch_size
     batches = evaluation_batches(samples, ranks, size, pad_id(tokenizer))
     with torch.no_grad():
-        batches = progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size)))
-        for batch in on_device(batches, accelerator.device):
+        with_bar = progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size)))
+        for batch in on_device(with_bar, accelerator.device):
             weights = batch.weights.double()
             losses = prepared.model(**batch.model_inputs())
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from kit.config.recipe import Recipe
+from kit.errors import Problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -94,6 +95,20 @@ def strategy_of(accelerator: "Accelerator") -> Strategy:
 def takes_optimizer(strategy: Strategy, optim: str) -> bool:
     """Return whether the strategy supports the optimiser; those of bitsandbytes cannot read sharded parameters."""
     return "8bit" not in optim or not strategy.startswith("fsdp")
+
+
+def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
+    """Check that the strategy can differentiate the auxiliary loss of routers.
+
+    Their logits leave a layer past its outputs. FSDP gathers a layer's weights when the backward pass reaches its
+    outputs, so the routers' backward pass would read weights that are not there: FSDP2 ends in a segmentation fault.
+    """
+    if not coefficient or not topology.strategy.startswith("fsdp"):
+        return []
+    found = (
+        f"{coefficient:g} (the recipe's, or the model's own) under {TITLES[topology.strategy]}, which cannot do that"
+    )
+    return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0, or --config ddp")]
 
 
 def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tuple[str, str | int, str]]:

@@ -11,21 +11,22 @@ from helpers import ROOT, matrix
 # Refusals by method or packing; every other cell of the family must be ok.
 NO_PACKS = {"packing": r"samples of a pack see each other .* do without packing"}
 PART = {"full": "final/ of a full run could not be opened", "packing": "final/ of a full run could not be opened"}
+ROUTERS = {"fsdp2": r"router_aux_loss_coef: .* under FSDP2"}
 KINDS = {
     "gemma3": {},  # vision tower, sliding window
-    "mixtral": {},  # fused experts, routers with a loss
+    "mixtral": ROUTERS,  # fused experts, routers with a loss
     "llama": {},  # dense
     "gemma": {},  # tied
     "gemma2": {},  # soft caps, eager attention only
     "granite": {},  # scaled
-    "qwen2_moe": {},  # shared experts
+    "qwen2_moe": ROUTERS,  # shared experts
     "deepseek_v3": {},  # persistent buffers, latent attention
     "llama4_text": {},  # chunked attention, routers that are linear, a prefix of no module
     "mllama": PART,  # layers that text skips
     "gpt2": {},  # Conv1D, learned positions
     "falcon": {"qlora": "qlora would quantise none of the weights"} | NO_PACKS,  # linear layers of its own
     "mamba": NO_PACKS,  # recurrent
-    "jamba": NO_PACKS,  # attention and recurrent layers, experts
+    "jamba": NO_PACKS | ROUTERS,  # attention and recurrent layers, experts
 }
 
 
@@ -41,5 +42,5 @@ def test_a_family_trains_as_its_own_code_does_or_is_refused_in_words(family, tmp
     assert len(cells) == 7
     assert row["without mask"] == "same"
     for name, text in cells.items():
-        refusal = KINDS[family].get(name.split(",")[0])
+        refusal = next((KINDS[family][word] for word in name.split(", ") if word in KINDS[family]), None)
         assert re.search(refusal, text) if refusal else text == "ok", f"{name}: {text}"

@@ -7,7 +7,7 @@ import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.strategy.topology import ActualStrategy, Topology, takes_optimizer, ways_to_share
+from kit.strategy.topology import ActualStrategy, Topology, check_router_loss, takes_optimizer, ways_to_share
 
 ALONE = {"type": "single", "num_processes": 1, "sharded_layers": None}
 
@@ -76,3 +76,11 @@ def topology(strategy, num_processes=2, device="cuda", **more):
 )
 def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow(where, settings, on_cpu, ways):
     assert [way[:2] for way in ways_to_share(where, recipe(**settings), on_cpu)] == ways
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [("single", False), ("ddp", False), ("fsdp2", True), ("fsdp1", True)])
+def test_the_loss_of_routers_is_refused_where_their_weights_are_not_gathered(strategy, refused):
+    asked = Topology(strategy=strategy, config_name=strategy, num_processes=2, mixed_precision="no", device_type="cpu")
+    assert bool(check_router_loss(asked, 0.1)) == refused
+    assert "--router_aux_loss_coef 0" in str(check_router_loss(asked, 0.1)) or not refused
+    assert check_router_loss(asked, 0.0) == []
