@@ -13,16 +13,11 @@ from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.errors import Problems
 from kit.model.adapter import attach_adapter
-<<<<<<< HEAD
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
-from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta
+from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta, router_aux_loss_coef
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
-=======
-from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config, open_tokenizer
-from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta, router_aux_loss_coef
->>>>>>> families
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy, planned
@@ -74,15 +69,10 @@ def check(
             recipe = recipe.model_copy(update={"max_length": longest})
         meta_model = build_meta_model(recipe, config)
         problems += check_model(recipe, config, meta_model)
-<<<<<<< HEAD
-        problems += check_strategy(topology, meta_model) if topology else []
-    if sources and tokenizer and meta_model:
-=======
         if topology:
             problems += check_strategy(topology, meta_model)
             problems += check_router_loss(topology, router_aux_loss_coef(recipe, meta_model))
-    if sources and tokenizer and config:
->>>>>>> families
+    if sources and tokenizer and meta_model:
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
             data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
@@ -100,8 +90,8 @@ def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
     """Describe for ``--dry_run`` what the run would do: strategy, data and number of steps, one line each."""
     recipe, data = checked.recipe, checked.data
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
-    freeze_out_of_reach(model)
     adapted = attach_adapter(model, recipe)
+    freeze_out_of_reach(model)
     strategy = planned(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
