@@ -86,7 +86,7 @@ def install_loss_head(model: Any, chunk_tokens: int = CHUNK_TOKENS, router_aux_l
     model.forward = MethodType(model_forward, model)
 
 
-def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
+def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """Compute the hidden states [B, T, h], and the auxiliary loss [] of the routers as the model's own forward does."""
     outputs: list[Any] = []
     hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -94,7 +94,8 @@ def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs:
         own = model_forward(*args, use_cache=False, output_router_logits=True, logits_to_keep=1, **kwargs)
     finally:
         hook.remove()
-    return outputs[0].last_hidden_state, own.aux_loss
+    # None: a family that may have experts, but not in this model (Doge).
+    return outputs[0].last_hidden_state, 0.0 if own.aux_loss is None else own.aux_loss
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.
