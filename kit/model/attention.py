@@ -32,6 +32,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
+# Families of causal models by name whose tokens attend to later ones too, whatever their config says.
+NOT_CAUSAL = {"xlnet"}
+# Families of which gradients change by more than 1e-5 without a mask (MiniMax: by 5e-4).
+_NEED_MASK = {"minimax"}
 # Arguments of a packed call that the attention function may ignore.
 _IGNORED_ARGUMENTS = {"position_ids", "cu_seq_lens_k", "max_length_k", "output_router_logits"}
 
@@ -42,10 +46,18 @@ def register() -> None:
     AttentionMaskInterface.register(VARLEN, LazyMask)
 
 
+def needs_mask(config: Any) -> bool:
+    """Return whether padding on the right needs a mask. It needs none if a token sees only itself and earlier ones.
+
+    ``benchmarks/families.py`` compares the loss and the gradients of each family with a mask and without.
+    """
+    return not is_causal(config) or config.get_text_config().model_type in _NEED_MASK
+
+
 def is_causal(config: Any) -> bool:
-    """Return whether a token attends only to earlier tokens and itself, so that padding on the right needs no mask."""
+    """Return whether a token attends only to earlier tokens and itself."""
     configs = (config, config.get_text_config())
-    return all(
+    return config.model_type not in NOT_CAUSAL and all(
         getattr(each, "is_causal", True) and not getattr(each, "use_bidirectional_attention", False) for each in configs
     )
 

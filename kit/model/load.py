@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.attention import VARLEN, supports_sdpa, unfit
+from kit.model.attention import NOT_CAUSAL, VARLEN, supports_sdpa, unfit
 from kit.model.attention import register as register_attention
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, hint_trust, hub_options, locate_model
@@ -84,6 +84,8 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
     if is_encoder or getattr(config, "is_encoder_decoder", False):
         kind = "an encoder" if is_encoder else "an encoder and a decoder"
         raise UserError(Problem("model_name_or_path", f"{found}: {config.model_type} is {kind}"))
+    if config.model_type in NOT_CAUSAL:
+        raise UserError(Problem("model_name_or_path", f"{found}: in {config.model_type} tokens attend to later ones"))
     attention = attention_of(recipe, config)
     try:
         model = _on_meta(recipe, config, attention)

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kit.model.attention import VARLEN, is_causal, without_search_for_packs
+from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -55,7 +55,7 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     decoder: Any = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
     head_is_known = decoder is not None and _head_is_known(model)
     # Rows are padded on the right. Causal attention never looks there, and without a mask it has a faster kernel.
-    needs_no_mask = is_causal(model.config)
+    needs_no_mask = not needs_mask(model.config)
     head_trains = any(parameter.requires_grad for parameter in head.parameters())
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_BYTES // (4 * text_config.vocab_size))
@@ -157,7 +157,7 @@ def _loss_and_gradient(
     return losses[:, 0], gradient
 
 
-def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
+def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """Compute the hidden states [B, T, h], and the auxiliary loss [] of the routers as the model's own forward does."""
     outputs: list[Any] = []
     hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -165,7 +165,8 @@ def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs:
         own = model_forward(*args, use_cache=False, output_router_logits=True, logits_to_keep=1, **kwargs)
     finally:
         hook.remove()
-    return outputs[0].last_hidden_state, own.aux_loss
+    # None: a family that may have experts, but not in this model (Doge).
+    return outputs[0].last_hidden_state, 0.0 if own.aux_loss is None else own.aux_loss
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.

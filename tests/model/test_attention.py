@@ -14,6 +14,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxConfig,
     MistralConfig,
     Phi3Config,
     Qwen2Config,
@@ -24,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import kit.model.attention
-from kit.model.attention import VARLEN, LazyMask, register, unfit
+from kit.model.attention import VARLEN, LazyMask, needs_mask, register, unfit
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
 IMPLEMENTATIONS = ["sdpa", VARLEN]
@@ -367,6 +368,21 @@ def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypat
 def test_a_compiled_layer_is_not_compiled_anew_for_the_lengths_in_the_loop():
     counts = graphs_after_each_batch(fullgraph=False)
     assert counts[1:] == counts[1:2] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        (LlamaConfig(), False),
+        (MistralConfig(), False),
+        (Gemma3Config(), False),
+        (LlamaConfig(is_causal=False), True),
+        (LlamaConfig(use_bidirectional_attention=True), True),
+        (MiniMaxConfig(), True),
+    ],
+)
+def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it(config, needed):
+    assert needs_mask(config) == needed
 
 
 @pytest.mark.parametrize(

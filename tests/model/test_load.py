@@ -69,8 +69,9 @@ def test_a_config_that_is_no_json_or_of_no_known_type_is_a_users_mistake(recipe,
         open_config(recipe(folder))
 
 
-def test_an_encoder_is_no_causal_language_model(recipe, changed):
-    mine = recipe(changed(model_type="t5"))
+@pytest.mark.parametrize("family", ["t5", "bert", "xlnet"])
+def test_an_encoder_is_no_causal_language_model(recipe, changed, family):
+    mine = recipe(changed(model_type=family))
     with pytest.raises(UserError, match="not a causal language model"):
         build_meta_model(mine, open_config(mine))
 
