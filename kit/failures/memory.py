@@ -17,7 +17,7 @@ import torch
 
 from kit.errors import causes, out_of_memory
 from kit.failures.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
-from kit.strategy.weights import gathered_weights, keeps_gradients, own_shards
+from kit.strategy.weights import gathered_weights, keeps_gradients, own_shards, rank_and_world
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe
@@ -43,7 +43,7 @@ class Held:
     gradients_to_come: int = 0  # gradients that the failed step had still to allocate
     optimizer_to_come: int = 0  # optimiser state that the failed step had still to allocate
     gathered: int = 0  # whole layers that FSDP has gathered for the pass that failed
-    to_save: int = 0  # size of one copy of a checkpoint's tensors, whatever device the originals are on
+    to_save: int = 0  # size of this rank's copy of a checkpoint's tensors, whatever device the originals are on
     sharded: bool = False  # whether these are the shards of this rank only
 
     @property
@@ -256,7 +256,8 @@ def components(
         gradients_to_come=num_bytes(trainable) - num_bytes(graded),
         optimizer_to_come=sum(_moments(p, in_8_bits) for p in stateless if is_here(p)),
         gathered=gathered,
-        to_save=num_bytes([*trainable, *moments], anywhere=True),
+        # What every rank holds whole, only one of them copies and writes.
+        to_save=num_bytes([*trainable, *moments], anywhere=True) // (1 if shards is not None else rank_and_world()[1]),
         sharded=shards is not None,
     )
 
