@@ -7,8 +7,9 @@ from safetensors.torch import load_file
 
 from kit.config.recipe import Recipe
 from kit.export.final import write_model
-from kit.model.load import build_model, open_config, open_tokenizer
+from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
 
 
 def test_llama_cpp_finds_what_its_converters_read(model_folder, tmp_path):

@@ -182,7 +182,7 @@ def test_memory_that_runs_out_is_explained(finetune, flags, model_folder):
     assert "error: out of memory: 4.00 PiB asked for in evaluation (LlamaDecoderLayer)\n" in output
     for row in ("CPU", "peak of this process", "  trainable weights", "  the rest"):
         assert re.search(rf"^ +{row} +[1-9][\d.]* [KMGT]iB", output, re.M), output
-    assert "--per_device_train_batch_size 4 " in output and "    -> the same command with one of these; " in output
+    assert "--per_device_eval_batch_size 4 " in output and "    -> the same command with one of these; " in output
     assert not re.search("checkpoint|another run|--optim|--method", output), output
 
 
