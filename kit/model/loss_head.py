@@ -28,8 +28,8 @@ from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-# Size of a chunk's logits in float32. In all a chunk takes about four times as much: logits in the compute dtype and
-# in float32, their softmax and its gradient.
+# Size of a chunk's logits in float32. In all, a chunk of a frozen head takes twice as much, and one of a trained head,
+# which torch differentiates, four times.
 CHUNK_BYTES = 128 * 2**20
 
 
