@@ -77,7 +77,8 @@ def check(
             data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
             data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
             if recipe_name is not None:
-                problems += check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer))
+                if not problems:  # it needs a model and adapters that are right
+                    problems += check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()

@@ -92,7 +92,7 @@ def main() -> None:
 
     def evaluate_after(done: int) -> bool | None:
         """Evaluate if it is due. Returns whether the loss is the lowest so far; None if a signal stopped it."""
-        if data.evaluation is None or not evaluation_is_due(recipe, data, done):
+        if data.evaluation is None or not evaluation_is_due(recipe, data, total_steps, done):
             return False
         guard.at(phases.EVALUATING, done)
         try:

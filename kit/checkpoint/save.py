@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
 
 T = TypeVar("T")
+# Smaller buffers may lie in one page with others, and a page can be pinned only once.
+MIN_PINNED_BYTES = 2**20
 
 
 class Saver:
@@ -112,8 +115,8 @@ class Saver:
             part = own_part(tensor)
             if name not in self._buffers:
                 buffer = torch.empty(part.shape, dtype=part.dtype)
-                if part.is_cuda and buffer.nbytes:  # pinned in place; if that fails, the copy is only slower
-                    torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
+                if part.is_cuda and buffer.nbytes >= MIN_PINNED_BYTES:
+                    _pin(buffer, part.device)
                 self._buffers[name] = buffer
             self._buffers[name].copy_(part, non_blocking=True)
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
@@ -227,6 +230,13 @@ class Saver:
                     delete(old)
                 except OSError as error:
                     say(f"warning: {old} cannot be deleted ({error.strerror})")
+
+
+def _pin(buffer: torch.Tensor, device: torch.device) -> None:
+    """Pin memory in place, without rounding it up as torch would. If CUDA refuses, copies are only slower."""
+    if int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)) != 0:
+        with suppress(RuntimeError):
+            torch.zeros((), device=device)  # takes the error, which CUDA would report at the next kernel
 
 
 def _share_of(tensors: dict[str, torch.Tensor], rank: int, world: int) -> dict[str, torch.Tensor]:

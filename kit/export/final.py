@@ -81,9 +81,15 @@ def write_model(
     """
     is_main = rank_and_world()[0] == 0
     if not hasattr(model, "peft_config"):
+        config, before = model.config, (model.config.use_cache, model.config.dtype)
+        config.use_cache = True
         if is_main:
-            _save_config(model, folder, dtype or torch.float32)
+            model.save_pretrained(folder, state_dict={})  # all but the weights
         write_weights(folder, model, state, dtype or torch.float32)
+        if is_main:
+            config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
+            config.save_pretrained(folder)
+        config.use_cache, config.dtype = before
     elif is_main:
         _refuse_untrained(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
@@ -104,17 +110,6 @@ def _share_as_usual(folder: Path) -> None:
     for path in folder.glob("*.safetensors"):
         with suppress(OSError):  # a disk without modes must not make the save fail
             path.chmod(mode)
-
-
-def _save_config(model: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write all that ``save_pretrained`` writes besides weights."""
-    config = model.config
-    before = config.use_cache, config.dtype
-    config.use_cache = True
-    model.save_pretrained(folder, state_dict={})
-    config.dtype = dtype  # `save_pretrained` has put that of the weights in training there
-    config.save_pretrained(folder)
-    config.use_cache, config.dtype = before
 
 
 def _unwrapped_twin(model: Any) -> Any:

@@ -47,8 +47,8 @@ def _adapted(model: Any, recipe: Recipe) -> torch.nn.Module:
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             folder = open_adapter(recipe.adapter_name_or_path)
             return _settled(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
-    all_linear = recipe.lora_target_modules == "all-linear"
-    modules, fused = split_targets(model, adaptable(model) if all_linear else list(recipe.lora_target_modules))
+    targets = recipe.lora_target_modules
+    modules, fused = (adaptable(model), None) if targets == "all-linear" else split_targets(model, list(targets))
     adapted = get_peft_model(
         model,
         LoraConfig(

@@ -9,13 +9,15 @@ from typing import Any
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, did_you_mean
+from kit.model.parts import out_of_reach
 
 
 def freeze(model: Any, recipe: Recipe) -> None:
     """Freeze the parameters that match ``freeze``, or all that do not match ``train_only``."""
     chosen = _chosen(model, recipe.freeze or recipe.train_only or [])
     for parameter in model.parameters():
-        parameter.requires_grad_((id(parameter) in chosen) == bool(recipe.train_only))
+        if (id(parameter) in chosen) != bool(recipe.train_only):
+            parameter.requires_grad_(False)
 
 
 def check_freeze(recipe: Recipe, meta_model: Any) -> list[Problem]:
@@ -27,7 +29,10 @@ def check_freeze(recipe: Recipe, meta_model: Any) -> list[Problem]:
         for pattern in patterns or []
         if not _matching(pattern, names)
     ]
-    if recipe.freeze and _chosen(meta_model, recipe.freeze) == {id(p) for p in meta_model.parameters()}:
+    chosen = _chosen(meta_model, patterns or [])
+    away = _chosen(meta_model, [f"{name}*" for name in out_of_reach(meta_model)])
+    rest = {id(p) for p in meta_model.parameters()} - away
+    if not problems and patterns and not (rest - chosen if recipe.freeze else rest & chosen):
         problems.append(Problem(field, "nothing is left to train", "some parameter that no pattern matches"))
     return problems
 

@@ -31,7 +31,7 @@ from kit.model.attention import register as register_attention
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
-from kit.model.parts import check_parts, four_bit_config, freeze_out_of_reach, router_aux_loss_coef
+from kit.model.parts import check_parts, four_bit_config, freeze_out_of_reach, only_chooses, router_aux_loss_coef
 from kit.model.plan import LoadPlan
 from kit.model.token_rows import grow
 
@@ -169,8 +169,8 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
     model = attach_adapter(model, recipe)
     freeze_out_of_reach(base)
     if recipe.method == "full":  # everything was loaded in float32
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad and not only_chooses(name):  # rounding could change which expert is chosen
                 parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
     install_loss_head(base, router_aux_loss_coef=router_aux_loss_coef(recipe, base))
     model.train()

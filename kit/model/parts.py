@@ -9,6 +9,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -57,6 +58,11 @@ def quantised_on_meta(meta_model: Any) -> Any:
     quantizer = AutoHfQuantizer.from_config(four_bit_config(torch.bfloat16, meta_model))
     quantizer.preprocess_model(model=quantised, device_map=None)
     return quantised
+
+
+def only_chooses(name: str) -> bool:
+    """Return whether a parameter belongs to a part that only chooses: keys or experts."""
+    return any(_CHOOSERS.search(part) for part in accumulate(name.split("."), "{}.{}".format))
 
 
 def out_of_reach(model: Any) -> list[str]:

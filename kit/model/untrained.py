@@ -99,7 +99,9 @@ def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor)
 
 
 def _without(rows: dict[int, torch.Tensor], i: int) -> torch.Tensor:
-    return torch.stack([row for k, row in rows.items() if k != i])
+    """All rows but that of token ``i``, [n, h]; n may be 0, where a tokenizer has one special token only."""
+    others = [row for k, row in rows.items() if k != i]
+    return torch.stack(others) if others else next(iter(rows.values())).new_empty(0, len(next(iter(rows.values()))))
 
 
 def _trains(recipe: Recipe, meta_model: Any, token_id: int) -> bool:

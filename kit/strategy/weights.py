@@ -181,8 +181,8 @@ def gather_tensor(tensor: Any, on_rank: int) -> "torch.Tensor | None":
 
     rank, _ = rank_and_world()
     if hasattr(tensor, "local_shards"):  # FSDP1
-        local = tensor.local_shards()
-        device = local[0].tensor.device if local else torch.accelerator.current_accelerator()
+        # `gather` sends from this device, which need not be that of the shards.
+        device = tensor._get_preferred_device()
         whole = torch.empty(tensor.size(), dtype=tensor.dtype, device=device) if rank == on_rank else None
         tensor.gather(on_rank, whole)
         return whole

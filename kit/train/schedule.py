@@ -52,9 +52,9 @@ def learning_rate(recipe: "Recipe", step: int, total_steps: int) -> float:
     return peak * (lowest + (1 - lowest) * shape)
 
 
-def evaluation_is_due(recipe: "Recipe", data: "Data | Stream", step: int) -> bool:
-    """Return whether the recipe wants an evaluation after ``step`` steps; 0 is before the first step."""
-    if step in (0, data.total_steps(recipe)):
+def evaluation_is_due(recipe: "Recipe", data: "Data | Stream", total_steps: int, step: int) -> bool:
+    """Return whether the recipe wants an evaluation after ``step`` of ``total_steps``; 0 is before the first step."""
+    if step in (0, total_steps):
         return step > 0 or recipe.eval_on_start
     return _is_due(recipe.eval_strategy, recipe.eval_steps, data, step)
 

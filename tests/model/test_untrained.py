@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from kit.model.load import build_meta_model, open_config
 from kit.model.tokenizer import open_tokenizer
-from kit.model.untrained import check_stop_tokens, is_untrained
+from kit.model.untrained import _without, check_stop_tokens, is_untrained
 
 TINY = ROOT / "recipes/tiny/model"
 
@@ -94,3 +94,9 @@ def test_weights_that_are_not_there_yet_are_not_looked_at(recipe, tmp_path):
     folder = shutil.copytree(TINY, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     assert told(recipe(folder), "<|user|>") == ""
+
+
+def test_a_tokenizer_with_one_special_token_only_is_no_traceback():
+    row, sample = torch.ones(4), torch.eye(4).repeat(3, 1) + torch.arange(12)[:, None]
+    assert _without({3: row}, 3).shape == (0, 4)
+    assert not is_untrained(row, _without({3: row}, 3), sample)

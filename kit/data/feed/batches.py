@@ -13,6 +13,7 @@ Promises:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -181,12 +182,18 @@ def evaluation_batches(samples: Samples, ranks: Ranks, size: int, pad_token_id: 
         yield collator.collate(samples, share[ranks.index])
 
 
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all steps: CUDA's allocator keeps memory apart for each stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
 def on_device(micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
     """Yield the micro-batches on ``device``. A GPU copies one while it computes the one before."""
     if device.type != "cuda":
         yield from (micro_batch.to(device) for micro_batch in micro_batches)
         return
-    stream, waiting = torch.cuda.Stream(device), iter(micro_batches)
+    stream, waiting = _copy_stream(device), iter(micro_batches)
 
     def copy_next() -> MicroBatch | None:
         following = next(waiting, None)
