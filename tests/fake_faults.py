@@ -52,20 +52,14 @@ def _wide_base() -> None:
 
 def _whole_gradients() -> None:
     """FSDP2 reduces no gradient before the last micro-batch."""
-    prepare = kit.strategy.accelerator.prepare
+    start = kit.strategy.accelerator.start
 
-    def prepared(*args: Any) -> Any:
-        result = prepare(*args)
-        forward = result.model.forward
+    def started(*args: Any) -> Any:
+        accelerator, plan = start(*args)
+        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = False
+        return accelerator, plan
 
-        def unsynced(*inputs: Any, **kwargs: Any) -> Any:
-            result.model.set_requires_gradient_sync(False)
-            return forward(*inputs, **kwargs)
-
-        result.model.forward = unsynced
-        return result
-
-    kit.strategy.accelerator.prepare = prepared
+    kit.strategy.accelerator.start = started
 
 
 FAULTS: dict[str, Callable[[], None]] = {
