@@ -66,6 +66,7 @@ def test_frozen_parts_train_nowhere_and_change_no_topology(finetune, fp32, confi
     assert len(counts) == 1 and 0 < counts.pop() < 20_000  # the last of three layers, and the last norm
 
 
+@pytest.mark.slow
 def test_the_final_model_holds_the_frozen_weights_too(finetune, fp32, model_folder):
     from safetensors.torch import load_file
 
