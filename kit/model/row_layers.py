@@ -2,7 +2,8 @@
 
 peft writes the rows into a copy of the table at every call, and in the backward pass forms the gradient of all of it.
 At 128,000 tokens of 4,096 in bf16 that is a gigabyte each, again for every chunk of the loss. Here the table is used as
-it is, and only what comes from the rows is replaced. Results are the same, and so are the names and tensors saved.
+it is, and only what comes from the rows is replaced. Results are the same, and so are the names and tensors saved. One
+gradient differs: a row at the embedding's ``padding_idx`` trains here, and does not in peft.
 """
 
 from collections import defaultdict
