@@ -349,7 +349,8 @@ def table(rows: list[dict[str, str]]) -> str:
         return f"refused {number}" if text.startswith("(") else f"**wrong** {number}"
 
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell(r.get(name, "")) for name in columns) + " |" for r in rows if "model" not in r]
+    made = (r for r in rows if "model" not in r)
+    lines += [f"| {r['family']} | " + " | ".join(cell(r.get(name, "")) for name in columns[1:]) + " |" for r in made]
     lines += ["", *(f"{number}. {text.strip('()')}" for text, number in notes.items())]
     absent = [f"- {r['family']}: {r['model']}" for r in rows if "model" in r]
     return "\n".join(lines + (["", "Not made:", "", *absent] if absent else []))
