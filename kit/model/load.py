@@ -80,7 +80,8 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
     """
     found = f"{recipe.model_name_or_path} is not a causal language model"
     # Some encoders can be opened as causal models, but would see the token that they must predict.
-    is_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+    encoders = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
+    is_encoder = config.model_type in encoders and not getattr(config, "is_decoder", False)
     if is_encoder or getattr(config, "is_encoder_decoder", False):
         kind = "an encoder" if is_encoder else "an encoder and a decoder"
         raise UserError(Problem("model_name_or_path", f"{found}: {config.model_type} is {kind}"))

@@ -8,7 +8,7 @@ import torch
 from helpers import ROOT
 from model_helpers import BF16, FP32, build, problems
 from safetensors.torch import load_file
-from transformers import BertConfig, T5Config, XLNetConfig
+from transformers import BertConfig, BertGenerationConfig, T5Config, XLNetConfig
 
 from kit.config.recipe import Recipe
 from kit.errors import UserError
@@ -70,7 +70,7 @@ def test_a_config_that_is_no_json_or_of_no_known_type_is_a_users_mistake(recipe,
         open_config(recipe(folder))
 
 
-@pytest.mark.parametrize("config", [T5Config(), BertConfig(), XLNetConfig()])
+@pytest.mark.parametrize("config", [T5Config(), BertConfig(), BertGenerationConfig(), XLNetConfig()])
 def test_an_encoder_is_no_causal_language_model(recipe, changed, config):
     with pytest.raises(UserError, match="not a causal language model"):
         build_meta_model(recipe(changed()), config)
