@@ -5,6 +5,7 @@ python docs/architecture.py     # draws docs/architecture.svg
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,7 @@ FLOORS = [
 DATA_FLOORS = [["read", "chat"], ["samples"], ["feed"], ["open"]]
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """The parsed source of each module of the kit by its full name: ``kit.train.step``."""
     paths = [path for path in (ROOT / "kit").rglob("*.py") if path.name != "__init__.py"]
@@ -45,14 +47,17 @@ def running(tree: ast.AST, at_import_only: bool = False) -> Iterator[ast.AST]:
         nodes += ast.iter_child_nodes(node)
 
 
-def imported(tree: ast.AST, at_import_only: bool = False) -> Iterator[str]:
+@cache
+def imported(tree: ast.AST, at_import_only: bool = False) -> list[str]:
     """Full names of what is imported: ``kit.train.step.train_step``, or ``kit.preflight`` for ``from kit import``."""
+    names = []
     for node in running(tree, at_import_only):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports hide the order"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def arrows(depth: int, under: str = "kit") -> set[tuple[str, str]]:

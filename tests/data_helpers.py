@@ -7,6 +7,7 @@ import json
 import lzma
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,7 @@ def zst(content):
     return buffer.getvalue().to_pybytes()
 
 
-COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zst}
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zst}
 
 
 def pack_zip(path, members):

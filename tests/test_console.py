@@ -47,6 +47,7 @@ def run(code, end, **env):
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["say", "show"])
 def test_a_reader_that_went_away_ends_nothing(call):
     code = (

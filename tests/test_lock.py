@@ -69,6 +69,7 @@ def test_a_second_process_is_told_who_has_it(tmp_path, holder):
         lock.look(tmp_path)
 
 
+@pytest.mark.slow
 def test_who_was_killed_is_named_and_who_signed_off_is_not(tmp_path, holder):
     process, _ = holder()
     process.kill()

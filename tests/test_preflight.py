@@ -47,6 +47,7 @@ def test_model_data_and_strategy_are_all_told_at_once(recipe, tmp_path):
     assert len(told) == 4 and told[3].endswith("rows.jsonl:1 messages")
 
 
+@pytest.mark.slow
 def test_the_output_folder_is_told_with_the_rest(recipe, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
@@ -69,12 +70,14 @@ def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
     assert checked.vocab_size == 320 and all(p.is_meta for p in checked.meta_model.parameters())
 
 
+@pytest.mark.slow
 def test_the_template_that_is_learned_from_is_the_one_that_is_saved(recipe, model_folder):
     own = (model_folder / "chat_template.jinja").read_text()
     assert preflight.check(recipe()).tokenizer.chat_template == own
     assert preflight.check(recipe(chat_template="alpaca")).tokenizer.chat_template not in (own, None)
 
 
+@pytest.mark.slow
 def test_a_length_that_nobody_set_is_cut_to_what_the_model_reads_only_where_asked(recipe, model_folder, chat_file):
     plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file)}
     assert preflight.check(Recipe(**plain), shorten=True).recipe.max_length == 1024
@@ -91,6 +94,7 @@ def test_a_model_that_reads_more_does_not_lengthen_what_nobody_set(recipe, model
     assert preflight.check(plain, shorten=True).recipe.max_length == plain.max_length
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_strategy_data_and_steps(recipe):
     checked = preflight.check(
         recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), SINGLE, "mine"
@@ -119,6 +123,7 @@ def test_a_dry_run_says_of_the_data_what_the_run_says(finetune, fp32):
         assert len(notes(dry)) == 1 and notes(dry)[0].startswith(flag), dry.output
 
 
+@pytest.mark.slow
 def test_a_template_gets_the_tokens_that_it_needs(recipe):
     with pytest.raises(UserError) as caught:
         preflight.check(recipe(chat_template="phi4"))
@@ -132,6 +137,7 @@ def test_a_template_gets_the_tokens_that_it_needs(recipe):
     assert all(320 in checked.data.train[i][0] for i in range(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 2}])
 def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, model_folder, tmp_path, streaming):
     base = shutil.copytree(model_folder, tmp_path / "base")

@@ -32,6 +32,7 @@ def test_bounds_and_pins_are_those_that_were_tested():
     assert {"torch", "transformers", "accelerate"} <= {line.split()[0] for line in text.splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "pattern", "put", "said"),
     [

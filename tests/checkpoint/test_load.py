@@ -44,6 +44,7 @@ def test_weights_and_moments_come_back_bit_for_bit(folders, tmp_path, tie, setti
     assert same(again.state_dict(), model.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
 def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folders, tmp_path, optim):
     """The first steps may all have been skipped."""
@@ -55,6 +56,7 @@ def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folde
     assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_be_moved(saved, folders, tmp_path):
     folder, _ = saved
     moved = tmp_path / "elsewhere"

@@ -18,6 +18,7 @@ from kit.checkpoint.save import Saver
 from kit.errors import UserError
 
 
+@pytest.mark.slow
 def test_only_what_trains_is_stored_and_nothing_that_could_be_unpickled(folders, tmp_path):
     model, optimizer = build(folders["tied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
@@ -37,6 +38,7 @@ def test_the_manifest_says_whose_checkpoint_it_is(saved):
     assert read_manifest(folder / "step-00000002")["identity"] == {"seed": 1}
 
 
+@pytest.mark.slow
 def test_weights_only_are_a_third_of_the_size_and_can_be_loaded(folders, tmp_path):
     model, optimizer = build(folders["untied"], method="full")
     train(model, optimizer, [0])
@@ -96,6 +98,7 @@ def test_the_best_one_is_pruned_like_any_other_where_it_was_not_asked_for(folder
 # Failures, and saves in the background
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["tensors", "hash", "manifest", "rename"])
 def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, moment):
     """What goes wrong while saving costs nothing but the save, and says what is still there."""
@@ -122,6 +125,7 @@ def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, momen
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folders, tmp_path, monkeypatch):
     """The save is held up until the weights have changed under it."""
     model, optimizer = build(folders["untied"], method="full")
@@ -175,6 +179,7 @@ def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_pa
     one.wait()  # told once
 
 
+@pytest.mark.slow
 def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, tmp_path):
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
@@ -191,6 +196,7 @@ def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypat
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
 
 
+@pytest.mark.slow
 def test_the_copies_of_a_save_take_the_memory_of_those_before(folders, tmp_path, monkeypatch):
     model, optimizer = build(folders["untied"], method="full")
     one, addresses = saver_of(tmp_path), []

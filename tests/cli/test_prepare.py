@@ -25,6 +25,7 @@ def test_prepare_says_what_the_run_will_say_and_whether_it_had_to_work(
     assert f"{cache}, 1 data set tokenised\n" in printed("--train_on", "last")
 
 
+@pytest.mark.slow
 def test_what_is_prepared_is_opened_by_the_run(model, capsys, monkeypatch, tmp_path):
     assert main(["prepare", *model.flags]) == 0
     printed = capsys.readouterr().out

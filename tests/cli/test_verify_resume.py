@@ -109,6 +109,7 @@ def test_runs_that_differ_on_a_gpu_get_the_hint_that_helps(temporary, script, ca
     assert "deterministic" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_be_killed_is_told_with_a_longer_one(temporary, script, capsys):
     """However fast one looks: the last checkpoint is there before the one that is waited for."""
     script(fake(pause=0).replace("range(first + 1, steps + 1)", "range(steps, 0, -1)"))

@@ -51,6 +51,7 @@ def test_yaml_values_mean_what_their_author_meant(recipe_file, line, value):
     assert getattr(accepted(recipe_file(line)), line.partition(":")[0]) == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -48,6 +48,7 @@ def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, mo
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -58,6 +59,7 @@ def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 def test_a_base_that_moved_is_named_and_can_be_given(adapter, model_folder, tmp_path):
     config = adapter / "adapter_config.json"
     config.write_text(config.read_text().replace(str(model_folder), "/gone"))

@@ -62,6 +62,7 @@ def written(model, folder, dtype=torch.float32):
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "buffer"),
     [("apertus", "act_fn"), ("deepseek_v3", "e_score_correction_bias"), ("mixtral", ""), ("llama", "")],
@@ -82,6 +83,7 @@ def test_frozen_weights_are_written_too(tmp_path):
     assert torch.equal(again.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_several_files_open_as_one_does(tmp_path, monkeypatch, tied):
     model = tiny("llama", tie_word_embeddings=tied)
@@ -105,6 +107,7 @@ def test_several_files_open_as_one_does(tmp_path, monkeypatch, tied):
         assert sum(sizes) <= 10_000 or len(sizes) == 1
 
 
+@pytest.mark.slow
 def test_files_are_those_that_transformers_writes(tmp_path):
     for kind in ("llama", "mixtral"):
         model = tiny(kind, tie_word_embeddings=True)

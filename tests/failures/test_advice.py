@@ -215,6 +215,7 @@ def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, mo
     assert {"--attn_implementation", "--max_new_tokens", "--predict_with_generate"} <= seen
 
 
+@pytest.mark.slow
 def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
     crowded = Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused=9 * GIB, others=9 * GIB)
     limited = Device("CPU", 32 * GIB, GIB, 31 * GIB, limit=(GIB, "-d"))

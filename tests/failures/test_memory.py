@@ -190,6 +190,7 @@ def save_checkpoint(model, optimizer, folder, **settings):
     return saver
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_save", [True, False])
 def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeypatch, async_save):
     """Whoever met the limit: the copy, the thread that writes, or safetensors, which panics."""
@@ -244,6 +245,7 @@ def test_the_rank_is_the_one_that_failed(monkeypatch):
 # --- what it is full of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit"])
 @pytest.mark.parametrize(
     ("method", "compute_dtype"), [("full", "float32"), ("lora", "bfloat16"), ("qlora", "bfloat16")]

@@ -27,6 +27,7 @@ def test_full_trains_every_weight_in_float32(recipe, plan, model_folder):
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in stored.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "frozen"), [(BF16, torch.bfloat16), (FP32, torch.float32)], ids=["bf16", "fp32"])
 def test_lora_trains_float32_adapters_on_a_base_in_the_compute_type(recipe, plan, frozen):
     model = build(recipe(method="lora"), plan)
@@ -37,6 +38,7 @@ def test_lora_trains_float32_adapters_on_a_base_in_the_compute_type(recipe, plan
     assert targets == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "storage"), [(BF16, torch.bfloat16), (FP32, torch.float32)], ids=["bf16", "fp32"])
 def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_type(recipe, plan, storage):
     """Sharding corrupts any other storage without a word."""

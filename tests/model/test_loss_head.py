@@ -99,6 +99,7 @@ def pair(family, **changes):
     return model, reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_loss_of_the_models_own_logits(family):
     model, reference = pair(family)
@@ -170,6 +171,7 @@ def test_right_padding_needs_no_mask_and_nobody_waits_for_the_device(monkeypatch
     assert masks == [None] * 2 and not asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
 def test_it_sees_adapters_even_on_the_head(targets):
     from peft import LoraConfig, get_peft_model

@@ -42,6 +42,7 @@ def described(family, **changes):
 # What all-linear adapts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "adapted", "left"),
     [

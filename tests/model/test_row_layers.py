@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 TOKENS = ["<|im_end|>", "<|im_start|>"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", [False, True])
 def test_rows_compute_and_learn_as_those_of_peft(recipe, model_folder, tied, tie):
     """The kit computes them without a copy of the table; peft's own layer is the reference."""
@@ -33,6 +34,7 @@ def test_rows_compute_and_learn_as_those_of_peft(recipe, model_folder, tied, tie
     assert any(gradient.abs().max() > 1e-3 for name, gradient in gradients[0].items() if "delta" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", [False, True])
 def test_nothing_as_large_as_the_table_is_kept(recipe, model_folder, tied, tie):
     """peft keeps a copy of the table, with the rows in it, for the backward pass."""
@@ -51,6 +53,7 @@ def test_nothing_as_large_as_the_table_is_kept(recipe, model_folder, tied, tie):
     assert shapes and (320, 32) not in shapes and (32, 320) not in shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"trainable_tokens": TOKENS}, {"lora_modules_to_save": ["embed_tokens"]}])
 def test_tied_weights_stay_tied_when_the_model_moves(recipe, tied, changes):
     """As Accelerate moves it for FSDP2. Rows and whole modules are tied too, not only the frozen table."""

@@ -46,6 +46,7 @@ def test_free_rows_of_a_padded_vocabulary_come_first(recipe, padded):
     assert "1 in free rows" in line and "embeddings grow from 321 to 322 rows" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tie", "changes", "rows"),
     [
@@ -67,6 +68,7 @@ def test_what_trains_beside_the_adapters(recipe, model_folder, tied, tie, change
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tie", "changes", "message"),
     [

@@ -21,6 +21,7 @@ def told(recipe, *tokens):
     )
 
 
+@pytest.mark.slow
 def test_the_roles_of_the_embedded_model_were_never_trained_and_its_end_was(recipe):
     assert told(recipe(TINY), "<|end|>", "<|bos|>") == ""
     for role in ("<|user|>", "<|system|>", "<|assistant|>"):
@@ -29,6 +30,7 @@ def test_the_roles_of_the_embedded_model_were_never_trained_and_its_end_was(reci
         assert f"--trainable_tokens '{role}'" in message and "--lora_modules_to_save embed_tokens,lm_head" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -57,6 +59,7 @@ def with_rows(tmp_path):
     return with_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "is_found"),
     [
@@ -82,6 +85,7 @@ def test_rows_of_padding_tell_too(recipe, with_rows):
     assert "<|im_end|> ends the answers" in told(recipe(folder), "<|im_end|>")
 
 
+@pytest.mark.slow
 def test_random_rows_are_never_taken_for_untrained():
     """Whatever the number of dimensions: a false alarm would stop a run."""
     for dimensions in (16, 64, 1024):

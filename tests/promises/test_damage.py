@@ -92,7 +92,7 @@ FULL = [("single", 1, True), ("fsdp", 2, True), ("single", 1, False)]
 def test_a_disk_that_fills_up_in_a_save_ends_the_run_in_words_and_costs_nothing(
     finetune, config, processes, in_background
 ):
-    flags = {"method": "full", "max_steps": 30, "save_steps": 2, "save_total_limit": 1, "config": config}
+    flags = {"method": "full", "max_steps": 14, "save_steps": 2, "save_total_limit": 1, "config": config}
     flags["async_save"] = in_background
     whole = finetune.ok("whole", processes, **flags)
     finetune("run", processes, until_step(finetune.folder / "run", 5), **flags)
@@ -105,7 +105,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_the_run_in_words_and_costs_nothing(
     assert full.output.count("error:") == 1
     assert verify(kept) == [] and list_checkpoints(finetune.folder / "run/checkpoints") == [kept]
     continued = finetune.ok("run", processes, **flags)
-    assert f"continuing after step {int(kept.name[5:])} of 30" in continued.output
+    assert f"continuing after step {int(kept.name[5:])} of 14" in continued.output
     assert continued.losses == whole.losses
 
 

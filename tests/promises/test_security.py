@@ -366,6 +366,7 @@ def test_neither_errors_nor_tracebacks_show_a_secret(error, monkeypatch, capsys)
         assert "GET https://***@host/a with ***" in said and "n0t-for" not in said
 
 
+@pytest.mark.slow
 def test_a_page_shows_no_secret_that_several_tokens_spell(monkeypatch, tmp_path):
     monkeypatch.setenv("MY_SECRET", "n0t-for-you")
     write(tmp_path / "train.jsonl", *[{"prompt": "Hi ", "completion": f"it is n0t-for-you {i}"} for i in range(3)])

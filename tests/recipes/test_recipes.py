@@ -116,6 +116,7 @@ def test_the_hardware_in_the_header_has_a_fifth_to_spare_by_the_formulas(name):
         assert more > 0.7 * header.gpu_gigabytes * 2**30, f"{more / 2**30:.1f} GiB without checkpointing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_shape_builds_and_has_the_parameters_its_recipes_state(shape):
     with torch.device("meta"):

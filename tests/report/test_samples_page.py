@@ -34,6 +34,7 @@ def test_runs_count_the_tokens_whatever_their_characters(train_on, tmp_path, tok
     assert counts == [len(run) for run in runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "flags"),
     [

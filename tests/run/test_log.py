@@ -302,6 +302,7 @@ def tensorboard(tmp_path):
     AcceleratorState._reset_state(True)
 
 
+@pytest.mark.slow
 def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(tensorboard, clock):
     start, shown = tensorboard
     log, checkpoint = start(LoopState()), None

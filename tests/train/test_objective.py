@@ -72,6 +72,7 @@ def train(model_folder, chat_file):
     return train
 
 
+@pytest.mark.slow
 def test_a_second_objective_has_one_gradient_however_its_pairs_are_cut_up(train):
     (whole,), weights = train(pairs_each=4)
     for pairs_each in (1, 2, 3):

@@ -109,6 +109,7 @@ def test_each_source_has_its_own_loss(setting):
     assert empty.metrics == {"loss/source 1": pytest.approx(plain.loss, rel=1e-6)}  # source 0 had no target
 
 
+@pytest.mark.slow
 def test_the_update_is_clipped_to_the_norm_and_zero_does_not_clip(setting):
     result, before, after = step(setting, single(4), max_grad_norm=0.01)
     assert result.grad_norm > 0.1 and (after - before).norm().item() == pytest.approx(0.01 * 1e-3, rel=1e-2)

@@ -244,6 +244,7 @@ def test_an_answer_holds_all_that_is_said_thought_and_called(tokenizer):
             template.check_answer(text, answer, 1)
 
 
+@pytest.mark.slow
 def test_every_special_token_of_the_shapes_is_one_to_the_tokenizer(tokenizer):
     assert all(len(tokenizer(token, add_special_tokens=False).input_ids) == 1 for token in SPECIAL)
     for path in GOLDEN.glob("*.jinja"):

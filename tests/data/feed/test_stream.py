@@ -167,6 +167,7 @@ def test_lanes_stay_together_and_little_waits(tmp_path, tokenizer):
     assert sum(len(queue) for queue in feed._all_readers[0]._queues.values()) <= 2 * 40
 
 
+@pytest.mark.slow
 def test_every_row_comes_as_often_however_unequal_the_files(tmp_path, tokenizer):
     write(tmp_path / "part-0.jsonl", *[{"prompt": f"few {i} ", "completion": "a"} for i in range(5)])
     write(tmp_path / "part-1.jsonl", *[{"prompt": f"many {i} ", "completion": "a"} for i in range(155)])
@@ -176,6 +177,7 @@ def test_every_row_comes_as_often_however_unequal_the_files(tmp_path, tokenizer)
     assert {seen.count(origin) for origin in set(seen)} == {2} and len(set(seen)) == 160
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 4, 8])
 def test_a_stream_of_two_rows_trains_on_any_topology(world, tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=2)

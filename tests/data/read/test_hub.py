@@ -36,6 +36,7 @@ def test_a_damaged_list_of_splits_is_told(content, folder):
     assert "dataset: 'saved' cannot be opened: its dataset_dict.json is damaged" in refused("saved")
 
 
+@pytest.mark.slow
 def test_a_damaged_saved_folder_is_told(folder):
     (folder / "saved").mkdir()
     (folder / "saved" / "state.json").write_text("{}")
@@ -76,6 +77,7 @@ def hub(tmp_path_factory, monkeypatch):
     return "someone/sums"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_hub_data_set_has_a_config_and_splits(hub, streaming):
     source = source_of(hub, config="main", streaming=streaming)

@@ -27,6 +27,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
     monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 5000)

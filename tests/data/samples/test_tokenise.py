@@ -60,6 +60,7 @@ def test_what_one_of_several_processes_finds_wrong_is_told_with_its_line(tmp_pat
     assert not list(cache.glob("*/entry.json")) and not [p for p in cache.iterdir() if p.is_dir()]
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *many(6000))
     here = os.getpid()
@@ -165,6 +166,7 @@ def _open_and_count(barrier, queue, tokenizer):
     queue.put((open_data(settings, open_sources(settings), tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
 
 
+@pytest.mark.slow
 def test_of_processes_that_start_together_one_tokenises(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(50))
     fork = multiprocessing.get_context("fork")
