@@ -68,7 +68,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         join_group(topology.backend, recipe.ddp_timeout)
     plugin = fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
     # Unless FSDP reduces gradients after each micro-batch, every rank holds the float32 gradients of the whole model,
-    # 4 bytes a parameter, until the last one. DDP holds them anyway, and saves communication.
+    # 4 bytes a parameter, until the last one. DDP holds them anyway, in its buckets, and saves communication.
     sync_each_batch = plugin is not None if recipe.sync_each_batch is None else recipe.sync_each_batch
     if on_cpu:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # FSDP1 takes "cpu" but not "cpu:0"

@@ -16,7 +16,7 @@ import torch
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import TrainingError
-from kit.strategy.weights import accumulating, clip_grad_norm, settle
+from kit.strategy.weights import accumulating, clear_gradients, clip_grad_norm, settle
 
 if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
@@ -85,7 +85,7 @@ def train_step(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
-    optimizer.zero_grad()
+    clear_gradients(accelerator, model)
     return result
 
 

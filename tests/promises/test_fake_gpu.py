@@ -65,6 +65,12 @@ def test_the_peak_does_not_grow_with_the_number_of_micro_batches(fake_gpu, case)
     assert growth(report) < 0.02 * many(report)["peaks"]["cuda"]
 
 
+def test_gradients_of_ddp_are_held_once_whatever_is_accumulated(fake_gpu):
+    report = ran(fake_gpu(**PADDED, method="full", topology="ddp", world=8))
+    # buckets begin at multiples of a few bytes
+    assert many(report)["components"]["cuda"]["gradients"] == pytest.approx(report["gradient bytes"], rel=0.01)
+
+
 @pytest.mark.parametrize("case", matrix([{"method": method, "packing": True} for method in METHODS]))
 def test_packs_take_the_kernel_for_variable_lengths(fake_gpu, case):
     report = ran(fake_gpu(**case, micro_batches=2))
