@@ -17,7 +17,7 @@ SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The header of a recipe file: the comment in its first four lines."""
+    """The header of a recipe file: the comment in its first lines."""
 
     title: str
     launch: list[str]  # the words after the script in its command
@@ -26,6 +26,7 @@ class Header:
     hardware: str
     num_gpus: int  # 0: no GPU needed
     gpu_gigabytes: int  # memory of each GPU
+    ungated: str = ""  # hub id and licence of a model of that size that anyone may download
 
     @property
     def num_parameters(self) -> float:
@@ -40,7 +41,8 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read the header of a recipe file. Raises ``UserError`` if one of its four lines is missing."""
-    lines = path.read_text(encoding="utf-8").splitlines()[:4] + [""] * 4
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()[:4] + [""] * 4
     forms = {
         "title": r"# (.+)\.",
         "launch": r"# Launch: +accelerate launch recipes/finetune\.py(.*)",
@@ -51,6 +53,7 @@ def read_header(path: Path) -> Header:
     where = {key: f"{path}:{number}" for number, key in enumerate(forms, 1)}
     raise_if(Problem(where[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
     title, launch, model, hardware = (match.groups() for match in found.values() if match)
+    ungated = re.search(r"^# Ungated: +(\S+ \(.+\))$", text, re.MULTILINE)
     gpus = re.match(r"(\d+) GPUs? with (\d+) GB", hardware[0])
     return Header(
         title=title[0],
@@ -60,6 +63,7 @@ def read_header(path: Path) -> Header:
         hardware=hardware[0],
         num_gpus=int(gpus[1]) if gpus else 0,
         gpu_gigabytes=int(gpus[2]) if gpus else 0,
+        ungated=ungated[1] if ungated else "",
     )
 
 
@@ -67,6 +71,7 @@ def run(argv: list[str]) -> int:
     """Print a table of all recipes. Then raise ``UserError`` if a recipe cannot be read."""
     argparse.ArgumentParser(prog="kit recipes", description=HELP).parse_args(argv)
     rows = []
+    open_models: dict[str, str] = {}
     problems: list[Problem] = []
     for path in RECIPES.glob("*.yaml"):
         try:
@@ -77,10 +82,19 @@ def run(argv: list[str]) -> int:
         gpus = f"{header.num_gpus} x {header.gpu_gigabytes} GB" if header.num_gpus else "none"
         cells = [path.stem, header.model, header.parameters, recipe.method, header.config, gpus]
         rows.append((header.num_parameters, cells))
+        if header.ungated:
+            open_models[header.model] = header.ungated
     rows.sort()
     show(_table(["recipe", "model", "parameters", "method", "config", "GPUs"], [cells for _, cells in rows]))
     show("\nGPUs are planned from formulas, not measured.")
     show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
+    if open_models:
+        show(
+            "\nThe hub asks for a login and a licence for Llama. Models of about that size without, for the same recipes:"
+        )
+        order = [cells[1] for _, cells in rows]
+        for model in sorted(open_models, key=order.index):
+            show(f"  {model:<10} --model_name_or_path {open_models[model]}")
     raise_if(problems)
     return 0
 

@@ -1,5 +1,6 @@
 """``kit recipes`` lists every recipe at once, and tells what is wrong with one."""
 
+import re
 import subprocess
 import sys
 
@@ -18,6 +19,14 @@ def test_recipes_lists_every_recipe_in_aligned_columns_of_at_most_100(capsys):
     assert all(line[start - 1] == " " and line[start] != " " for line in table[1:] for start in starts)
     line = next(line for line in table if line.startswith("llama-8b-full"))
     assert line.split() == ["llama-8b-full", "llama-8b", "8.03B", "full", "fsdp", "4", "x", "80", "GB"]
+
+
+def test_every_gated_size_has_a_model_that_needs_no_licence(capsys):
+    main(["recipes"])
+    text = capsys.readouterr().out
+    for path in RECIPES.glob("llama-*.yaml"):
+        size = path.stem.rpartition("-")[0]
+        assert re.search(rf"^  {size} +--model_name_or_path (?!meta-llama)\S+/\S+ \(.*\)$", text, re.MULTILINE), size
 
 
 def test_a_recipe_without_a_header_is_told_and_the_others_are_listed(capsys, tmp_path, monkeypatch):
