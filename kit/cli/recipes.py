@@ -89,9 +89,7 @@ def run(argv: list[str]) -> int:
     show("\nGPUs are planned from formulas, not measured.")
     show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
     if open_models:
-        show(
-            "\nThe hub asks for a login and a licence for Llama. Models of about that size without, for the same recipes:"
-        )
+        show("\nLlama needs a login and a licence at the hub. Models of about its sizes without, for the same recipes:")
         order = [cells[1] for _, cells in rows]
         for model in sorted(open_models, key=order.index):
             show(f"  {model:<10} --model_name_or_path {open_models[model]}")
