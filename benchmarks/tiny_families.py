@@ -51,7 +51,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": EXPERTS, "moe_top_k": 2},
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": EXPERTS},
-    "deepseek_v4": {"mlp_layer_types": ["hash_moe", "moe"]},
+    "deepseek_v4": {"mlp_layer_types": ["hash_moe", "moe"], "num_hidden_layers": 2}
+    | {"layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"]}
+    | {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "max_window_layers": 1},
     "falcon_h1": {"mamba_d_head": 16},
     "flint": {"num_hidden_layers": 4},
@@ -63,6 +65,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "ministral": _ROPE | {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "rwkv": {"rescale_every": 0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2}
     | {"attention_hidden_size": 64, "attention_head_dim": 16},

@@ -14,7 +14,8 @@ from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.errors import Problems
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
-from kit.model.parts import describe_parts, freeze_out_of_reach, quantised_on_meta, router_aux_loss_coef
+from kit.model.parts import describe_parts, quantised_on_meta, router_aux_loss_coef
+from kit.model.reach import freeze_out_of_reach
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens

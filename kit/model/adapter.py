@@ -11,7 +11,7 @@ from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, first_line, open_adapter
-from kit.model.parts import adaptable, split_targets
+from kit.model.parts import adaptable, misnamed, split_targets
 from kit.model.token_rows import beside_adapters, check_beside, num_rows
 
 
@@ -136,6 +136,7 @@ def _check_targets(recipe: Recipe, meta_model: Any) -> list[Problem]:
     linear = {name.rsplit(".", 1)[-1] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
     expected = f"all-linear, or some of {', '.join(sorted(linear))}"
     targets: list[str] = [] if recipe.lora_target_modules == "all-linear" else list(recipe.lora_target_modules)
+    lost = misnamed(meta_model)
     for target in split_targets(meta_model, targets)[0]:
         targeted = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
         if not targeted:
@@ -147,6 +148,9 @@ def _check_targets(recipe: Recipe, meta_model: Any) -> list[Problem]:
         ):
             found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
             problems.append(Problem("lora_target_modules", found, expected))
+        elif away := [name for name in lost if name == target or name.endswith(f".{target}")]:
+            found = f"{target!r} is also {away[0]}, whose saved adapter peft would not find again"
+            problems.append(Problem("lora_target_modules", found, "names that leave it out, or all-linear"))
     if not problems and (reason := _refusal(recipe, meta_model)):
         found = f"peft cannot adapt {type(meta_model).__name__} so ({reason})"
         problems.append(Problem("lora_target_modules", found, expected))

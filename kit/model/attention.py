@@ -33,7 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 # The name must contain "sdpa": then transformers applies its checks for sdpa, and refuses a model without support.
 VARLEN = "sdpa_varlen"
 # Families of causal models by name whose tokens attend to later ones too, whatever their config says.
-NOT_CAUSAL = {"xlnet"}
+NOT_CAUSAL = {"xlnet", "cpmant"}
 # Families of which gradients change by more than 1e-5 without a mask (MiniMax: by 5e-4).
 _NEED_MASK = {"minimax"}
 # Arguments of a packed call that the attention function may ignore.

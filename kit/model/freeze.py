@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, did_you_mean
-from kit.model.parts import out_of_reach
+from kit.model.reach import out_of_reach
 
 
 def freeze(model: Any, recipe: Recipe) -> None:

@@ -31,8 +31,9 @@ from kit.model.attention import register as register_attention
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
-from kit.model.parts import check_parts, four_bit_config, freeze_out_of_reach, only_chooses, router_aux_loss_coef
+from kit.model.parts import check_parts, four_bit_config, router_aux_loss_coef
 from kit.model.plan import LoadPlan
+from kit.model.reach import freeze_out_of_reach, only_chooses
 from kit.model.token_rows import grow
 
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file

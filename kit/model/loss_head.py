@@ -16,7 +16,9 @@ needs more memory and time, but is never wrong.
 
 import inspect
 import re
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -39,7 +41,8 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     Call this before the model is wrapped, when it is settled which weights train. Afterwards
     ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy of each target in nats,
     float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and Y int64 [S] the ids that they predict. Calls
-    without ``targets`` work as before.
+    without ``targets`` work as before. In a packed call ``token_mask`` [B, T] is 0 for padding, which the auxiliary
+    loss leaves out.
 
     Args:
         chunk_tokens: positions per chunk of logits; None: as many as ``CHUNK_BYTES`` allows.
@@ -61,7 +64,7 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
         chunk_tokens = max(1, CHUNK_BYTES // (4 * text_config.vocab_size))
         if head_trains:
             # Each chunk adds to the gradient [V, h] of the head. Many small chunks would spend their time on that.
-            chunk_tokens = max(chunk_tokens, text_config.hidden_size // 8)
+            chunk_tokens = max(chunk_tokens, head.weight.shape[-1] // 8)
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = transform(plain_head_forward(hidden).float())
@@ -81,7 +84,9 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
                 losses.append(chunk_loss(chunk, chunk_targets))
         return torch.cat(losses)
 
-    def model_forward(self: Any, *args: Any, targets: Any = None, target_positions: Any = None, **kwargs: Any) -> Any:
+    def model_forward(
+        self: Any, *args: Any, targets: Any = None, target_positions: Any = None, token_mask: Any = None, **kwargs: Any
+    ) -> Any:
         if targets is None:
             return plain_model_forward(*args, **kwargs)
         for name in ("labels", "logits_to_keep", "return_dict"):  # peft adds these
@@ -97,12 +102,14 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
         with nullcontext() if is_packed and not uses_bounds else without_search_for_packs():
             if not head_is_known:
                 options = {"output_router_logits": True} if adds_aux_loss else {}
-                outputs = plain_model_forward(*args, use_cache=False, **kwargs, **options)
+                with _routers_see(self, token_mask):
+                    outputs = plain_model_forward(*args, use_cache=False, **kwargs, **options)
                 chosen = outputs.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
                 losses = F.cross_entropy(chosen, targets, reduction="none")
                 return losses + router_aux_loss_coef * outputs.aux_loss if adds_aux_loss else losses
             if adds_aux_loss:
-                hidden, aux_loss = _hidden_and_aux_loss(plain_model_forward, decoder, *args, **kwargs)
+                with _routers_see(self, token_mask):
+                    hidden, aux_loss = _hidden_and_aux_loss(plain_model_forward, decoder, *args, **kwargs)
             else:
                 hidden = decoder(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
@@ -167,6 +174,27 @@ def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs:
         hook.remove()
     # None: a family that may have experts, but not in this model (Doge).
     return outputs[0].last_hidden_state, 0.0 if own.aux_loss is None else own.aux_loss
+
+
+@contextmanager
+def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
+    """Let a family's auxiliary loss leave out padding in a packed call, which has no ``attention_mask`` to say it."""
+    code, name = sys.modules[type(model).__module__], "load_balancing_loss_func"
+    plain = getattr(code, name, None)
+    if token_mask is None or plain is None:
+        yield
+        return
+
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(plain).bind(*args, **kwargs)
+        call.arguments["attention_mask"] = token_mask
+        return plain(*call.args, **call.kwargs)
+
+    setattr(code, name, masked)
+    try:
+        yield
+    finally:
+        setattr(code, name, plain)
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.

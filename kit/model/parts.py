@@ -1,4 +1,4 @@
-"""The parts of a model: what text reaches, what an adapter may change, and a count of what a method made of it.
+"""The parts of a model: what an adapter may change, and a count of what a method made of it.
 
 Promises: a method does what its name says, or says what it could not do. All answers come from modules and shapes, so
 they are the same for a model on meta and for one with weights.
@@ -9,11 +9,12 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import torch
 from transformers import BitsAndBytesConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import AutoHfQuantizer
@@ -21,12 +22,11 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem
+from kit.model.reach import beyond_text, out_of_reach
 
 # Names of modules that choose experts: an adapter on them would change which expert a token reaches.
 _ROUTER = re.compile(r"(^|\.)(\w*router\w*|gate|\w*expert_gate)(\.|$)")
 _EXPERTS = re.compile(r"(^|\.)\w*experts?(\.|$)")
-# Parts that only choose, so that no gradient reaches them: which keys or experts a token sees, where a patch begins.
-_CHOOSERS = re.compile(r"(^|\.)(indexer|patcher|\w*score_correction_bias|expert_bias)$")
 # Linear modules whose weights the model reads itself, past the module's own forward: neither adapter nor 4 bits work.
 _READ_DIRECTLY = re.compile(r"(^|\.)(mixer\.dt_proj|mamba\.dt_proj|altup\.(correction|prediction)_coefs)$")
 # peft refuses these: the fast kernels of these families read the weights and would not see an adapter.
@@ -60,57 +60,15 @@ def quantised_on_meta(meta_model: Any) -> Any:
     return quantised
 
 
-def only_chooses(name: str) -> bool:
-    """Return whether a parameter belongs to a part that only chooses: keys or experts."""
-    return any(_CHOOSERS.search(part) for part in accumulate(name.split("."), "{}.{}".format))
-
-
-def out_of_reach(model: Any) -> list[str]:
-    """Return the names of modules and parameters to which a batch of text sends no gradient.
-
-    These are towers for images and sound with their projectors, and parts that only choose.
-
-    Args:
-        model: a base model, without adapters.
-    """
-    config = model.config.get_text_config()
-    everything = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
-    names = [name for name in everything if _CHOOSERS.search(name) or _is_skipped_layer(name, config)]
-    if config is model.config:
-        return names
-    heads = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    reached = {id(p) for part in heads if part is not None for p in part.parameters()}
-    modules = [
-        name
-        for name, module in model.named_modules()
-        if (owned := list(module.parameters())) and not any(id(p) in reached for p in owned)
-    ]
-    outer = [name for name in modules if name.rpartition(".")[0] not in modules]
-    return names + outer
-
-
-def freeze_out_of_reach(model: Any) -> None:
-    """Freeze what no text reaches: it gets no gradients, for which DDP would wait."""
-    away = tuple(f"{name}." for name in out_of_reach(model))
-    for name, parameter in model.named_parameters():
-        if f"{name}.".startswith(away):
-            parameter.requires_grad_(False)
-
-
-def _is_skipped_layer(name: str, config: Any) -> bool:
-    """Whether a layer attends to images only, and is skipped without any (Llama 3.2 Vision)."""
-    number = name.rpartition("layers.")[2]
-    return name.endswith(f"layers.{number}") and number in map(str, getattr(config, "cross_attention_layers", ()) or ())
-
-
 def adaptable(model: Any) -> list[str]:
     """Return the names of the modules that ``all-linear`` adapts.
 
     These are all linear modules, experts and shared experts among them, but for the output head, routers, what gets no
-    gradient, and what peft refuses or would take for another module (``redirected``). Fused experts are no modules.
+    gradient or is not called, and what peft refuses or would take for another module (``redirected``, ``misnamed``).
+    Fused experts are no modules.
     """
     config = model.config.get_text_config()
-    away = tuple(f"{name}." for name in out_of_reach(model))
+    away = tuple(f"{name}." for name in [*out_of_reach(model), *beyond_text(model)[1], *misnamed(model)])
     refused = redirected(model) | (_MAMBA_MODULES if config.model_type in _MAMBA_FAMILIES else set())
     head = model.get_output_embeddings()
     return [
@@ -137,6 +95,20 @@ def redirected(model: Any) -> set[str]:
     config = LoraConfig(target_modules=list(_EARLIER_NAMES))
     convert_peft_config_for_transformers(config, model, None)
     return _EARLIER_NAMES - set(config.target_modules or ())
+
+
+def misnamed(model: Any) -> list[str]:
+    """Return the names of linear modules whose adapters peft would not find again when it opens them.
+
+    It applies to an adapter's names the patterns that convert checkpoints of the family. A pattern that also matches
+    present names changes them (Laguna: shared_experts).
+    """
+    if get_checkpoint_conversion_mapping(model.config.model_type) is None:
+        return []
+    renamings = [entry for entry in get_model_conversion_mapping(model) if isinstance(entry, WeightRenaming)]
+    names = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    saved = {name: f"base_model.model.{name}.lora_A.weight" for name in names}
+    return [name for name, key in saved.items() if apply_renamings(key, renamings) != key]
 
 
 def split_targets(model: Any, targets: list[str]) -> tuple[list[str], list[str]]:
@@ -177,6 +149,10 @@ def check_parts(recipe: Recipe, meta_model: Any) -> list[Problem]:
     if recipe.router_aux_loss_coef is not None and not has_router_loss(meta_model):
         found = f"{recipe.router_aux_loss_coef:g}, but {name} computes no auxiliary loss of routers"
         problems.append(Problem("router_aux_loss_coef", found, fix="leave it out"))
+    if getattr(meta_model.config, "rescale_every", 0):
+        found = f"rescale_every {meta_model.config.rescale_every}: {name} divides its weights whenever it evaluates"
+        fix = 'write "rescale_every": 0 into its config.json; only float16 needs it'
+        problems.append(Problem("model_name_or_path", found, "weights that only training changes", fix))
     if recipe.method == "full" and _is_only_a_part(meta_model.config):
         found = f"final/ of a full run could not be opened: transformers knows {name} only as a part of another model"
         problems.append(Problem("method", found, fix="use --method lora"))
@@ -242,6 +218,8 @@ def describe_parts(model: Any, recipe: Recipe) -> list[str]:
             lines.append(f"{found}; --lora_target_modules takes their names too: {named}")
         if shared := _left_out(base):
             lines.append(f"note: peft would take {_few(shared)} for fused experts: not adapted")
+        if lost := misnamed(base):
+            lines.append(f"note: peft would not find adapters of {_few(lost)} again: not adapted")
     if away := out_of_reach(base):
         lines.append(f"note: text does not reach {_few(away)}: frozen" + (", not adapted" if adapted else ""))
     if coefficient := router_aux_loss_coef(recipe, base):

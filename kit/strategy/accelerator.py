@@ -119,7 +119,24 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
     if topology.strategy.startswith("fsdp") and not problems and not layer_classes(topology, meta_model):
         found = f"{type(meta_model).__name__} does not say which layers to shard"
         problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", found, layers, "name it in the config"))
+    if topology.strategy.startswith("fsdp") and (
+        shared := _shared_weight(meta_model, layer_classes(topology, meta_model))
+    ):
+        found = f"{topology.config_name}: layers of {type(meta_model).__name__} share weights ({shared})"
+        problems.append(Problem("config", found, "layers that can be sharded apart", "--config ddp"))
     return problems
+
+
+def _shared_weight(model: "torch.nn.Module", classes: tuple[str, ...]) -> str:
+    """The name of a weight that two layers share, which sharding would make two; empty if there is none (Zamba)."""
+    owners: dict[int, str] = {}
+    for name, layer in model.named_modules():
+        if type(layer).__name__ in classes:
+            for weight, parameter in layer.named_parameters():
+                owner = owners.setdefault(id(parameter), name)
+                if not f"{name}.".startswith(f"{owner}."):
+                    return f"{name}.{weight}"
+    return ""
 
 
 def layer_classes(topology: Topology, model: "torch.nn.Module") -> tuple[str, ...]:

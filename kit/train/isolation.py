@@ -1,12 +1,13 @@
 """Check on the prepared model, before the first step, that the samples of a pack do not influence each other."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kit.data.feed.batches import MicroBatch
 from kit.errors import Problem, UserError
+from kit.strategy.weights import accumulating
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
     """Raise ``UserError`` if the samples of a pack influence each other in this model. Called by all ranks.
 
-    The check computes two packs of two samples that differ only in the first sample. If the losses of the second sample
-    differ, the model let information pass between samples: by attention without bounds, a convolution or a recurrent
-    state.
+    Two packs of two samples differ only in the first sample. Information passes between samples, by attention without
+    bounds, a convolution or a recurrent state, if the losses of the second sample differ, or if they send a gradient to
+    the embeddings of the first. That gradient is exactly zero otherwise, however small the influence would be.
 
     Args:
         vocab_size: rows of the model's embedding.
@@ -43,16 +44,34 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
         )
         return model(**pack.to(accelerator.device).model_inputs())
 
+    def sends_gradient() -> bool:
+        """Whether the loss of the second sample has a gradient with respect to the first one's embeddings."""
+        arriving: list[torch.Tensor] = []  # [1, 2 * length, h]
+
+        def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            output.requires_grad_().register_hook(arriving.append)
+
+        handle = accelerator.unwrap_model(model).get_input_embeddings().register_forward_hook(watch)
+        try:
+            with accumulating(accelerator, model, is_last=False):
+                accelerator.backward(losses(tokens[0]).sum())
+        finally:
+            handle.remove()
+            model.zero_grad()
+        return any(gradient[:, :length].any().item() for gradient in arriving)
+
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             difference = (losses(tokens[0]) - losses(tokens[1])).abs().max().item()
+        # Equal shapes give equal bits. Experts (MoE) are an exception: the shape of their input depends on the routing.
+        differs = not difference < (1e-4 if accelerator.mixed_precision == "no" else 2e-2)
+        found = f"losses differ by {difference:.2g}" if differs else "a gradient passes" if sends_gradient() else ""
     except (ValueError, TypeError, AttributeError) as error:
         found = f"this model takes no packs ({str(error).splitlines()[0]})"
         raise UserError(Problem("packing", found, fix="do without packing")) from None
     model.train(was_training)
-    # Equal shapes give equal bits. Experts (MoE) are an exception: the shape of their input depends on the routing.
-    if not difference < (1e-4 if accelerator.mixed_precision == "no" else 2e-2):
-        found = f"samples of a pack see each other in this model (losses differ by {difference:.2g})"
+    if found:
+        found = f"samples of a pack see each other in this model ({found})"
         raise UserError(Problem("packing", found, "the same losses whatever comes before", "do without packing"))

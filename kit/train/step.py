@@ -6,6 +6,7 @@ Every rank knows before the step by which number the sum over all supervised tok
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kit.console import say
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
-from kit.errors import TrainingError
+from kit.errors import Problem, TrainingError, UserError
 from kit.strategy.weights import accumulating, clear_gradients, clip_grad_norm, settle
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ def train_step(
 
     If the loss or the gradient norm is not finite, the weights are not updated.
 
+    Raises:
+        UserError: trainable weights get no gradient; nothing is updated.
+
     Args:
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
         stop: whether this rank was asked to stop. ``StepResult.stop`` tells all ranks whether any rank was.
@@ -70,7 +75,10 @@ def train_step(
     for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device)):
         is_last = i == len(batch.micro_batches) - 1
         with accumulating(accelerator, model, is_last):
-            part, for_metrics = objective.terms(model(**micro_batch.model_inputs()), micro_batch)
+            losses = model(**micro_batch.model_inputs())
+            if not losses.requires_grad:
+                raise _no_gradient()
+            part, for_metrics = objective.terms(losses, micro_batch)
             accelerator.backward(part * scale)
         parts.append(for_metrics)
     asked = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
@@ -80,6 +88,7 @@ def train_step(
     *values, num_asked, norm_value = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
     result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0)
+    _check_gradients(prepared)
     before_update()
     if result.is_finite:
         for group in optimizer.param_groups:
@@ -87,6 +96,37 @@ def train_step(
         optimizer.step()
     clear_gradients(accelerator, model)
     return result
+
+
+def _check_gradients(prepared: "Prepared") -> None:
+    """Refuse trainable weights without a gradient, for which other ranks would wait; on one process, only say so once.
+
+    An empty tensor is this rank's share of a weight that other ranks hold.
+    """
+    if prepared.ranks.count == 1 and prepared.optimizer.state:
+        return
+    trained = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
+    without = [name.removeprefix("module.") for name, p in trained if p.grad is None]
+    if not without:
+        return
+    found = f"no gradient reaches {len(without)} of {len(trained)} trainable weights: {', '.join(without[:3])}"
+    if prepared.ranks.count == 1:
+        say(f"warning: {found}; they stay as they are until a batch reaches them")
+        return
+    found += "; other processes would wait for it"
+    if any("lora_" in name for name in without):
+        raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
+    raise UserError(Problem("freeze", found, fix=f"--freeze {','.join(_patterns(without))}"))
+
+
+def _patterns(names: list[str]) -> list[str]:
+    """Patterns of the names, with * for the number of a layer."""
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+
+
+def _no_gradient() -> UserError:
+    found = "the loss depends on no trainable weight: layers of this model compute gradients in a way of their own"
+    return UserError(Problem("method", found, fix="use --method full"))
 
 
 def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:

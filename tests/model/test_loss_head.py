@@ -131,6 +131,22 @@ def test_in_training_it_contains_the_auxiliary_loss_of_the_routers(recomputed):
         assert torch.allclose(model(**inputs, **wanted).mean(), without, rtol=1e-5)
 
 
+def test_the_auxiliary_loss_leaves_out_the_padding_of_packs():
+    model, _ = pair("mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    install_loss_head(model, router_aux_loss_coef=0.5)
+    ids = torch.arange(3, 15)[None]
+    padding = torch.zeros(1, 8, dtype=torch.int64)
+    wanted = {"target_positions": torch.arange(5), "targets": ids[0, 1:6]}
+
+    def loss(num_padding):
+        tokens = torch.cat([ids, padding[:, :num_padding]], dim=1)
+        mask = torch.cat([torch.ones_like(ids), padding[:, :num_padding]], dim=1)
+        positions = torch.cat([torch.arange(12), torch.arange(num_padding)])[None]
+        return model(input_ids=tokens, position_ids=positions, token_mask=mask, **wanted).mean()
+
+    assert torch.allclose(loss(8), loss(0), atol=1e-6)
+
+
 @pytest.mark.parametrize("freezes", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 13, 10_000])
 def test_the_size_of_a_chunk_does_not_matter(chunk_tokens, freezes):

@@ -6,16 +6,15 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
 from kit.config.recipe import Recipe
-from kit.model.adapter import attach_adapter
+from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.parts import (
     adaptable,
     check_parts,
     describe_parts,
-    freeze_out_of_reach,
-    out_of_reach,
     quantised_on_meta,
     router_aux_loss_coef,
 )
+from kit.model.reach import freeze_out_of_reach
 
 
 def on_meta(family):
@@ -54,6 +53,8 @@ def described(family, **changes):
         ("mamba", "mixer.in_proj", "mixer.out_proj"),
         ("gemma3", "language_model.layers.0.mlp.up_proj", "vision_tower"),
         ("llama", "mlp.gate_proj", "lm_head"),
+        ("laguna", "mlp.down_proj", "mlp.shared_experts.down_proj"),  # peft would not find it again
+        ("zamba2", "adapter_list.0.0", "layers.1.shared_transformer.feed_forward.gate_up_proj_adapter_list.1.0"),
     ],
 )
 def test_all_linear_adapts_experts_but_no_router_and_nothing_without_a_gradient(family, adapted, left):
@@ -83,25 +84,20 @@ def test_fused_experts_are_adapted_if_they_are_named():
     assert not any("k_proj" in name or "gate.weight" in name for name in names)
 
 
-# What text does not reach
+def test_what_peft_would_not_find_again_is_said_and_refused_if_it_is_named():
+    assert "peft would not find adapters of model.layers.1.mlp.shared_experts.gate_proj" in str(described("laguna"))
+    named = recipe(lora_target_modules="q_proj,up_proj")
+    (problem,) = check_adapter(named, on_meta("laguna"))
+    assert "'up_proj' is also model.layers.1.mlp.shared_experts.up_proj" in str(problem)
+    assert not check_adapter(recipe(lora_target_modules="q_proj"), on_meta("laguna"))
 
 
-@pytest.mark.parametrize(
-    ("family", "parts"),
-    [
-        ("gemma3", ["model.vision_tower", "model.multi_modal_projector"]),
-        ("afmoe", ["model.layers.1.mlp.expert_bias"]),
-        ("llama", []),
-    ],
-)
-def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
-    model = on_meta(family)
-    assert out_of_reach(model)[: len(parts)] == parts and bool(parts) == bool(out_of_reach(model))
-    freeze_out_of_reach(model)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    assert all(name.startswith(tuple(parts)) for name in frozen) and bool(frozen) == bool(parts)
-    lines = "\n".join(described(family, method="full"))
-    assert all(part in lines for part in parts)
+def test_a_model_that_changes_its_weights_to_evaluate_is_refused_with_the_line_that_cures_it():
+    model = on_meta("rwkv")
+    assert not check_parts(recipe(method="lora"), model)
+    model.config.rescale_every = 6
+    (problem,) = check_parts(recipe(method="lora"), model)
+    assert "divides its weights" in problem.found and '"rescale_every": 0' in problem.fix
 
 
 # What qlora does

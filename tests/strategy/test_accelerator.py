@@ -48,6 +48,13 @@ def test_a_model_that_does_not_say_what_to_shard_is_refused_where_it_is_sharded(
     assert check_strategy(topology("ddp"), model.head) == []
 
 
+def test_layers_that_share_weights_are_refused_before_they_are_sharded_apart(llama):
+    llama.model.layers[1].mlp = llama.model.layers[0].mlp
+    (problem,) = check_strategy(topology("fsdp2"), llama)
+    assert "layers of LlamaForCausalLM share weights" in problem.found and problem.fix == "--config ddp"
+    assert check_strategy(topology("ddp"), llama) == []
+
+
 def test_bf16_on_a_gpu_without_it_is_refused(llama, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: True)
     assert check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama) == []

@@ -15,14 +15,14 @@ from kit.train.isolation import check_isolation
 SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def random_model(kind, config, implementation):
-    """A random model whose weights are large enough for a leak to be seen."""
+def random_model(kind, config, implementation, size=5.0):
+    """A random model; with ``size`` 5 its weights are large enough for a leak to be seen in the losses."""
     attention.register()
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation=implementation)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter *= 5 if parameter.dim() > 1 else 1
+            parameter *= size if parameter.dim() > 1 else 1
     install_loss_head(model)
     return model
 
@@ -53,3 +53,12 @@ def test_recurrent_layers_are_refused_under_any_attention(implementation):
     )  # fmt: skip
     with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
         check(random_model(JambaForCausalLM, config, implementation))
+
+
+def test_a_leak_too_small_for_the_losses_is_refused_by_its_gradient():
+    config = JambaConfig(
+        **SHAPE, intermediate_size=64, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1, num_experts=2,
+        use_mamba_kernels=False,
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"samples of a pack see each other in this model \(a gradient passes\)"):
+        check(random_model(JambaForCausalLM, config, "sdpa", size=0.5))

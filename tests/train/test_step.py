@@ -8,10 +8,11 @@ import torch
 from accelerate import Accelerator
 
 from kit.config.recipe import Recipe
-from kit.data.feed.batches import Collator
+from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.data.open import open_data, open_sources
+from kit.errors import UserError
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
@@ -135,3 +136,46 @@ def test_generators_are_a_function_of_seed_step_and_rank():
 
     assert draw(1, 2, 3) == draw(1, 2, 3)
     assert len({tuple(draw(*key)) for key in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1, 3, 2)]}) == 5
+
+
+class Unused(torch.nn.Module):
+    """A model of which a weight is not used, like one for images that gets text."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)])
+
+    def forward(self, input_ids, **others):
+        return self.layers[0](input_ids.float())[:, 0]
+
+
+def learn(model, ranks):
+    """A step of ``model`` on one target."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    one = torch.ones(1, dtype=torch.int64)
+    batch = MicroBatch(input_ids=one[None], target_positions=one, targets=one, weights=one.float(), sources=one * 0)
+    counts = np.ones(1, np.int64)
+    given = GlobalBatch(
+        [batch], target_weights=np.ones(1), num_targets=counts, num_tokens=counts, epoch=1.0, origins=[]
+    )
+    prepared = Prepared(Accelerator(cpu=True), ranks, model, optimizer, None)
+    for _ in range(2):
+        train_step(prepared, SupervisedLoss(["tiny"]), given, 1.0, 1.0)
+
+
+def test_a_weight_without_gradient_is_said_once_and_refused_where_others_would_wait(capsys):
+    learn(Unused(), Ranks())
+    said = capsys.readouterr().out
+    assert said.count("no gradient reaches 1 of 2 trainable weights: layers.1.weight") == 1
+    model = Unused()
+    before = model.layers[0].weight.item()
+    with pytest.raises(UserError, match=r"--freeze layers\.\*\.weight"):
+        learn(model, Ranks(0, 2))
+    assert model.layers[0].weight.item() == before
+
+
+def test_a_model_whose_loss_depends_on_no_trainable_weight_is_refused():
+    model = Unused()
+    model.layers[0].requires_grad_(False)
+    with pytest.raises(UserError, match="the loss depends on no trainable weight"):
+        learn(model, Ranks())

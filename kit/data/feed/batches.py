@@ -50,6 +50,7 @@ class MicroBatch:
     position_ids: torch.Tensor | None = None  # int64 [B, T]: from 0 in each segment
     cu_seq_lens: torch.Tensor | None = None  # int32 [n + 1]: bounds of the segments over the B * T tokens
     max_seq_len: int | None = None  # tokens of the longest segment
+    token_mask: torch.Tensor | None = None  # int64 [B, T]: 0 for padding, which routers' statistics leave out
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return a copy with all tensors on ``device``; from pinned memory the host does not wait for it."""
@@ -85,6 +86,7 @@ class MicroBatch:
             "cu_seq_lens_k": self.cu_seq_lens,
             "max_length_q": self.max_seq_len,
             "max_length_k": self.max_seq_len,
+            "token_mask": self.token_mask,
         }
 
 
@@ -166,6 +168,7 @@ class Collator:
             position_ids=torch.from_numpy(position_ids),
             cu_seq_lens=torch.tensor(bounds, dtype=torch.int32),
             max_seq_len=int(np.diff(bounds).max()),
+            token_mask=torch.from_numpy(attention_mask),
         )
 
 

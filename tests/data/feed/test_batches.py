@@ -69,6 +69,7 @@ def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
     assert row[: lengths[5]] == train[5][0].tolist() and row[lengths[5] :] == train[1][0].tolist()
     assert batch.position_ids[0].tolist() == [*range(lengths[5]), *range(lengths[1])]
     assert batch.position_ids[1].tolist() == [*range(lengths[0]), *range(length - lengths[0])]
+    assert batch.token_mask.tolist() == [[1] * length, [1] * lengths[0] + [0] * (length - lengths[0])]
     bounds = [0, lengths[5], length, length + lengths[0], 2 * length]
     assert batch.cu_seq_lens.tolist() == bounds
     assert batch.cu_seq_lens.dtype == torch.int32
