@@ -56,7 +56,7 @@ from kit.strategy.topology import Topology, check_router_loss
 from kit.train.isolation import check_isolation
 from kit.train.objective import SupervisedLoss
 from kit.train.optim import build_optimizer
-from kit.train.step import train_step
+from kit.train.step import settle_strategy, train_step
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5  # of the loss, relative to 1 or its size
@@ -148,7 +148,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
         mixed_precision="no",
         device_type="cpu",
         rehearsal=True,
-        load_on_rank0=world > 1 and method != "qlora",
+        load_on_rank0=topology == "fsdp2" and method != "qlora",
     )
     recipe = Recipe(
         model_name_or_path=str(folder),
@@ -173,6 +173,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     if packing:
         check_isolation(prepared, VOCABULARY)
     batch = global_batch(prepared.ranks, packing)
+    settle_strategy(prepared, batch)
     expected = known["loss"][topology]
     if method == "qlora":  # nobody but the loaded model knows what 4-bit weights compute
         expected = _own_loss(prepared, batch, config.model_type)

@@ -4,7 +4,7 @@ Promises: every function here works under all strategies, so code outside ``kit.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,9 @@ def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[st
     return {plain_name(name): p for name, p in model.named_parameters() if not isinstance(p, DTensor)}
 
 
-def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]") -> None:
+def settle(
+    accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]", check: Callable[[], None]
+) -> None:
     """Let DDP rebuild its gradient buckets now, before the first step, and put the gradients into them.
 
     DDP sorts the gradients into new buckets after its first backward pass. With three or more ranks the buckets
@@ -130,11 +132,15 @@ def settle(accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[s
 
     Args:
         inputs: keyword arguments of the model. Their loss is multiplied by 0, so nothing is learned.
+        check: called when there are gradients. DDP itself ends with a traceback where one is missing.
     """
     if strategy_of(accelerator) != "ddp":
         return
     for _ in range(2):
-        accelerator.backward(model(**inputs).sum() * 0.0)
+        losses = model(**inputs)
+        if losses.requires_grad:
+            accelerator.backward(losses.sum() * 0.0)
+        check()
         clear_gradients(accelerator, model)
 
 

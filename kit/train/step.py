@@ -141,7 +141,7 @@ def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingEr
 def settle_strategy(prepared: "Prepared", batch: "GlobalBatch") -> None:
     """Call ``kit.strategy.weights.settle`` with the first micro-batch. Called by all ranks; nothing is learned."""
     micro_batch = batch.micro_batches[0].to(prepared.accelerator.device)
-    settle(prepared.accelerator, prepared.model, micro_batch.model_inputs())
+    settle(prepared.accelerator, prepared.model, micro_batch.model_inputs(), lambda: _check_gradients(prepared))
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:
