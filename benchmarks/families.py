@@ -292,6 +292,7 @@ def _rank(rank: int, world: int, port: int, log: Path, answer: Path, function: A
 
 def _words(problem: Problem) -> str:
     text = re.sub(r"/\S*/", "", f"{problem.where}: {problem.found}")
+    text = re.sub(r"family-(\S+)-\w{8} ", r"\1 ", text)  # the folder's name
     return f"{text} -> {problem.fix}" if problem.fix else text
 
 
