@@ -63,6 +63,7 @@ def test_all_linear_adapts_experts_but_no_router_and_nothing_without_a_gradient(
     assert not any(f".{left}." in f".{name}." for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "phimoe", "mamba", "gemma3"])
 def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
     names = adaptable(on_meta(family))
@@ -70,6 +71,7 @@ def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
     assert {name for name, module in adapted.named_modules() if hasattr(module, "lora_A")} == set(names)
 
 
+@pytest.mark.slow
 def test_fused_experts_are_adapted_if_they_are_named():
     assert "--lora_target_modules takes their names too: experts.gate_up_proj,experts.down_proj" in str(
         described("mixtral")
@@ -84,6 +86,7 @@ def test_fused_experts_are_adapted_if_they_are_named():
     assert not any("k_proj" in name or "gate.weight" in name for name in names)
 
 
+@pytest.mark.slow
 def test_what_peft_would_not_find_again_is_said_and_refused_if_it_is_named():
     assert "peft would not find adapters of model.layers.1.mlp.shared_experts.gate_proj" in str(described("laguna"))
     named = recipe(lora_target_modules="q_proj,up_proj")

@@ -15,6 +15,7 @@ def on_meta(family):
         return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "parts"),
     [
@@ -36,18 +37,21 @@ def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
     assert all(part in lines for part in parts[:3])
 
 
+@pytest.mark.slow
 def test_weights_that_another_module_uses_are_trained_though_their_own_module_is_not_called():
     unreached, uncalled = beyond_text(on_meta("zamba2"))
     assert not unreached
     assert {name.split(".")[2] for name in uncalled if "adapter_list" in name} == {"1", "3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v4"])
 def test_experts_and_layers_that_need_many_tokens_are_reached(family):
     unreached, _ = beyond_text(on_meta(family))
     assert all("indexer" in name or "correction_bias" in name for name in unreached)
 
 
+@pytest.mark.slow
 def test_a_forward_that_cannot_be_traced_leaves_what_names_tell():
     model = on_meta("blt")
     assert beyond_text(model) == ([], [])
