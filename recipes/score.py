@@ -75,6 +75,8 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
         trained, _ = read_run(target.parent / "run.json")
         opened: dict[str, Any] = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}  # in it
         opened["chat_template"] = recipe.chat_template or trained.chat_template  # that it was trained with
+        values = None if recipe.chat_template else trained.chat_template_kwargs
+        opened["chat_template_kwargs"] = recipe.chat_template_kwargs or values
         recipe = recipe.model_copy(update=opened)
     adapted = "qlora" if recipe.method == "qlora" else "lora"
     if not is_checkpoint and not os.path.isfile(target / "adapter_config.json"):

@@ -1,5 +1,6 @@
 """How a setting is declared: one field gives the YAML key, the flag, the help and the validation."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -47,6 +48,32 @@ def column_mapping(value: Any) -> Any:
     pairs = [tuple(part.strip() for part in pair.split("=")) for pair in value.split(",")]
     columns = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
     return columns if len(columns) == len(pairs) else value
+
+
+TEMPLATE_KWARGS = "name=value, separated by commas, or a JSON object"
+
+
+def template_kwargs(value: Any) -> Any:
+    """Parse ``{"name": value}``, in JSON, or ``name=value,name=value``, where a value is JSON or text, into a mapping.
+
+    Any other text is returned as it is, and validation then refuses it; so it does names that no template can read.
+    """
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",")]
+        is_json = value.lstrip().startswith("{")
+        value = json_or_text(value) if is_json or not all(equals for _, equals, _ in pairs) else pairs
+    if isinstance(value, list):
+        value = {name.strip(): json_or_text(text.strip()) for name, _, text in value}
+    fits = isinstance(value, dict) and all(name.isidentifier() and item is not None for name, item in value.items())
+    return value if fits or not isinstance(value, dict) else str(value)
+
+
+def json_or_text(value: Any) -> Any:
+    """Parse text that is JSON; return any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def dataset_entries(value: Any) -> Any:

@@ -5,7 +5,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
@@ -13,6 +13,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import (
     SHARE_OR_COUNT,
     STRICT,
+    TEMPLATE_KWARGS,
     TOKENS,
     column_mapping,
     comma_separated,
@@ -20,6 +21,7 @@ from kit.config.fields import (
     module_names,
     option,
     share_or_count,
+    template_kwargs,
     token_list,
 )
 
@@ -32,7 +34,8 @@ DEFAULT_RECIPE = "tiny"
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
 lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path dataset_columns
-max_train_samples mixing streaming shuffle_buffer_size chat_template train_on max_length excess_length_strategy packing
+max_train_samples mixing streaming shuffle_buffer_size chat_template chat_template_kwargs train_on max_length
+excess_length_strategy packing
 global_batch_size optim learning_rate lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1
 adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef seed
 """.split()
@@ -105,6 +108,9 @@ class Recipe(BaseModel):
     streaming: bool = _data(False, "read while training instead of tokenising first; needs max_steps")
     shuffle_buffer_size: int = _data(1000, "streamed rows that are shuffled together", "rows", ge=1)
     chat_template: str | None = _data(None, "name or file of a chat template; default: the tokenizer's own")
+    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _data(
+        None, "values for variables of the chat template: enable_thinking=false", expected=TEMPLATE_KWARGS
+    )
     train_on: Literal["assistant", "last", "all"] = _data(
         "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from kit.config.fields import json_or_text
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
@@ -48,8 +49,8 @@ def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[P
     """Read a recipe file.
 
     All values stay text, as the values of flags are, so that both are validated alike and YAML's own types do not
-    matter: 1e-4 is a number, yes is not true, and the revision 0123 keeps its zero. A relative path is looked for in
-    the folder of the recipe first.
+    matter: 1e-4 is a number, yes is not true, and the revision 0123 keeps its zero. (But ``chat_template_kwargs`` are
+    read as JSON.) A relative path is looked for in the folder of the recipe first.
 
     Returns:
         The values, the ``file:line`` of each key, and a problem for each key given twice.
@@ -59,6 +60,9 @@ def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[P
     """
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
+    given = values.get("chat_template_kwargs")
+    if isinstance(given, dict):  # a template tells false from "false"
+        values["chat_template_kwargs"] = {key: json_or_text(value) for key, value in given.items()}
     for key in PATHS:
         values |= {key: _relative_to(path.parent, values[key])} if key in values else {}
     return values, {key: f"{_shown_path(path)}:{line} {key}" for key, line in lines.items()}, problems

@@ -16,7 +16,7 @@ import numpy as np
 from kit.cache import digest
 from kit.config.recipe import Recipe
 from kit.data.chat.formats import OPTIONAL, choose_fields
-from kit.data.chat.template import resolve_template
+from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import SPLIT, Mixture, Order, permutation
 from kit.data.feed.ranks import Ranks
@@ -37,7 +37,7 @@ class Data:
     train: Samples
     evaluation: Samples | None
     order: Order
-    chat_template: str | None  # to be saved with the model
+    chat_template: Jinja  # to be saved with the model
     notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property
@@ -99,7 +99,7 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     Raises:
         UserError: with all problems of all data sets.
     """
-    template = resolve_template(tokenizer, recipe.chat_template)
+    template = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
     encoder = Encoder(
         tokenizer,
         template,

@@ -152,7 +152,7 @@ def export_checkpoint(
     metrics = state.last_evaluation if state.evaluated_step == state.step else {}
     card = model_card(run, strategy, metrics, state.step)
     tokenizer, config, model = _open(recipe)
-    tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template)
+    tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
     with _new_folder(output_dir) as folder:
         if recipe.method == "full":
             model = build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))
@@ -183,7 +183,7 @@ def merge_adapter(recipe: Recipe, read: Read | None, output_dir: Path, dtype: st
     recipe = recipe.model_copy(update={"method": "lora"})
     tokenizer, config, _ = _open(recipe)
     if read:
-        tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template)
+        tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
     with _new_folder(output_dir) as folder:
         plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
         adapted: Any = build_model(recipe, config, plan)

@@ -59,7 +59,8 @@ def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Re
     keys += ["new_tokens", "trainable_tokens"]
     keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
     trained, _ = read_run(run_file)
-    values = {"chat_template": trained.chat_template, **recipe.model_dump(exclude_unset=True)}
+    own = {key: getattr(trained, key) for key in ("chat_template", "chat_template_kwargs")}
+    values = ({} if recipe.chat_template else own) | recipe.model_dump(exclude_unset=True)
     opener = Recipe.model_validate(values | {key: getattr(trained, key) for key in keys})
     if base:
         return opener.model_copy(update={"model_name_or_path": base, "model_revision": None})

@@ -2,11 +2,12 @@
 
 A sample is one of:
 
-- ``{"messages": [...]}``, ``{"prompt": [...], "completion": [...]}``: conversations, optionally with ``tools`` (a list
-  of objects). Every message has ``role`` (system, user, assistant or tool) and ``content`` (text), and may have
-  ``name`` and ``tool_call_id``. Only the first message may be a system message. An assistant message may also have
-  ``tool_calls`` (``{"type": "function", "function": {"name": ..., "arguments": {...}}}``, optionally with ``id``),
-  ``reasoning_content`` and ``weight`` (float; 1 if absent; 0 means that nothing is learned from it).
+- ``{"messages": [...]}``, ``{"prompt": [...], "completion": [...]}``: conversations, optionally with ``tools`` (a
+  list of objects) and ``chat_template_kwargs`` (values of variables of the chat template). Every message has ``role``
+  (system, user, assistant or tool) and ``content`` (text), and may have ``name`` and ``tool_call_id``. Only the first
+  message may be a system message. An assistant message may also have ``tool_calls`` (``{"type": "function",
+  "function": {"name": ..., "arguments": {...}}}``, optionally with ``id``), ``reasoning_content`` and ``weight``
+  (float; 1 if absent; 0 means that nothing is learned from it).
 - ``{"prompt": text, "completion": text}`` and ``{"text": text}``.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 
@@ -18,20 +19,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.data.chat.messages import SPEAKERS, Message, check_text, read_messages, read_tools
+from kit.data.chat.messages import SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
 
 # The columns that each format needs, and its optional columns. The first format whose columns are all there is taken.
 FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("messages",): ("tools",),
-    ("conversations",): ("system", "tools"),
-    ("prompt", "completion"): ("tools",),
-    ("instruction", "output"): ("input", "system"),
+    ("messages",): ("tools", "chat_template_kwargs"),
+    ("conversations",): ("system", "tools", "chat_template_kwargs"),
+    ("prompt", "completion"): ("tools", "chat_template_kwargs"),
+    ("instruction", "output"): ("input", "system", "chat_template_kwargs"),
     ("input_ids",): ("labels",),
     ("text",): (),
 }
 FIELDS = tuple(dict.fromkeys(field for needed, optional in FORMATS.items() for field in needed + optional))
-OPTIONAL = ("tools", "system", "input")  # any row may lack these, or have null
+OPTIONAL = ("tools", "system", "input", "chat_template_kwargs")  # any row may lack these, or have null
 EXPECTED = "messages, or prompt and completion, or text, or conversations, or instruction and output, or input_ids"
 
 MAX_ID = 2**31  # ids are stored as int32
@@ -141,7 +142,7 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
         return {}
     if not isinstance(prompt, list):
         problems += check_text("prompt", prompt) + check_text("completion", completion)
-        return {"prompt": prompt, "completion": completion}
+        return {"prompt": prompt, "completion": completion} | _tools(values, problems)
     sample = {
         "prompt": read_messages("prompt", prompt, problems, needs_answer=False),
         "completion": read_messages("completion", completion, problems, may_begin=False),
@@ -158,7 +159,8 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     if problems:
         return {}
     question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
-    return {"messages": [*messages, {"role": "user", "content": question}, {"role": "assistant", "content": output}]}
+    messages += [{"role": "user", "content": question}, {"role": "assistant", "content": output}]
+    return {"messages": messages} | _tools(values, problems)
 
 
 def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -221,12 +223,13 @@ def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:
 
 
 def _tools(values: Mapping[str, Any], problems: Problems) -> Sample:
-    """The column ``tools`` as the key of a sample; an empty dict if there are no tools."""
-    tools: list[Any] = []
-    if values.get("tools"):
-        with problems.caught():
-            tools = read_tools("tools", values["tools"])
-    return {"tools": tools} if tools else {}
+    """The columns ``tools`` and ``chat_template_kwargs`` as keys of a sample, if they hold something."""
+    sample: Sample = {}
+    for key, read in (("tools", read_tools), ("chat_template_kwargs", read_kwargs)):
+        if values.get(key):
+            with problems.caught():
+                sample[key] = read(key, values[key])
+    return {key: value for key, value in sample.items() if value}
 
 
 def plain_text(sample: Mapping[str, Any]) -> str:

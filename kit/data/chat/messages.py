@@ -8,9 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kit.errors import Problem, Problems, UserError, did_you_mean, kind
+from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
 
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
+# The names of an answer's reasoning: transformers' own, gpt-oss's, and that of several APIs.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 # The names of roles in ShareGPT and the formats derived from it.
 SPEAKERS = ROLES | {
     "human": "user",
@@ -118,6 +120,10 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
     content_at, calls_at = f"{at}.{content_key}", f"{at}.tool_calls"
     if speaker == "function_call" and content:  # ShareGPT puts the call where other messages have their text
         content, calls, calls_at = None, content, content_at
+    if given.get("function_call"):  # the older name of OpenAI, for a single call
+        if calls:
+            problems.append(Problem(f"{at}.function_call", "given beside tool_calls", "one of them"))
+        calls, calls_at = given["function_call"], f"{at}.function_call"
     if calls:
         with problems.caught():
             calls = _tool_calls(calls_at, calls)
@@ -125,9 +131,10 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
                 raise UserError(Problem(calls_at, f"calls of the {role}", "them on assistant turns only"))
     if calls:
         message["tool_calls"] = calls
-    if role == "assistant" and "reasoning_content" in given:
-        message["reasoning_content"] = given["reasoning_content"]
-        problems += check_text(f"{at}.reasoning_content", given["reasoning_content"], may_be_empty=True)
+    with problems.caught():
+        thoughts = _reasoning(at, given, role)
+        if thoughts is not None:
+            message["reasoning_content"] = thoughts
     for key in ("name", "tool_call_id"):
         if given.get(key):
             message[key] = given[key]
@@ -144,6 +151,22 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
         if weight is not None:
             message["weight"] = weight
     return message
+
+
+def _reasoning(at: str, message: Message, role: str | None) -> str | None:
+    """The reasoning of an answer, under any of its names; None if it has none. Raises ``UserError``."""
+    given = [key for key in REASONING if key in message]
+    for key in given:
+        raise_if(check_text(f"{at}.{key}", message[key], may_be_empty=True))
+    said = [key for key in given if message[key].strip()] or given[:1]
+    for key in said[1:]:
+        if message[key] != message[said[0]]:
+            raise UserError(Problem(f"{at}.{key}", f"differs from {said[0]}", "one of them"))
+    if said and role not in ("assistant", None):
+        if message[said[0]].strip():
+            raise UserError(Problem(f"{at}.{said[0]}", f"reasoning of the {role}", "it on assistant turns only"))
+        return None
+    return message[said[0]] if said else None
 
 
 def _joined(where: str, content: Any) -> Any:
@@ -215,15 +238,27 @@ def read_tools(where: str, tools: Any) -> list[Any]:
     return _writable(where, tools)
 
 
+def read_kwargs(where: str, kwargs: Any) -> Message:
+    """The values that a row gives to variables of the chat template; an empty dict if there are none.
+
+    Raises ``UserError`` if ``kwargs`` is neither an object nor JSON text of one.
+    """
+    kwargs = _parsed(where, kwargs or {})
+    if not isinstance(kwargs, dict):
+        raise UserError(Problem(where, kind(kwargs), "an object"))
+    return _writable(where, {key: value for key, value in kwargs.items() if value is not None})
+
+
 def _parsed(where: str, value: Any) -> Any:
     """Parse a value if it is text, and return any other value as it is. Raises ``UserError`` if the text is not JSON.
 
-    Data sets store tool calls as JSON text because objects with different keys do not fit in one Arrow column.
+    Data sets store tool calls as JSON text because objects with different keys do not fit in one Arrow column. Some
+    hold the text of such a text.
     """
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value)
+        while isinstance(value, str):
+            value = json.loads(value)
+        return value
     except (ValueError, RecursionError) as error:
         raise UserError(
             Problem(where, f"not JSON ({str(error).split(':')[0]})", "JSON as text, or what it stands for")

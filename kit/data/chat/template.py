@@ -1,18 +1,20 @@
-"""Chat templates: found by name or file, compiled once, rendered, and checked to leave nothing out.
+"""Chat templates: found by name or file, compiled once, and rendered.
 
 Promises:
 
 - A rendering equals that of ``tokenizer.apply_chat_template``, with one exception: a template that asks for the date
   is always given the same date, so that ids do not depend on the day, the machine or the rank.
 - ``{% generation %}`` blocks are located in the rendered text, also those inside macros.
-- If a template would leave out something that a message says, it is refused, with the reason.
+- ``chat_template_kwargs`` become defaults of the template itself, so whoever renders it later gets the same text. A
+  name that the template never reads is refused.
 """
 
+import copy
 import datetime
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
+Jinja = str | dict[str, str] | None  # Jinja text; or several by name, "default" and others; None: no template
 Span = tuple[int, int]  # characters of a rendered text: [start, end)
 
 # What looks like a special token. Tags such as <think> do not count: in many tokenizers they are plain text.
@@ -53,18 +56,69 @@ _SPECIAL = re.compile(
     r"<\|[^\s<>|]+\|>|<\uff5c[^\s<>]+\uff5c>|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>|\[/?[A-Z_]{4,}\]"
 )
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters, which should not occur in any text
-_THINK = re.compile("</?think>")
+# Variables that are not for ``chat_template_kwargs``: the conversation itself gives them.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
-def resolve_template(tokenizer: Any, name_or_file: str | None) -> str | None:
+def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[str, Any] | None = None) -> Jinja:
     """The Jinja text of a template, given by its name or its file. None stands for the tokenizer's own template.
 
-    Returns None if the tokenizer has none. Raises ``UserError`` if there is no such name or file, if the template does
-    not compile, or if the tokenizer would split a special token that a named template needs.
+    ``kwargs`` become the defaults of variables that the template reads. Returns a dict if the tokenizer has several
+    named templates, None if it has none. Raises ``UserError`` if there is no such name or file, if the template does
+    not compile or reads none of ``kwargs``, or if the tokenizer would split a special token that it needs.
     """
-    if name_or_file is None:
+    source = _found(tokenizer, name_or_file)
+    if not kwargs:
+        return source
+    if source is None:
+        raise UserError(Problem("chat_template_kwargs", "there is no chat template", fix="add --chat_template"))
+    named = source if isinstance(source, dict) else {"": source}
+    read = {}
+    for name, text in named.items():
         try:
-            return tokenizer.get_chat_template() if tokenizer.chat_template else None
+            read[name] = _variables(_compile_jinja_template(text), text)
+        except jinja2.TemplateSyntaxError:  # told when it is rendered
+            read[name] = set(kwargs)
+    check_kwargs(kwargs, set().union(*read.values()))
+    named = {name: _with_defaults(text, kwargs, read[name]) for name, text in named.items()}
+    return named if isinstance(source, dict) else named[""]
+
+
+def check_kwargs(kwargs: Iterable[str], variables: set[str]) -> None:
+    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads."""
+    free = sorted(variables - _GIVEN)
+    for key in kwargs:
+        if key not in free:
+            found = f"the chat template reads no {key!r}, so it would change nothing"
+            raise UserError(
+                Problem(
+                    "chat_template_kwargs",
+                    found,
+                    "one of " + ", ".join(free) if free else "none",
+                    did_you_mean(key, free),
+                )
+            )
+
+
+def _variables(compiled: jinja2.Template, source: str) -> set[str]:
+    environment = compiled.environment
+    return meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals)
+
+
+def _with_defaults(source: str, kwargs: Mapping[str, Any], read: set[str]) -> str:
+    """``source`` with values for variables that are given none. The line break after a statement is not rendered."""
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in kwargs.items() if key in read}
+    return "".join(f"{{%- set {key} = {key} | default({text}) %}}\n" for key, text in texts.items()) + source
+
+
+def _found(tokenizer: Any, name_or_file: str | None) -> Jinja:
+    """The template as ``resolve_template`` finds it, without any defaults."""
+    if name_or_file is None:
+        named = tokenizer.chat_template
+        if isinstance(named, dict) and "default" in named and len(named) > 1:
+            return dict(named)
+        try:
+            return tokenizer.get_chat_template() if named else None
         except ValueError as error:  # several named templates, none of them the default
             raise UserError(Problem("chat_template", str(error).splitlines()[0], "a name or a file")) from None
     if name_or_file in REQUIRED_TOKENS:
@@ -157,17 +211,24 @@ class Template:
         self.source = source
         self.date_was_asked = False
         self._fitting: dict[str, str] = {}
-        self._variables = {**tokenizer.special_tokens_map, "strftime_now": self._strftime_now}
+        self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
             self._compiled = _compile_jinja_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise self.refusal(f"not a Jinja template (line {error.lineno}: {error.message})") from None
 
-    def refusal(self, found: str, word: str = "") -> UserError:
+    def given(self, kwargs: Mapping[str, Any]) -> "Template":
+        """This template with values for variables that it reads. Raises ``UserError`` if it reads no such variable."""
+        check_kwargs(kwargs, self.variables)
+        template = copy.copy(self)
+        template._values = {**self._values, **kwargs}
+        return template
+
+    def refusal(self, found: str, word: str = "", fix: str = "") -> UserError:
         """The exception to raise for the reason ``found``. Names our templates that fit and contain ``word``."""
         if word not in self._fitting:
             self._fitting[word] = fitting(self._tokenizer, word)
-        return UserError(Problem("chat_template", found, "a template that fits: " + self._fitting[word]))
+        return UserError(Problem("chat_template", found, "a template that fits: " + self._fitting[word], fix))
 
     @cached_property
     def marks_answers(self) -> bool:
@@ -218,7 +279,7 @@ class Template:
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **{**self._values, "strftime_now": self._strftime_now},
             )
         except Exception as error:  # a template is a program: it may fail in any way
             raise self.refusal(f"the template fails ({error})") from None
@@ -227,59 +288,12 @@ class Template:
         self.date_was_asked = True
         return TODAY.strftime(format)
 
-    def check_extras(self, messages: Messages, tools: Tools) -> None:
-        """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key."""
-        if tools and "tools" not in self._variables_read:
-            raise self.refusal("the template knows no tools, and this sample lists some", "tools")
-        for i, message in enumerate(messages):
-            if message.get("tool_calls") and "tool_calls" not in self.source:
-                raise self.refusal(f"messages[{i}]: the template knows no tool_calls", "tool_calls")
-            if message.get("reasoning_content") and not re.search("reasoning_content|thinking", self.source):
-                raise self.refusal(f"messages[{i}]: the template knows no reasoning_content", "reasoning_content")
+    @cached_property
+    def reads_prompt_flag(self) -> bool:
+        """Whether the template reads ``add_generation_prompt``. Some of the others always open the next turn."""
+        return "add_generation_prompt" in self.variables
 
     @cached_property
-    def _variables_read(self) -> set[str]:
-        return meta.find_undeclared_variables(self._compiled.environment.parse(self.source))
-
-    def check_shown(self, text: str, messages: Messages, tools: Tools) -> None:
-        """Raise ``UserError`` if ``text``, the rendering, lacks a tool or the content of a message, in their order.
-
-        Of an answer only the part after its reasoning must be there: many templates drop earlier reasoning.
-        """
-        if tools:
-            without = self.render(messages, None)  # the name may also occur in a call of the tool
-            for name in (tool.get("function", tool).get("name", "") for tool in tools):
-                if text.count(name) <= without.count(name):
-                    raise self.refusal(f"the template leaves out the tool {name!r}")
-        at = 0
-        for i, message in enumerate(messages):
-            content = message["content"]
-            if message["role"] == "assistant":
-                content = _THINK.split(content)[-1]
-            forms = [content.strip()]
-            start = 0 if message["role"] == "system" else at  # some templates put it after other messages
-            if message["role"] == "tool":  # some templates write it as a JSON string
-                forms += [json.dumps(forms[0], ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True)]
-            found = [(start_of_form, form) for form in forms if (start_of_form := text.find(form, start)) >= 0]
-            if not found:
-                raise self.refusal(f"messages[{i}]: the template leaves its text out, or changes it")
-            if message["role"] != "system":
-                start_of_form, form = min(found)
-                at = start_of_form + len(form)
-
-    def check_answer(self, text: str, message: dict[str, Any], i: int) -> None:
-        """Raise ``UserError`` if ``text``, the rendering of an answer, lacks some of its content, reasoning or calls.
-
-        ``i`` is the number of ``message`` in the conversation.
-        """
-        at = 0
-        for part in [message.get("reasoning_content") or "", *_THINK.split(message["content"])]:
-            at = text.find(part.strip(), at) + len(part.strip())
-            if at < len(part.strip()):
-                raise self.refusal(f"messages[{i}]: the template leaves part of the answer out, or changes it")
-        at = 0
-        for call in message.get("tool_calls") or []:
-            name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
-            at = text.find(name, at) + len(name)
-            if at < len(name) or any(key not in text for key in arguments):
-                raise self.refusal(f"messages[{i}]: the template leaves out the call of {name!r}, or part of it")
+    def variables(self) -> set[str]:
+        """The variables that the template reads, such as ``messages`` and ``enable_thinking``."""
+        return _variables(self._compiled, self.source)

@@ -18,8 +18,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-from kit.data.chat.template import FIXED_DATE, Messages, Template, Tools, fitting
-from kit.data.chat.turns import Draft, Drafter, TrainOn
+from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Tools
+from kit.data.chat.turns import Draft, Drafters, TrainOn
 from kit.errors import Problem, UserError
 
 NEWLINE_ADDED = "a newline was put between a prompt and a completion that would have run together"
@@ -52,7 +52,7 @@ class Encoded:
 def encode(
     sample: Mapping[str, Any],
     tokenizer: Any,
-    template: str | None,
+    template: Jinja,
     prompts_as_chat: bool = False,
     train_on: TrainOn = "assistant",
 ) -> list[Encoded]:
@@ -66,7 +66,7 @@ def encode(
 def encode_all(
     samples: Sequence[Mapping[str, Any]],
     tokenizer: Any,
-    template: str | None,
+    template: Jinja,
     prompts_as_chat: bool = False,
     train_on: TrainOn = "assistant",
 ) -> list[list[Encoded] | Problem]:
@@ -97,9 +97,9 @@ def encode_all(
 class _Encoder:
     """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
 
-    def __init__(self, tokenizer: Any, source: str | None, prompts_as_chat: bool, train_on: TrainOn) -> None:
-        self.tokenizer, self.source = tokenizer, source
-        self.prompts_as_chat, self.train_on = prompts_as_chat, train_on
+    def __init__(self, tokenizer: Any, source: Jinja, prompts_as_chat: bool, train_on: TrainOn) -> None:
+        self.tokenizer, self.prompts_as_chat, self.train_on = tokenizer, prompts_as_chat, train_on
+        self.drafters = Drafters(source, tokenizer, train_on)
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()  # earlier calls may have left it switched on
         self.backend.no_padding()
@@ -107,20 +107,6 @@ class _Encoder:
         # A tokenizer splits a text at these tokens before anything else, and tokenises the pieces independently.
         added = tokenizer.added_tokens_decoder
         self.splitting = {i for i, token in added.items() if not (token.normalized or token.single_word)}
-
-    @cached_property
-    def template(self) -> Template:
-        assert self.source is not None
-        return Template(self.source, self.tokenizer)
-
-    @cached_property
-    def no_template(self) -> Problem:
-        found = "the tokenizer has no chat template of its own"
-        return Problem("chat_template", found, "a template that fits: " + fitting(self.tokenizer))
-
-    @cached_property
-    def drafter(self) -> Drafter:
-        return Drafter(self.template, self.tokenizer, self.train_on)
 
     @cached_property
     def adds_bos(self) -> bool:
@@ -159,15 +145,21 @@ class _Encoder:
             return [_pretokenised(sample["input_ids"], sample.get("labels"))]
         if "text" in sample:
             return [(yield from self.encode_texts("", sample["text"]))]
-        tools = sample.get("tools") or None
+        told = sample.get("tools") or None, sample.get("chat_template_kwargs") or {}
         if "messages" in sample:
-            return (yield from self.encode_chat(sample["messages"], 0, tools))
+            return (yield from self.encode_chat(sample["messages"], 0, *told))
         prompt, completion = sample["prompt"], sample["completion"]
         if isinstance(prompt, list):
-            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools))
+            return (yield from self.encode_chat([*prompt, *completion], len(prompt), *told))
         if self.prompts_as_chat:
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            return (yield from self.encode_chat(messages, 0, tools))
+            return (yield from self.encode_chat(messages, 0, *told))
+        if any(told):
+            key = "tools" if told[0] else "chat_template_kwargs"
+            fix = "add --chat_template, which makes messages of prompt and completion; or leave the column out"
+            raise UserError(
+                Problem(key, "given for a prompt and a completion that are texts", "them for messages", fix)
+            )
         return [(yield from self.encode_texts(prompt, completion))]
 
     def encode_texts(self, prompt: str, completion: str) -> Asking:
@@ -195,12 +187,10 @@ class _Encoder:
             ids, weights = [*ids, self.eos], [*weights, 1.0]
         return Encoded(ids, weights, (NEWLINE_ADDED,) * glued)
 
-    def encode_chat(self, messages: Messages, first: int, tools: Tools) -> Asking:
-        if self.source is None:
-            raise UserError(self.no_template)
-        template = self.template
+    def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> Asking:
+        template, drafter = self.drafters.of(bool(tools), kwargs)
         template.date_was_asked = False
-        drafts = self.drafter.drafts(messages, first, tools)
+        drafts = drafter.drafts(messages, first, tools)
         remarks = [FIXED_DATE] * template.date_was_asked + [UNROLLED] * (len(drafts) > 1)
         remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
         for literal in template.split_literals:

@@ -3,21 +3,28 @@
 Promises:
 
 - An assistant turn is supervised from the end of the generation prompt to the end of its end-of-turn token.
-- The text before a supervised turn equals the prompt at inference, character by character; if not, the template is
-  refused. But if its author has marked the text to learn from with ``{% generation %}``, the marks are followed.
+- The text before a supervised turn is the prompt at inference, character by character (``answers.py``). But if the
+  author of a template has marked the text to learn from with ``{% generation %}``, the marks are followed.
 - Some templates render an answer differently once more messages follow. Then the conversation becomes several texts,
   and each answer is supervised once, in the text that the model would see and write at that point.
 """
 
-from bisect import bisect_right
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kit.data.chat.template import Messages, Template, Tools
-from kit.errors import UserError
+from kit.data.chat.answers import OTHER_PROMPT, Answer, Finder, first_difference
+from kit.data.chat.messages import REASONING
+from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
+from kit.data.chat.stops import Stops
+from kit.data.chat.template import Jinja, Messages, Template, Tools, fitting
+from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
-OTHER_PROMPT = "the chat template marks an answer after a text that differs from the prompt at inference"
+
+MAX_DRAFTERS = 256  # kept at a time: rows may have chat_template_kwargs of their own
 
 TrainOn = Literal["assistant", "last", "all"]
 
@@ -32,165 +39,156 @@ class Draft:
     remarks: tuple[str, ...] = ()  # for the user
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """The rendering of a conversation up to an answer, which is its last message."""
-
-    text: str
-    start: int  # the answer is text[start:end], with its end-of-turn token
-    end: int
-
-
 class Drafter:
     """Makes drafts of conversations with one template.
 
     ``train_on``: "assistant" supervises all answers, "last" only the last one, "all" everything.
     """
 
-    def __init__(self, template: Template, tokenizer: Any, train_on: TrainOn) -> None:
-        self._template, self._train_on = template, train_on
-        # Tokens that may end an answer, such as <|im_end|>. Tokens inside an answer, such as </think>, are not special.
-        added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
-        self._stops = {token.content for token in added}
-        self._special_stops = {token.content for token in added if token.special}
-        self._stop_lengths = sorted({len(stop) for stop in self._stops}, reverse=True)
+    def __init__(self, template: Template, stops: Stops, train_on: TrainOn) -> None:
+        self._template, self._stops, self._train_on = template, stops, train_on
+        self._finder = Finder(template, stops)
+        self._names = [name for name in REASONING if reads(template, name)]
 
     def drafts(self, messages: Messages, first: int, tools: Tools) -> list[Draft]:
         """The texts in which the answers from message number ``first`` on are supervised, each answer once.
 
+        Some templates expect the arguments of tool calls as text: if the template fails with objects, text is tried.
+
         Raises ``UserError`` if the template does not fit the conversation.
         """
         weights = {i: _weight(message) for i, message in enumerate(messages) if message["role"] == "assistant"}
-        messages = [_as_templates_take_it(message) for message in messages]
-        self._template.check_extras(messages, tools)
+        messages = [self._as_the_template_takes_it(message) for message in messages]
+        check_extras(self._template, messages, tools)
+        try:
+            return self._drafts(messages, first, tools, weights)
+        except UserError:
+            if any(message.get("tool_calls") for message in messages):
+                with suppress(UserError):
+                    return self._drafts(list(map(_with_text_arguments, messages)), first, tools, weights)
+            raise
+
+    def _drafts(self, messages: Messages, first: int, tools: Tools, weights: dict[int, float]) -> list[Draft]:
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
         taught = [i for i in weights if i >= first]
         if self._train_on == "last":
             taught = taught[-1:]
-        if self._template.marks_answers and taught:
-            return [self._marked(messages, weights, taught, tools)]
-        turns = {i: self._turn(messages, i, tools) for i in taught if weights[i]}
+        supervised = [i for i in taught if weights[i]]
+        if not supervised and not self._template.marks_answers:
+            # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
+            return [Draft(self._template.render(messages, tools), [])]
+        answers: dict[int, Answer] = {}
+        for i in supervised:
+            found = (self._finder.find_marked if self._template.marks_answers else self._finder.find)(
+                messages, i, tools
+            )
+            if found is None:
+                return [self._marked(messages, weights, taught, tools)]
+            answers[i] = found
+        if not answers:
+            return [Draft(self._template.render(messages, tools), [])]
         drafts: list[Draft] = []
-        while turns:
-            last = next(reversed(turns))
-            text = turns[last].text
-            self._template.check_shown(text, messages[: last + 1], tools)
-            covered = [i for i, turn in turns.items() if text.startswith(turn.text[: turn.end])]
-            spans = []
+        while answers:
+            last = next(reversed(answers))
+            closing = self._finder.closed(answers[last], messages, last, tools)
+            text = closing.text
+            check_shown(self._template, text, messages[: last + 1], tools)
+            covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
+            spans: list[tuple[int, int, float]] = []
+            remarks, ends = dict.fromkeys(closing.remarks), []
             for i in covered:
-                turn = turns.pop(i)
-                spans.append((turn.start, self._with_stop(text, turn.end), weights[i]))
-            drafts.append(Draft(text, spans, remarks=self._remarks(text, [end for _, end, _ in spans])))
-        # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
-        return drafts[::-1] or [Draft(self._template.render(messages, tools), [])]
-
-    def _turn(self, messages: Messages, i: int, tools: Tools) -> _Turn:
-        """Render the conversation up to message number ``i``, an answer. Raises ``UserError``, see the promises."""
-        prompt = self._template.render(messages[:i], tools, add_generation_prompt=True)
-        text = self._template.render(messages[: i + 1], tools)
-        if not text.startswith(prompt):
-            reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
-            raise self._template.refusal(reason + _first_difference(text, prompt))
-        ends = self._stops_at_end(text, len(prompt))
-        if len(ends) > 1:
-            # The last of them may end the whole conversation, and disappear if another message follows (Phi-3's does).
-            try:
-                longer = self._template.render(messages[: i + 1], tools, add_generation_prompt=True)
-            except UserError:  # some templates refuse two answers in a row
-                longer = text
-            ends = [end for end in ends if longer.startswith(text[:end])] or ends
-        end = ends[0] if ends else len(text)
-        self._template.check_answer(text[len(prompt) : end], messages[i], i)
-        return _Turn(text, len(prompt), end)
+                answer = answers.pop(i)
+                remarks |= dict.fromkeys(answer.remarks)
+                *others, (start, end) = answer.spans
+                ends.append(closing.end if i == last else self._stops.with_next(text, end))
+                spans += [(left, right, weights[i]) for left, right in [*others, (start, ends[-1])]]
+            drafts.append(Draft(text, spans, remarks=(*remarks, *self._remarks(text, ends))))
+        return drafts[::-1]
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""
         text = self._template.render(messages, tools)
-        self._template.check_shown(text, messages, tools)
+        check_shown(self._template, text, messages, tools)
+        if not self._template.reads_prompt_flag and weights and messages[-1]["role"] == "assistant":
+            answer = self._finder.find(messages, len(messages) - 1, tools)
+            text = answer.text[: answer.end]  # without a header of the next turn, which nobody wrote
         spans = []
         for i in (i for i, weight in weights.items() if weight != 1):
-            turn = self._turn(messages, i, tools)
-            if not text.startswith(turn.text[: turn.end]):
+            answer = self._finder.find(messages, i, tools)
+            if not text.startswith(answer.text[: answer.end]):
                 reason = f"messages[{i}]: it has a weight, but is rendered differently once more messages follow"
-                raise self._template.refusal(reason + _first_difference(text, turn.text))
-            spans.append((turn.start, turn.end, weights[i]))
+                raise self._template.refusal(reason + first_difference(text, answer.text))
+            spans += [(start, end, weights[i]) for start, end in answer.spans]
         return Draft(text, spans, rest=1.0)
 
     def _marked(self, messages: Messages, weights: dict[int, float], taught: list[int], tools: Tools) -> Draft:
-        """The draft for a template with ``{% generation %}`` blocks: those of the answers ``taught`` are supervised.
+        """The draft for a template whose ``{% generation %}`` blocks do not follow the prompts at inference.
 
-        A block belongs to the last answer whose prompt ends before the block does. If some prompt is not a prefix of
-        the text, the blocks belong to the answers in their order, one each. Raises ``UserError`` if neither is so and
+        The blocks belong to the answers in their order, one each. Raises ``UserError`` if there are not as many and
         the answers count differently, or if no block marks anything.
         """
         answers = list(weights)
         messages = messages[: answers[-1] + 1]  # nothing after the last answer is ever learned from
         text, blocks = self._template.render_marked(messages, tools)
-        self._template.check_shown(text, messages, tools)
-        prompts = [self._template.render(messages[:i], tools, add_generation_prompt=True) for i in answers]
-        starts = [len(prompt) for prompt in prompts if text.startswith(prompt)]
-        are_known = True
-        if len(starts) == len(answers):
-            owners = [bisect_right(starts, end - 1) - 1 for _, end in blocks]  # -1: before the first answer
-        elif len(blocks) == len(answers):
-            owners = list(range(len(blocks)))
+        check_shown(self._template, text, messages, tools)
+        if len(blocks) == len(answers):
+            owners = answers
         elif taught == answers and set(weights.values()) == {1.0}:
-            owners = [0] * len(blocks)  # all answers count the same, so it does not matter whose they are
-            are_known = False
+            owners = [answers[-1]] * len(blocks)  # all answers count the same, so it does not matter whose they are
         else:
             found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers: which is whose cannot be told"
             raise self._template.refusal(found)
-        # The end-of-turn token, if the author left it outside the block.
-        outside = text[blocks[-1][1] : self._with_stop(text, blocks[-1][1])] if blocks else ""
-        spans, ends = [], {}
+        spans = []
         for (start, end), owner in zip(blocks, owners, strict=True):
-            if owner < 0 or answers[owner] not in taught:
-                continue
-            # Some templates mark the header of the turn too, which at inference is part of the generation prompt.
-            start = max([start, *(s for s in starts if start < s < end)])
-            inside = self._stops_at_end(text[:end], start)
-            ends[owner] = end = inside[0] if inside else end + len(outside) * text.startswith(outside, end)
-            spans.append((start, end, weights[answers[owner]]))
+            if owner in taught and weights[owner]:
+                inside = self._stops.at_end(text[:end], start)
+                spans.append((start, inside[0] if inside else self._stops.with_next(text, end), weights[owner]))
+                check_answer(self._template, text[: spans[-1][1]], messages[owner], owner)
         if not spans:
             raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation")
-        for owner, end in ends.items():
-            begin = starts[owner] if len(starts) == len(answers) else 0
-            self._template.check_answer(text[begin:end], messages[answers[owner]], answers[owner])
-        befores = {text[:start] for start, _, _ in spans}
-        fits = are_known and all(prompts[owner] in befores for owner in ends)
-        remarks = self._remarks(text, list(ends.values())) + (OTHER_PROMPT,) * (not fits)
-        return Draft(text, [span for span in spans if span[2] and span[0] < span[1]], remarks=remarks)
+        return Draft(text, spans, remarks=(*self._remarks(text, [end for _, end, _ in spans]), OTHER_PROMPT))
 
     def _remarks(self, text: str, ends: list[int]) -> tuple[str, ...]:
-        return (NO_END_OF_TURN,) * (not all(self._stop_before(text, end) for end in ends))
+        return (NO_END_OF_TURN,) * (not all(self._stops.before(text, end) for end in ends))
 
-    def _stop_before(self, text: str, end: int, start: int = 0) -> str:
-        """The token at the end of ``text[start:end]``, if it may end an answer; else an empty string."""
-        words = (text[end - length : end] for length in self._stop_lengths if end - length >= start)
-        return next((word for word in words if word in self._stops), "")
+    def _as_the_template_takes_it(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as ``apply_chat_template`` would be given it."""
+        # Arrow fills absent keys with null, and a template that tests `is defined` would take null for a value.
+        taken = {key: value for key, value in message.items() if value is not None and key != "weight"}
+        if "reasoning_content" in taken:
+            taken["thinking"] = taken["reasoning_content"]  # transformers adds this name too
+            taken |= {name: taken["reasoning_content"] for name in self._names[:1]}
+        return taken
 
-    def _stops_at_end(self, text: str, start: int) -> list[int]:
-        """The end positions of all tokens at the end of ``text[start:]``, last first. Whitespace is skipped."""
-        ends: list[int] = []
-        end = len(text.rstrip())
-        while stop := self._stop_before(text, end, start):
-            ends.append(end)
-            end = start + len(text[start : end - len(stop)].rstrip())
-        return ends
 
-    def _with_stop(self, text: str, end: int) -> int:
-        """The end of an answer: ``end``, or the end of the token after it if ``text[:end]`` has no end-of-turn token.
+class Drafters:
+    """The drafters of a tokenizer's templates, each made when it is first needed."""
 
-        In some templates the token that opens the next turn is what ends an answer.
+    def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn) -> None:
+        self._named = source if isinstance(source, dict) else {} if source is None else {"default": source}
+        self._tokenizer, self._train_on, self._stops = tokenizer, train_on, Stops(tokenizer)
+        self._made: dict[str, tuple[Template, Drafter]] = {}
+
+    def of(self, has_tools: bool, kwargs: Mapping[str, Any]) -> tuple[Template, Drafter]:
+        """The template that ``apply_chat_template`` would take, given ``kwargs``, and what makes drafts with it.
+
+        Raises ``UserError`` if there is no template, it does not compile, or it never reads one of ``kwargs``.
         """
-        before = self._stop_before(text, end)
-        at = end
-        while text[at : at + 1].isspace():
-            at += 1
-        stops = set() if before in self._special_stops else self._special_stops if before else self._stops
-        words = (text[at : at + length] for length in self._stop_lengths)
-        return next((at + len(word) for word in words if word in stops), end)
+        if not self._named:
+            found = "the tokenizer has no chat template of its own"
+            expected = "a template that fits: " + fitting(self._tokenizer)
+            raise UserError(Problem("chat_template", found, expected))
+        name = "tool_use" if has_tools and "tool_use" in self._named else "default"
+        key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
+        if key not in self._made:
+            template = (
+                self.of(has_tools, {})[0].given(kwargs) if kwargs else Template(self._named[name], self._tokenizer)
+            )
+            if len(self._made) > MAX_DRAFTERS:
+                self._made.clear()
+            self._made[key] = template, Drafter(template, self._stops, self._train_on)
+        return self._made[key]
 
 
 def _weight(message: dict[str, Any]) -> float:
@@ -198,16 +196,10 @@ def _weight(message: dict[str, Any]) -> float:
     return 1.0 if weight is None else float(weight)
 
 
-def _as_templates_take_it(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as ``apply_chat_template`` would be given it."""
-    # Arrow fills absent keys with null, and a template that tests `is defined` would take null for a value.
-    taken = {key: value for key, value in message.items() if value is not None and key != "weight"}
-    if "reasoning_content" in taken:
-        taken["thinking"] = taken["reasoning_content"]  # some templates use this name
-    return taken
-
-
-def _first_difference(text: str, part: str) -> str:
-    """For a message: what ``text`` has where it first differs from ``part``, and what ``part`` has there."""
-    at = next((k for k, (a, b) in enumerate(zip(text, part, strict=False)) if a != b), min(len(text), len(part)))
-    return f" ({text[at : at + 20]!r} instead of {part[at : at + 20]!r})"
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with the arguments of its tool calls as JSON text, which some templates expect."""
+    calls = []
+    for call in message.get("tool_calls") or []:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append(call | {"function": call["function"] | {"arguments": text}})
+    return message | {"tool_calls": calls} if calls else message

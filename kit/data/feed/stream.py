@@ -20,6 +20,7 @@ import torch
 
 from kit.cache import digest
 from kit.config.recipe import Recipe
+from kit.data.chat.template import Jinja
 from kit.data.feed.batches import Collator, Item, MicroBatch
 from kit.data.feed.feed import Ahead, GlobalBatch
 from kit.data.feed.lanes import COUNTS, Element, StreamedSource, SubStream, num_sub_streams
@@ -42,7 +43,7 @@ class Stream:
     encoder: Encoder
     vocab_size: int  # rows of the model's embedding
     evaluation: Samples | None
-    chat_template: str | None  # to be saved with the model
+    chat_template: Jinja  # to be saved with the model
     notes: list[str] = field(default_factory=list)  # lines for the user
 
     @property

@@ -16,13 +16,14 @@ import xxhash
 from kit.cache import digest
 from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.formats import plain_text, to_sample
+from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.read.parts import Block
 from kit.data.read.sources import Source
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
-CODE_VERSION = 3
+CODE_VERSION = 4
 # The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
@@ -80,7 +81,7 @@ class Encoder:
     """How rows become samples: everything that ids and weights depend on, except the rows themselves."""
 
     tokenizer: Any
-    template: str | None  # Jinja text of the chat template
+    template: Jinja  # Jinja text of the chat template
     prompts_as_chat: bool  # prompt and completion as texts become a user and an assistant message
     train_on: Literal["assistant", "last", "all"]
     max_length: int  # tokens
