@@ -28,7 +28,7 @@ CLOSED = "the chat template leaves a last answer open: it was closed with the to
 # What opens or closes a part of a turn: <think>, </think>, <|channel>, [THINK].
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A prompt that opens a thought, and what ends one: </think>, <|END_THINKING|>, [/THINK].
-_OPENED = re.compile(r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
+_OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
 _QUESTION = {"role": "user", "content": "?"}
 _OPENING = 'give the answer "train": false, and it is only read'
@@ -76,10 +76,7 @@ class Finder:
         end = self._end(text, prompt, whole, messages, i, tools)
         answer = text[len(prompt) : end]
         check_answer(self._template, answer, messages[i], i)
-        if _OPENED.search(prompt):
-            thought, closing, _ = answer.partition((_CLOSED.search(answer) or "\0")[0])
-            remarks += (OPEN_THOUGHT,) * (not closing) + (EMPTY_THOUGHT,) * (not thought.strip())
-        return Answer(text, [(len(prompt), end)], remarks)
+        return Answer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
 
     def find_marked(self, messages: Messages, i: int, tools: Tools) -> Answer | None:
         """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template.
@@ -105,7 +102,9 @@ class Finder:
         start, end = spans[-1]
         inside = self._stops.at_end(text[:end], start)
         spans[-1] = start, inside[0] if inside else self._stops.with_next(text, end)
-        check_answer(self._template, text[len(prompt) : spans[-1][1]], messages[i], i)
+        answer = text[len(prompt) : spans[-1][1]]
+        check_answer(self._template, answer, messages[i], i)
+        remarks += _thought_remarks(prompt, answer)
         if all(start != len(prompt) for start, _ in spans):
             remarks = (*remarks, OTHER_PROMPT)
         return Answer(text, spans, remarks)
@@ -158,10 +157,10 @@ class Finder:
             ends = [end for end in ends if longer.startswith(whole[: end - len(text) or None])] or ends
             end = opened or (ends[0] if ends else len(text))
         if end - said > self._stops.longest and self._stops.within(text[said:end]) > 2:
-            longer, shift = self._followed(messages, i, tools), len(whole) - len(text)
-            shared = _shared(longer, whole)
-            if said + shift < shared < end + shift - self._stops.longest:
-                found = f"messages[{i}]: the template writes more behind the answer: {text[shared - shift :][:30]!r}"
+            shared = _shared(self._followed(messages, i, tools), whole) - len(whole) + len(text)
+            more = text[shared:end].strip()
+            if shared > said and more and self._template.render(messages[:i], tools).rstrip().endswith(more):
+                found = f"messages[{i}]: the template writes more behind the answer, without an end: {more[:30]!r}"
                 raise self._template.refusal(found)
         return end
 
@@ -231,8 +230,16 @@ class Finder:
                 finder._find(messages, i, tools)
                 shown = value if isinstance(value, str) else str(value).lower()
                 self._cure, self._searches = f"--chat_template_kwargs {name}={shown} makes a prompt that fits", 0
+                break
         self._searches = max(0, self._searches - 1)
         return self._cure
+
+
+def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
+    if not _OPENED.search(prompt):
+        return ()
+    thought, closing, _ = answer.partition((_CLOSED.search(answer) or "\0")[0])
+    return (OPEN_THOUGHT,) * (not closing) + (EMPTY_THOUGHT,) * (not thought.strip())
 
 
 def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None:

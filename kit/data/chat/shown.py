@@ -9,6 +9,7 @@ from kit.data.chat.messages import REASONING
 from kit.data.chat.template import Messages, Template, Tools
 from kit.errors import UserError
 
+_INTO_CONTENT = "or write the thoughts into the content, as the model shall write them: <think>...</think>"
 THINK = re.compile("</?think>")
 
 
@@ -26,8 +27,7 @@ def check_extras(template: Template, messages: Messages, tools: Tools) -> None:
             raise template.refusal(f"messages[{i}]: the template knows no tool_calls", "tool_calls")
         if message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
             found = f"messages[{i}]: the template knows no reasoning_content"
-            fix = "or write the thoughts into the content, as the model shall write them: <think>...</think>"
-            raise template.refusal(found, REASONING[0], fix)
+            raise template.refusal(found, REASONING[0], _INTO_CONTENT)
 
 
 def check_shown(template: Template, text: str, messages: Messages, tools: Tools) -> None:
@@ -64,8 +64,11 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
 
     ``i`` is the number of ``message`` in the conversation.
     """
+    reasoning = (message.get("reasoning_content") or "").strip()
+    if reasoning not in text:
+        raise template.refusal(f"messages[{i}]: the template leaves the reasoning of the answer out", "", _INTO_CONTENT)
     at = 0
-    for part in [message.get("reasoning_content") or "", *THINK.split(message["content"])]:
+    for part in [reasoning, *THINK.split(message["content"])]:
         at = text.find(part.strip(), at) + len(part.strip())
         if at < len(part.strip()):
             raise template.refusal(f"messages[{i}]: the template leaves part of the answer out, or changes it")

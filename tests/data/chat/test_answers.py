@@ -1,0 +1,211 @@
+"""Where an answer stands: after the prompt at inference, to where generation would stop."""
+
+import pytest
+from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, marked, with_keys
+
+from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OPEN_THOUGHT
+from kit.data.chat.tokens import UNROLLED, encode
+from kit.data.chat.turns import NO_END_OF_TURN
+from kit.errors import UserError
+
+ONE, TWO = chat("Hi", "Hello"), chat("Hi", "Hello", "Bye", "Bye now")
+
+
+def learned(sample, tokenizer, template, **options):
+    """The supervised text of each sample with 20 characters before it, and the remarks."""
+    encoded = encode(sample, tokenizer, template, **options)
+    return [marked(one, tokenizer) for one in encoded], encoded[0].remarks
+
+
+def refusal(sample, tokenizer, template):
+    with pytest.raises(UserError) as caught:
+        encode(sample, tokenizer, template)
+    (problem,) = caught.value.problems
+    return problem
+
+
+# Templates that always open the next turn
+
+# As Command R7B and Command A do, and some with a header in plain text.
+OPENING = [
+    (
+        "<|END_OF_TURN_TOKEN|>",
+        "{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ 'CHATBOT' if m.role == 'assistant' else 'USER' }}_TOKEN|>"
+        "{{ m.content }}<|END_OF_TURN_TOKEN|>{% endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+    ),
+    (
+        "<|im_end|>",
+        HEADER + "{{ m.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}",
+        "<|im_start|>assistant\n",
+    ),
+    (
+        "<|end|>",
+        "{% for m in messages %}## {{ m.role }}:\n{{ m.content }}<|end|>\n{% endfor %}{{ '## assistant:\n' }}",
+        "##",
+    ),
+    (
+        "<|end|>",
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>",
+        "<|assistant|>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("eos", "template", "header"), OPENING)
+def test_the_header_of_the_next_turn_is_not_learned(eos, template, header):
+    tokenizer = byte_level_tokenizer(eos_token=eos)
+    [whole], remarks = learned(TWO, tokenizer, template)
+    assert f"[[Hello{eos}]]" in whole and f"[[Bye now{eos}]]" in whole and remarks == ()
+    assert header in whole.rpartition("]]")[2] and header not in whole.rpartition("[[")[2].partition("]]")[0]
+    [everything], _ = learned(TWO, tokenizer, template, train_on="all")
+    assert everything.endswith(f"Bye now{eos}]]")
+    [named], _ = learned(chat("Hi", f"a{eos}b"), tokenizer, template)
+    assert f"[[a{eos}b{eos}]]" in named
+
+
+@pytest.mark.parametrize("template", [template for _, template, _ in OPENING[:3]])
+def test_without_an_eos_where_the_turn_ends_it_cannot_be_told(template, tokenizer):
+    problem = refusal(ONE, tokenizer, template)
+    assert problem.found.startswith("messages[1]: the template opens the next turn after every answer")
+    assert problem.fix == "name the token that ends a turn as eos_token in tokenizer_config.json"
+
+
+def test_a_template_that_knows_no_generation_prompt_but_opens_nothing_is_taken(sentencepiece):
+    template = "{% for m in messages %}{{ m.content + (':' if m.role == 'user' else '</s>') }}{% endfor %}"
+    [text], remarks = learned(TWO, sentencepiece, template)
+    assert "Hi:[[Hello</s>]]" in text and text.endswith("Bye:[[Bye now</s>]]") and remarks == ()
+
+
+def test_what_a_template_writes_behind_every_message_is_no_answer(tokenizer):
+    template = HEADER + "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"
+    template += "<|im_start|>system\nAnswer<|end|> with an action.<|im_end|>\n" + PROMPT
+    sample = {"messages": [*TWO["messages"][:1], {"role": "assistant", "content": "", "tool_calls": [CALL]}]}
+    assert "the template writes more behind the answer, without an end" in refusal(sample, tokenizer, template).found
+
+
+# Answers that a template leaves open
+
+GLM = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+
+
+def test_a_last_answer_is_closed_by_what_would_come_next(tokenizer):
+    [text], remarks = learned(TWO, tokenizer, GLM)
+    assert text.endswith("<|assistant|>[[\nBye now<|user|>]]") and "[[\nHello<|user|>]]\nBye" in text
+    assert remarks == (CLOSED,)
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    [text], remarks = learned({"messages": [TWO["messages"][0], calling]}, tokenizer, GLM)
+    assert text.endswith("<|tool|>]]") and remarks == (CLOSED,)
+
+
+def test_an_end_that_only_earlier_answers_have_closes_the_last_one_too(tokenizer):
+    """As Qwen 1.5's and Apertus's templates do."""
+    template = HEADER + "{{ m.content }}{{ '<|im_end|>\n' if not loop.last or add_generation_prompt }}{% endfor %}"
+    template += "{{ '<|im_start|>assistant\n' if add_generation_prompt and messages[-1].role != 'assistant' }}"
+    [text], remarks = learned(TWO, tokenizer, template)
+    assert text.endswith("[[Bye now<|im_end|>]]") and "[[Hello<|im_end|>]]\n" in text and remarks == (CLOSED,)
+
+
+def test_an_answer_that_nothing_closes_is_remarked_on(tokenizer):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+    [text], remarks = learned(ONE, tokenizer, template + "{{ 'assistant:' if add_generation_prompt }}")
+    assert text.endswith("assistant:[[ Hello\n\n]]") and remarks == (NO_END_OF_TURN,)
+    assert learned(ONE, tokenizer, GLM + "{{ raise_exception('no') if messages[2:] }}")[1] == (NO_END_OF_TURN,)
+
+
+# Prompts that the rendering of the answer does not begin with
+
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+def prompting(thought):
+    """A template whose generation prompt ends with ``thought``, which no answer has."""
+    return HEADER + SIMPLE.replace("assistant\n", "assistant\n" + thought)
+
+
+def test_an_empty_thought_in_the_prompt_is_prompt(tokenizer):
+    texts, remarks = learned(TWO, tokenizer, prompting(EMPTY))
+    assert [text.partition("[[")[2] for text in texts] == ["Hello<|im_end|>]]\n", "Bye now<|im_end|>]]\n"]
+    assert all(text.partition("[[")[0].endswith("<|im_start|>assistant\n" + EMPTY) for text in texts)
+    assert "assistant\nHello<|im_end|>\n" in texts[1] and remarks == (UNROLLED, MOVED)
+    blocks = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}"
+    blocks += "{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}"
+    assert learned(TWO, tokenizer, prompting(EMPTY).replace("{{ m['content'] }}<|im_end|>\n", blocks)) == (
+        texts,
+        remarks,
+    )
+
+
+def test_an_answer_that_repeats_part_of_the_prompt_is_refused(tokenizer):
+    assert "differs from the prompt" in refusal(chat("Hi", "</think>Hello"), tokenizer, prompting(EMPTY)).found
+
+
+def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_the_cure(tokenizer):
+    problem = refusal(ONE, tokenizer, prompting("<think>\n"))
+    assert problem.found.endswith("differs from the prompt at inference ('Hello<|im_end|>\\n' instead of '<think>\\n')")
+    assert problem.fix == "the prompt opens a thought: begin each content with <think>, and end the thought"
+    switched = HEADER + SIMPLE + "{{ '<think>\n' if add_generation_prompt and enable_thinking is not false }}"
+    problem = refusal(ONE, tokenizer, switched)
+    assert problem.fix == "--chat_template_kwargs enable_thinking=false makes a prompt that fits"
+
+
+def test_a_thought_in_the_content_goes_on_from_the_prompt(tokenizer):
+    """As DeepSeek R1's and QwQ's templates do, which forget it."""
+    template = HEADER + "{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{% endfor %}" + PROMPT
+    template += "{{ '<think>\n' if add_generation_prompt }}"
+    sample = chat("Hi", "<think>\nA guest\n</think>\n\nHello", "Bye", "<think>\nSo soon\n</think>\n\nBye now")
+    texts, remarks = learned(sample, tokenizer, template)
+    assert [text.rpartition("<think>")[2] for text in texts] == [
+        "\n[[A guest\n</think>\n\nHello<|im_end|>]]\n",
+        "\n[[So soon\n</think>\n\nBye now<|im_end|>]]\n",
+    ]
+    assert "assistant\nHello<|im_end|>\n" in texts[1] and remarks == (UNROLLED, MOVED)
+
+
+def test_thoughts_that_are_left_open_or_empty_are_remarked_on(tokenizer):
+    opened = (
+        HEADER + "{{ '<think>\n' + (m.reasoning_content or '') if m.role == 'assistant' }}{{ m.content }}<|im_end|>\n"
+    )
+    opened += "{% endfor %}" + PROMPT + "{{ '<think>\n' if add_generation_prompt }}"
+    assert learned(ONE, tokenizer, opened) == (
+        ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n[[Hello<|im_end|>]]\n"],
+        (OPEN_THOUGHT,),
+    )
+    closed = opened.replace("'') if", "'') + '\n</think>\n' if")
+    assert learned(ONE, tokenizer, closed)[1] == (EMPTY_THOUGHT,)
+    assert learned(with_keys(ONE, assistant_0={"reasoning_content": "Hm"}), tokenizer, closed)[1] == ()
+
+
+def test_a_prompt_that_the_answer_changes_is_taken_as_at_inference(tokenizer):
+    texts, remarks = learned(TWO, tokenizer, "{{ messages | length }}\n" + HEADER + SIMPLE)
+    assert [text[:2] for text in texts] == ["1\n", "3\n"] and remarks == (UNROLLED, MOVED)
+    assert texts[1].endswith(
+        "assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Bye now<|im_end|>]]\n"
+    )
+
+
+# A conversation that the assistant opens
+
+
+@pytest.mark.parametrize("first", ["", "{% if messages[0].role == 'system' %}{% endif %}"])
+def test_the_assistant_may_open_a_conversation(first, tokenizer):
+    sample = {"messages": TWO["messages"][1:]}
+    [text], remarks = learned(sample, tokenizer, first + "<|system|>" + HEADER + SIMPLE)
+    assert text.startswith("<|system|><|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user") and remarks == ()
+
+
+def test_a_first_answer_that_a_template_cannot_write_is_refused_with_the_cure(tokenizer):
+    template = (
+        "{{ raise_exception('no question') if messages | map(attribute='role') | select('eq', 'user') | list == [] }}"
+    )
+    problem = refusal({"messages": TWO["messages"][1:]}, tokenizer, template + HEADER + SIMPLE)
+    assert (problem.found, problem.fix) == (
+        "the template fails (no question)",
+        'give the answer "train": false, and it is only read',
+    )
+    only_read = with_keys({"messages": TWO["messages"][1:]}, assistant_0={"weight": 0})
+    [text], _ = learned(only_read, tokenizer, template + HEADER + SIMPLE)
+    assert text.count("[[") == 1 and text.endswith("[[Bye now<|im_end|>]]\n")

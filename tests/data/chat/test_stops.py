@@ -1,0 +1,41 @@
+"""The tokens that may end an answer."""
+
+import pytest
+from data_helpers import byte_level_tokenizer
+
+from kit.data.chat.stops import Stops
+
+
+@pytest.fixture(scope="module")
+def stops():
+    tokenizer = byte_level_tokenizer(["<|im_end|>", "<|user|>"])
+    tokenizer.add_tokens(["</call>"])
+    return Stops(tokenizer)
+
+
+def test_a_stop_is_an_added_token_at_the_end(stops):
+    assert (stops.eos, stops.longest) == ("<|endoftext|>", len("<|endoftext|>"))
+    assert stops.before("Hi<|im_end|>", 12) == "<|im_end|>" and stops.before("Hi</call>", 9) == "</call>"
+    assert stops.before("Hi<|im_end|>", 11) == "" and stops.before("<|im_end|>", 10, start=1) == ""
+    assert stops.within("Hi</call><|im_end|>\n<|im_end|>") == 3
+
+
+def test_all_stops_at_the_end_are_found_last_first(stops):
+    text = "<|im_end|>Hi<|im_end|>\n<|endoftext|>\n"
+    assert [text[:end][-13:] for end in stops.at_end(text, 0)] == ["<|endoftext|>", ">Hi<|im_end|>"]
+    assert stops.at_end(text, 10) == [36, 22] and stops.at_end(text, 22) == [36]
+    assert stops.at_end("Hi", 0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "taken"),
+    [
+        ("Hi\n <|user|>Bye", 2, "\n <|user|>"),
+        ("Hi</call><|user|>", 9, "<|user|>"),  # which parts the text, but ends no turn
+        ("Hi<|im_end|><|user|>", 12, ""),
+        ("Hi</call>", 2, ""),
+        ("Hi there", 2, ""),
+    ],
+)
+def test_the_token_of_the_next_turn_ends_an_answer_that_has_none(text, end, taken, stops):
+    assert text[end : stops.with_next(text, end)] == taken
