@@ -58,14 +58,17 @@ def template_kwargs(value: Any) -> Any:
 
     Any other text is returned as it is, and validation then refuses it; so it does names that no template can read.
     """
-    if isinstance(value, str):
-        pairs = [pair.partition("=") for pair in value.split(",")]
-        is_json = value.lstrip().startswith("{")
-        value = json_or_text(value) if is_json or not all(equals for _, equals, _ in pairs) else pairs
-    if isinstance(value, list):
-        value = {name.strip(): json_or_text(text.strip()) for name, _, text in value}
-    fits = isinstance(value, dict) and all(name.isidentifier() and item is not None for name, item in value.items())
-    return value if fits or not isinstance(value, dict) else str(value)
+    given = value
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        given = json_or_text(value)
+    elif isinstance(value, str):
+        pairs = [[part.strip() for part in pair.split("=", 1)] for pair in value.split(",")]
+        names = {pair[0]: json_or_text(pair[1]) for pair in pairs if len(pair) == 2}
+        given = names if len(names) == len(pairs) else value
+    if given is None:
+        return None
+    fits = isinstance(given, dict) and all(name.isidentifier() and item is not None for name, item in given.items())
+    return given if fits else str(value)
 
 
 def json_or_text(value: Any) -> Any:

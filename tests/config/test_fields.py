@@ -9,6 +9,7 @@ from kit.config.fields import (
     dataset_entries,
     expected,
     is_optional,
+    template_kwargs,
     token_list,
 )
 from kit.config.recipe import Launch, Recipe
@@ -55,6 +56,14 @@ def test_lists_and_columns_are_written_with_commas():
     assert column_mapping("q = prompt, a=completion") == {"q": "prompt", "a": "completion"}
     for mistake in ("q", "q=a=b", "q=a,q=b"):
         assert column_mapping(mistake) == mistake  # refused as text, where a mapping is expected
+
+
+def test_values_for_a_template_are_json_or_text():
+    assert template_kwargs("a=false, b=high,c=x=y") == {"a": False, "b": "high", "c": "x=y"}
+    assert template_kwargs('{"a": "3", "b": [1]}') == {"a": "3", "b": [1]}
+    assert template_kwargs({"a": "3", "b": False}) == {"a": "3", "b": False}  # a record of a run keeps its types
+    for mistake in ("a", "a=1,b", "a=1,a=2", "a b=1", '{"a": null}', "{a: 1}", "[1]", 3):
+        assert template_kwargs(mistake) == str(mistake)  # refused as text, where a mapping is expected
 
 
 def test_the_words_a_setting_allows_are_known_for_hints():

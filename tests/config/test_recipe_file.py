@@ -42,6 +42,8 @@ def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):
         ("lora_target_modules: all-linear", "all-linear"),
         ("lora_target_modules: [q_proj, v_proj]", ["q_proj", "v_proj"]),
         ("dataset_columns: {question: prompt}", {"question": "prompt"}),
+        ("chat_template_kwargs: {a: false, b: high}", {"a": False, "b": "high"}),
+        ("chat_template_kwargs: a=false", {"a": False}),
         ("dataset_columns: question=prompt", {"question": "prompt"}),
         ("warmup_steps: 0.5", 0.5),
         ("eval_split_size: 200", 200),

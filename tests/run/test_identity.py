@@ -39,7 +39,7 @@ def test_the_docs_say_of_every_setting_whether_it_may_change():
 def test_each_setting_of_the_identity_is_looked_at(recipe, setting):
     old = getattr(recipe(), setting)
     others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
-    others |= {"freeze": ["a*"], "train_only": ["a*"]}
+    others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1"}
     others |= {
         "min_lr_rate": 0.1,
         "lr_scheduler_type": "linear",

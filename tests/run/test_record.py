@@ -24,6 +24,7 @@ from kit.run.record import (
 def run_file(recipe, model_folder, tmp_path):
     """``run.json`` of a run that trained an adapter of its own shape with a template of its own."""
     settings = {"model_name_or_path": str(model_folder), "lora_r": 3, "use_rslora": True, "chat_template": "llama3"}
+    settings["chat_template_kwargs"] = {"mode": "off"}
     folder = RunFolder(recipe(**settings), "mine", identity(recipe(**settings), "abc", "base"))
     folder.open()
     folder.begin(actual_strategy(), {"fingerprint": "abc"}, 0, 8)
@@ -65,7 +66,9 @@ def test_the_model_of_a_run_is_opened_as_the_run_trained_it(run_file, model_fold
     opener = recipe_of_run(asked, run_file)
     assert (opener.model_name_or_path, opener.lora_r, opener.use_rslora) == (str(model_folder), 3, True)
     assert (opener.dataset, opener.seed, opener.chat_template) == ("mine.jsonl", 7, "llama3")
-    assert recipe_of_run(asked.model_copy(update={"chat_template": "chatml"}), run_file).chat_template == "chatml"
+    other = recipe_of_run(asked.model_copy(update={"chat_template": "chatml"}), run_file)
+    assert (other.chat_template, other.chat_template_kwargs) == ("chatml", None)
+    assert opener.chat_template_kwargs == {"mode": "off"}
 
 
 def test_a_base_that_has_moved_is_named_and_can_be_given(run_file, tmp_path):

@@ -139,15 +139,17 @@ class Drafter:
         else:
             found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers: which is whose cannot be told"
             raise self._template.refusal(found)
-        spans = []
+        spans, ends = [], {}
         for (start, end), owner in zip(blocks, owners, strict=True):
             if owner in taught and weights[owner]:
                 inside = self._stops.at_end(text[:end], start)
-                spans.append((start, inside[0] if inside else self._stops.with_next(text, end), weights[owner]))
-                check_answer(self._template, text[: spans[-1][1]], messages[owner], owner)
+                ends[owner] = inside[0] if inside else self._stops.with_next(text, end)
+                spans.append((start, ends[owner], weights[owner]))
+        for owner, end in ends.items():
+            check_answer(self._template, text[:end], messages[owner], owner)
         if not spans:
             raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation")
-        return Draft(text, spans, remarks=(*self._remarks(text, [end for _, end, _ in spans]), OTHER_PROMPT))
+        return Draft(text, spans, remarks=(*self._remarks(text, list(ends.values())), OTHER_PROMPT))
 
     def _remarks(self, text: str, ends: list[int]) -> tuple[str, ...]:
         return (NO_END_OF_TURN,) * (not all(self._stops.before(text, end) for end in ends))

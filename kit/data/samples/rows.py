@@ -128,6 +128,7 @@ class Encoder:
                 piece.refusals[result] = first, count + 1
                 continue
             piece.counts["num_rows"] += 1
+            piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
             piece.remarks.update({remark for encoded in result for remark in encoded.remarks})
             letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
             text_hash = xxhash.xxh3_64_intdigest(letters)

@@ -39,14 +39,14 @@ class Store:
             "num_split": f"cut in pieces of {max_length} tokens",
             "num_dropped_long": f"left out: longer than {max_length} tokens",
         }
-        lines = [
-            f"{name}: {counts[key]} of {num_rows} samples {text}" for key, text in texts.items() if counts.get(key)
-        ]
+        num = counts["num_encoded"]
+        lines = [f"{name}: {counts[key]} of {num} samples {text}" for key, text in texts.items() if counts.get(key)]
         if unsupervised:
-            lines.append(f"{name}: {unsupervised} of {num_rows} samples dropped: nothing supervised left")
+            lines.append(f"{name}: {unsupervised} of {num} samples dropped: nothing supervised left")
         if counts.get("num_blank_lines"):
             lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
-        return lines + [f"{name}: {n} of {num_rows} samples: {text}" for text, n in self.info["remarks"].items()]
+        items = "samples" if num == num_rows else "conversations"
+        return lines + [f"{name}: {n} of {num_rows} {items}: {text}" for text, n in self.info["remarks"].items()]
 
 
 class Samples:

@@ -46,6 +46,19 @@ def test_alpaca_becomes_messages(row, messages):
     assert sample_of(row) == {"messages": messages}
 
 
+@pytest.mark.parametrize("given", [{"a": 1, "b": None}, '{"a": 1}'])
+def test_values_for_the_template_are_kept(given):
+    for row in (
+        {"messages": [USER, ANSWER]},
+        {"prompt": [USER], "completion": [ANSWER]},
+        {"prompt": "a", "completion": "b"},
+    ):
+        assert sample_of(row | {"chat_template_kwargs": given}) == row | {"chat_template_kwargs": {"a": 1}}
+        assert sample_of(row | {"chat_template_kwargs": None}) == sample_of(row | {"chat_template_kwargs": {}}) == row
+    alpaca = sample_of({"instruction": "Hi", "output": "Hello", "chat_template_kwargs": given})
+    assert alpaca == {"messages": [USER, ANSWER], "chat_template_kwargs": {"a": 1}}
+
+
 def test_all_that_is_said_counts_for_sameness():
     assert plain_text({"text": "a"}) == "a"
     assert plain_text({"prompt": "a", "completion": "b"}) == "a\nb"
@@ -96,6 +109,8 @@ BAD_ROWS = [
     ({"messages": [USER, ANSWER], "tools": "add"}, "tools: not JSON"),
     ({"messages": [USER, ANSWER], "tools": {"name": "add"}}, "tools: an object; expected a list of tools"),
     ({"messages": [USER, ANSWER], "tools": [3]}, "tools[0]: a number; expected an object"),
+    ({"messages": [USER, ANSWER], "chat_template_kwargs": [3]}, "chat_template_kwargs: a list; expected an object"),
+    ({"messages": [USER, ANSWER], "chat_template_kwargs": "a"}, "chat_template_kwargs: not JSON"),
 ]
 
 
@@ -170,7 +185,7 @@ def test_what_only_later_rows_have_counts_too():
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"question": "promt"}, "'promt' is no field; expected messages, tools, conversations"),
+        ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, conversations"),
         ({"question": "promt"}, "did you mean 'prompt'?"),
         ({"questions": "prompt"}, "train.jsonl has no column 'questions'; expected one of question, answer, more"),
         ({"questions": "prompt"}, "did you mean 'question'?"),
@@ -219,5 +234,5 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping():
 def test_every_field_belongs_to_a_format():
     assert set(FIELDS) == {
         *("messages", "conversations", "tools", "system", "prompt", "completion"),
-        *("instruction", "input", "output", "input_ids", "labels", "text"),
+        *("instruction", "input", "output", "input_ids", "labels", "text", "chat_template_kwargs"),
     }

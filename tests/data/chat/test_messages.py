@@ -57,6 +57,8 @@ def test_sharegpt_function_calls_become_tool_calls(value):
         [{"name": "add", "arguments": {"a": 1}}],
         [{"name": "add", "arguments": '{"a": 1}'}],
         [{"type": None, "function": {"name": "add", "arguments": '{"a": 1}'}}],
+        [{"name": "add", "arguments": json.dumps('{"a": 1}')}],
+        json.dumps(json.dumps([ADD])),
     ],
 )
 def test_tool_calls_become_objects_in_one_form(calls):
@@ -64,6 +66,26 @@ def test_tool_calls_become_objects_in_one_form(calls):
         USER,
         {"role": "assistant", "content": "", "tool_calls": [ADD]},
     ]
+
+
+@pytest.mark.parametrize("content", ["", None, "Let me see"])
+def test_a_call_under_its_older_name_becomes_a_tool_call(content):
+    calling = {"role": "assistant", "content": content, "function_call": ADD["function"] | {"arguments": '{"a": 1}'}}
+    result = {"role": "function", "name": "add", "content": "2"}
+    assert messages_of(USER, calling | {"tool_calls": None}, result, ANSWER) == [
+        USER,
+        {"role": "assistant", "content": content or "", "tool_calls": [ADD]},
+        {"role": "tool", "content": "2", "name": "add"},
+        ANSWER,
+    ]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_is_taken_under_any_of_its_names(name):
+    others = dict.fromkeys({"reasoning_content", "thinking", "reasoning"} - {name})
+    for more in (others, dict.fromkeys(others, ""), dict.fromkeys(others, "Hm"), {}):
+        assert messages_of(USER | others, ANSWER | {name: "Hm"} | more)[1] == ANSWER | {"reasoning_content": "Hm"}
+    assert messages_of(USER | {name: ""}, ANSWER) == [USER, ANSWER]
 
 
 def test_calls_keep_their_id_and_answers_refer_to_it():
@@ -178,6 +200,15 @@ BAD_MESSAGES = [
     ),
     ([ANSWER | {"tool_calls": [{"name": "\ud800"}]}], "messages[0].tool_calls: nothing that JSON can hold"),
     ([ANSWER | {"reasoning_content": 3}], "messages[0].reasoning_content: a number"),
+    ([ANSWER | {"thinking": ["a"]}], "messages[0].thinking: a list; expected text"),
+    (
+        [ANSWER | {"reasoning": "a", "thinking": "b"}],
+        "messages[0].reasoning: differs from thinking; expected one of them",
+    ),
+    ([USER | {"thinking": "a"}, ANSWER], "messages[0].thinking: reasoning of the user; expected it on assistant turns"),
+    ([ANSWER | {"tool_calls": [ADD], "function_call": ADD}], "function_call: given beside tool_calls; expected one"),
+    ([USER | {"function_call": ADD}, ANSWER], "messages[0].function_call: calls of the user"),
+    ([ANSWER | {"function_call": "add"}], "messages[0].function_call: not JSON"),
     ([USER, ANSWER, {"role": "tool", "content": "2", "tool_call_id": 7}], "messages[2].tool_call_id: a number"),
 ]
 

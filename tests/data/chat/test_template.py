@@ -1,7 +1,7 @@
 """Templates found, rendered as at inference, and refused where they leave something out."""
 
 import pytest
-from data_helpers import CALL, GOLDEN, SPECIAL, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
+from data_helpers import CALL, GOLDEN, SPECIAL, USER, WEATHER, byte_level_tokenizer, chat, sentencepiece_tokenizer
 
 from kit.data.chat.template import REQUIRED_TOKENS, TEMPLATES, TODAY, Template, resolve_template
 from kit.errors import UserError
@@ -37,10 +37,11 @@ def test_a_template_is_found_by_name_or_file(tmp_path, tokenizer, sentencepiece)
         resolve_template(sentencepiece, "chatml")
 
 
-def test_the_tokenizers_own_template_is_the_default_one_of_several():
+def test_several_templates_are_kept_if_one_is_the_default():
     tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
-    assert resolve_template(tokenizer, None) == "{{ 1 }}"
+    for several in ({"default": "{{ 1 }}"}, {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}):
+        tokenizer.chat_template = several
+        assert resolve_template(tokenizer, None) == (several if len(several) > 1 else "{{ 1 }}")
     tokenizer.chat_template = {"rag": "{{ 1 }}", "tool_use": "{{ 2 }}"}
     with pytest.raises(UserError, match=r"chat_template: .*multiple chat templates"):
         resolve_template(tokenizer, None)
@@ -60,6 +61,58 @@ def test_a_template_name_longer_than_any_file_name_is_no_template(tokenizer):
 
 def test_every_name_has_a_file_and_every_file_a_name():
     assert {path.stem for path in TEMPLATES.iterdir()} == set(REQUIRED_TOKENS)
+
+
+# Values for variables of a template
+
+SWITCH = "{% macro m() %}{{ mode }}{% endmacro %}\n{{ enable_thinking is not defined or enable_thinking }} {{ m() }}"
+
+
+@pytest.mark.parametrize("value", [False, 3, 0.5, "high", "é\"'\\ %} {{ \n", [1, "a"], {"a": {"b": True}}])
+def test_kwargs_become_defaults_of_the_template_itself(value, tokenizer, tmp_path):
+    (tmp_path / "own.jinja").write_text(SWITCH)
+    name, kwargs = str(tmp_path / "own.jinja"), {"enable_thinking": value, "mode": value}
+    source = resolve_template(tokenizer, name, kwargs)
+    expected = tokenizer.apply_chat_template([USER], chat_template=SWITCH, tokenize=False, **kwargs)
+    assert tokenizer.apply_chat_template([USER], chat_template=source, tokenize=False) == expected
+    assert Template(SWITCH, tokenizer).given(kwargs).render([USER], None) == expected
+    # whoever serves the model may still choose
+    other = tokenizer.apply_chat_template([USER], chat_template=source, tokenize=False, mode="x")
+    assert other == expected.replace(f" {value}", " x", 1) if str(value) in expected else other.endswith(" x")
+    assert resolve_template(tokenizer, name, {}) == SWITCH
+
+
+def test_a_default_does_not_change_what_a_template_begins_with(tokenizer, tmp_path):
+    for number, beginning in enumerate(
+        ["\n\nHi", "  {% if true %}Hi{% endif %}", "{%- if true %}\n Hi{% endif %}", " Hi"]
+    ):
+        path = tmp_path / f"{number}.jinja"
+        path.write_text(beginning + "{{ mode }}")
+        rendered = Template(resolve_template(tokenizer, str(path), {"mode": 1}), tokenizer).render([], None)
+        assert rendered == Template(beginning + "1", tokenizer).render([], None)
+
+
+def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
+    (tmp_path / "own.jinja").write_text(SWITCH + "{{ messages }}{{ range(2) }}")
+    with pytest.raises(
+        UserError,
+        match=r"chat_template_kwargs: the chat template reads no 'modes', .*nothing; expected "
+        r"one of enable_thinking, mode\n.*did you mean 'mode'",
+    ):
+        resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"modes": 1})
+    with pytest.raises(UserError, match="reads no 'messages'"):
+        resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"messages": []})
+    with pytest.raises(UserError, match=r"reads no 'a', .* expected none"):
+        Template("{{ messages }}", tokenizer).given({"a": 1})
+    with pytest.raises(UserError, match="chat_template_kwargs: there is no chat template"):
+        resolve_template(byte_level_tokenizer(), None, {"mode": 1})
+
+
+def test_of_several_templates_each_gets_the_values_that_it_reads():
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = {"default": "{{ a }}", "tool_use": "{{ a }}{{ b }}"}
+    templates = resolve_template(tokenizer, None, {"b": 1})
+    assert templates == {"default": "{{ a }}", "tool_use": "{%- set b = b | default(1) %}\n{{ a }}{{ b }}"}
 
 
 ALTERNATING = ["alpaca", "gemma", "llama2", "mistral", "vicuna"]
@@ -145,103 +198,6 @@ def test_named_templates_have_no_split_literals_and_others_only_what_they_write(
         "<\uff5cAssistant\uff5c>",
         "[INST]",
     ]
-
-
-SHOW = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("source", "extra", "reason"),
-    [
-        (SHOW, {"tool_calls": [CALL]}, r"messages\[1\]: the template knows no tool_calls"),
-        (SHOW, {"reasoning_content": "Hm"}, r"messages\[1\]: the template knows no reasoning_content"),
-        (SHOW + "{# tool_calls reasoning_content #}", {"tool_calls": [], "reasoning_content": ""}, None),
-        (SHOW + "{{ messages[1].reasoning_content }}", {"reasoning_content": "Hm"}, None),
-        (SHOW + "{{ messages[1].thinking }}", {"reasoning_content": "Hm"}, None),
-    ],
-)
-def test_what_a_template_never_looks_at_is_refused(source, extra, reason, tokenizer):
-    messages = chat("Hi", "Hello")["messages"]
-    messages[1] |= extra
-    template = Template(source, tokenizer)
-    if reason is None:
-        template.check_extras(messages, None)
-    else:
-        with pytest.raises(UserError, match=reason):
-            template.check_extras(messages, None)
-    with pytest.raises(UserError, match=r"knows no tools, .*; expected .*: --chat_template chatml \| llama3, which"):
-        template.check_extras(messages, [WEATHER])
-
-
-def test_tools_are_looked_at_by_those_who_only_set_them_too(tokenizer):
-    source = "{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{{ tools }}"
-    Template(source, tokenizer).check_extras([], [WEATHER])
-
-
-def check_shown(source, messages, tokenizer, tools=None):
-    template = Template(source, tokenizer)
-    template.check_shown(template.render(messages, tools), messages, tools)
-
-
-def test_a_message_that_is_left_out_is_named(tokenizer):
-    messages = chat("Hi", "Hello", "Bye", "Bye now", system="Be kind")["messages"]
-    check_shown(SHOW, messages, tokenizer)
-    check_shown("{% for m in messages[1:] %}{{ m.content }}{% endfor %}{{ messages[0].content }}", messages, tokenizer)
-    for source, number in [
-        ("{% for m in messages[1:] %}{{ m.content }}{% endfor %}", 0),
-        ("{% for m in messages[:-2] %}{{ m.content }}{% endfor %}", 3),
-        ("{% for m in messages if m.content != 'Hello' %}{{ m.content }}{% endfor %}", 2),
-        ("{{ messages[0].content }}{% for m in messages[:0:-1] %}{{ m.content }}{% endfor %}", 2),
-    ]:
-        with pytest.raises(UserError, match=rf"messages\[{number}\]: the template leaves its text out, or changes it"):
-            check_shown(source, messages, tokenizer)
-
-
-def test_a_message_that_says_the_same_as_the_one_before_is_missed_too(tokenizer):
-    same = chat("Hi", "Hi")["messages"]
-    check_shown(SHOW, same, tokenizer)
-    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves its text out"):
-        check_shown("{{ messages[0].content }}", same, tokenizer)
-
-
-def test_a_system_message_may_stand_elsewhere(tokenizer):
-    messages = [*chat("Hi", "Hello")["messages"], {"role": "system", "content": "Be kind"}]
-    check_shown("{{ messages[-1].content }}" + SHOW.replace("messages", "messages[:-1]"), messages, tokenizer)
-
-
-def test_of_an_answer_in_the_middle_thoughts_may_be_left_out(tokenizer):
-    messages = chat("Hi", "<think>A guest</think>\n\nHello", "Bye", "Bye now")["messages"]
-    forgetful = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
-    check_shown(forgetful, messages, tokenizer)
-
-
-def test_a_tool_result_may_be_put_into_json(tokenizer):
-    messages = [{"role": "tool", "content": '{"sky": "blåtiful\n"}'}]
-    check_shown(SHOW, messages, tokenizer)
-    check_shown("{{ messages[0].content | tojson }}", messages, tokenizer)
-    check_shown("{{ messages[0].content | tojson(ensure_ascii=True) }}", messages, tokenizer)
-    with pytest.raises(UserError, match=r"messages\[0\]"):
-        check_shown("{{ messages[0].content | length }}", messages, tokenizer)
-
-
-def test_a_tool_that_is_left_out_is_named_though_a_call_names_it(tokenizer):
-    messages = [{"role": "assistant", "content": "weather"}]
-    check_shown("{{ tools | tojson }}" + SHOW, messages, tokenizer, [WEATHER])
-    with pytest.raises(UserError, match="the template leaves out the tool 'weather'"):
-        check_shown("{% if tools and false %}{% endif %}" + SHOW, messages, tokenizer, [WEATHER])
-
-
-def test_an_answer_holds_all_that_is_said_thought_and_called(tokenizer):
-    template = Template("", tokenizer)
-    answer = {"content": "<think>\nA\n</think>\nB", "reasoning_content": "C", "tool_calls": [CALL, CALL]}
-    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
-    template.check_answer(f"C<think>A</think>B{call}{call}", answer, 1)
-    for text in (f"C B{call}{call}", f"A B{call}{call}", f"C A{call}{call}", f"C C B{call}{call}"):
-        with pytest.raises(UserError, match=r"messages\[1\]: the template leaves part of the answer out"):
-            template.check_answer(text, answer, 1)
-    for text in (f"C A B{call}", "C A B weather weather"):
-        with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather', or part"):
-            template.check_answer(text, answer, 1)
 
 
 @pytest.mark.slow

@@ -55,6 +55,16 @@ def test_tools_go_with_a_prompt_and_a_completion(tokenizer):
     assert encode(parts, tokenizer, template) == encode(whole, tokenizer, template)
 
 
+def test_tools_and_values_for_a_template_do_not_go_with_texts(tokenizer):
+    pair = {"prompt": "Hi", "completion": "Hello"}
+    template = "{{ tools | tojson if tools }}{{ mode }}" + HEADER + SIMPLE
+    for more in ({"tools": [{"name": "add"}]}, {"chat_template_kwargs": {"mode": "x"}}):
+        with pytest.raises(UserError, match=f"{next(iter(more))}: given for a prompt and a completion that are texts"):
+            encode(pair | more, tokenizer, template)
+        text = marked(encode(pair | more, tokenizer, template, prompts_as_chat=True), tokenizer)
+        assert text.startswith("x" if "mode" in str(more) else '[{"name": "add"}]')
+
+
 def test_no_template_is_refused_with_those_that_fit(sentencepiece):
     with pytest.raises(UserError, match=r"--chat_template alpaca \| llama2 \| tulu \| vicuna \| zephyr, which fit"):
         encode(chat("Hi", "Hello"), sentencepiece, resolve_template(sentencepiece, None))

@@ -22,9 +22,10 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
+from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OTHER_PROMPT
 from kit.data.chat.template import FIXED_DATE, REQUIRED_TOKENS, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED, Encoded, encode
-from kit.data.chat.turns import NO_END_OF_TURN, OTHER_PROMPT
+from kit.data.chat.turns import NO_END_OF_TURN
 from kit.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
@@ -55,6 +56,7 @@ def test_golden(shape, case, tokenizer_with_bos):
         found = f"refused: {error.problems[0].found}\n"
     else:
         names = {FIXED_DATE: "FIXED_DATE", UNROLLED: "UNROLLED", NO_END_OF_TURN: "NO_END_OF_TURN"}
+        names |= {EMPTY_THOUGHT: "EMPTY_THOUGHT"}
         remarks = "".join(f"remark: {names[remark]}\n" for remark in encoded[0].remarks)
         assert not any(one.remarks for one in encoded[1:])
         found = f"{marked(encoded, tokenizer_with_bos)}\n{remarks}"
@@ -240,33 +242,99 @@ def test_a_header_inside_a_generation_block_is_not_supervised(tokenizer):
     assert encode(sample, tokenizer, template) == encode(sample, tokenizer, resolve_template(tokenizer, "chatml"))
 
 
-# Blocks by position, and by their order where the prompts are no prefixes of the whole.
 BLOCKS = HEADER + (
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}"
     "{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
 )
+# The prompt at inference is nowhere in the text, so what counts is the order of the blocks.
+APART = BLOCKS + PROMPT.replace("assistant", "model")
 
 
-@pytest.mark.parametrize("prefix", ["", "{{ messages | length }}"])
-def test_generation_blocks_belong_to_answers(prefix, tokenizer):
+@pytest.mark.parametrize(("template", "remark"), [(BLOCKS + PROMPT, ()), (APART, (OTHER_PROMPT,))])
+def test_generation_blocks_belong_to_answers(template, remark, tokenizer):
     sample = with_keys(chat("Hi", "Hello", "Bye", "Bye now"), assistant_0={"weight": 0}, assistant_1={"weight": 0.5})
-    [encoded] = encode(sample, tokenizer, prefix + BLOCKS + PROMPT)
+    [encoded] = encode(sample, tokenizer, template)
     assert marked(encoded, tokenizer).endswith("Hello<|im_end|>\n" + CHATML_BYE)
     assert set(encoded.weights) == {0.0, 0.5}
-    assert encoded.remarks == (OTHER_PROMPT,) * bool(prefix)
-    [last] = encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, prefix + BLOCKS + PROMPT, train_on="last")
+    assert encoded.remarks == remark
+    [last] = encode(chat("Hi", "Hello", "Bye", "Bye now"), tokenizer, template, train_on="last")
     assert marked(last, tokenizer) == marked(encoded, tokenizer)
 
 
 def test_generation_blocks_that_belong_to_no_answer_are_refused_where_it_matters(tokenizer):
-    split = "{{ messages | length }}" + BLOCKS.replace(
-        "{{ m['content'] }}<|im_end|>{% end", "{{ m['content'] }}{% endgeneration %}{% generation %}<|im_end|>{% end", 1
-    )
+    split = "{{ m['content'] }}{% endgeneration %}{% generation %}<|im_end|>{% end"
+    split = APART.replace("{{ m['content'] }}<|im_end|>{% end", split, 1)
     sample = chat("Hi", "Hello", "Bye", "Bye now")
-    [encoded] = encode(sample, tokenizer, split + PROMPT)
+    [encoded] = encode(sample, tokenizer, split)
     assert marked(encoded, tokenizer).count("[[") == 2
     with pytest.raises(UserError, match=r"4 {% generation %} blocks for 2 answers: which is whose cannot be told"):
-        encode(sample, tokenizer, split + PROMPT, train_on="last")
+        encode(sample, tokenizer, split, train_on="last")
+    by_place = encode(
+        sample, tokenizer, "{{ messages | length }}" + split.replace("model", "assistant"), train_on="last"
+    )
+    assert marked(by_place[0], tokenizer).count("[[") == 1 and by_place[0].remarks == (MOVED,)
+
+
+def test_generation_blocks_with_thoughts_that_are_forgotten_are_unrolled(tokenizer):
+    """As those of templates made for training are: earlier thoughts are not in the whole."""
+    thoughts = "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    template = BLOCKS.replace("{% generation %}", "{% generation %}" + thoughts) + PROMPT
+    encoded = encode(CHATS["thoughts"], tokenizer, template)
+    assert [marked(one, tokenizer).rpartition("[[")[2] for one in encoded] == [
+        "<think>A guest</think>Hello<|im_end|>]]\n",
+        "<think>So soon</think>Bye now<|im_end|>]]\n",
+    ]
+    assert encoded[0].remarks == (UNROLLED,) and "assistant\nHello<|im_end|>" in marked(encoded[1], tokenizer)
+
+
+# Tool calls and values for the template
+
+
+def test_arguments_are_text_where_the_template_wants_text(tokenizer):
+    """As DeepSeek's do; and those that would write a Python object."""
+    call = "{% for call in m.tool_calls or [] %}{{ call.function.name }}ARGS{% endfor %}"
+    for arguments in ("{{ '(' + call.function.arguments + ')' }}", "({{ call.function.arguments }})"):
+        body = (
+            "{{ m['content'] }}"
+            + call.replace("ARGS", arguments)
+            + "<|im_end|>\n{% endfor %}{% if tools %}{{ tools }}{% endif %}"
+        )
+        [encoded] = encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + body + PROMPT)
+        assert '[[weather({"city": "Oslo"})<|im_end|>]]' in marked(encoded, tokenizer)
+    [encoded] = encode(CHATS["tools"] | {"tools": None}, tokenizer, template_of("chatml", tokenizer))
+    assert '"arguments": {"city": "Oslo"}' in marked(encoded, tokenizer)
+    with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is told
+        encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + "{{ 'a' + (m.tool_calls or 1) }}{% endfor %}")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_name_that_the_template_reads(name, tokenizer):
+    template = HEADER + "{{ '<think>' + m." + name + " + '</think>' if m." + name + " }}" + SIMPLE
+    encoded = encode(CHATS["thoughts"], tokenizer, template)
+    assert "[[<think>A guest</think>Hello<|im_end|>]]" in marked(encoded, tokenizer)
+
+
+def test_the_template_for_tools_is_taken_where_there_are_tools(tokenizer):
+    several = {
+        "default": HEADER + SIMPLE,
+        "tool_use": "{{ tools | tojson }}" + HEADER + "{{ (m.tool_calls or []) | tojson }}" + SIMPLE,
+    }
+    assert encode(CHATS["single"], tokenizer, several) == encode(CHATS["single"], tokenizer, several["default"])
+    assert encode(CHATS["tools"], tokenizer, several) == encode(CHATS["tools"], tokenizer, several["tool_use"])
+
+
+def test_a_row_may_give_values_to_the_template(tokenizer):
+    template = HEADER + SIMPLE + "{{ '/no_think\n' if add_generation_prompt and mode == 'off' }}"
+    template = template.replace(
+        "{{ m['content'] }}", "{{ '/no_think\n' if m.role == 'assistant' and mode == 'off' }}{{ m['content'] }}"
+    )
+    off = CHATS["single"] | {"chat_template_kwargs": {"mode": "off"}}
+    assert "assistant\n/no_think\n[[Hello" in marked(encode(off, tokenizer, template), tokenizer)
+    assert "assistant\n[[Hello" in marked(encode(CHATS["single"], tokenizer, template), tokenizer)
+    with pytest.raises(
+        UserError, match=r"chat_template_kwargs: the chat template reads no 'node', .* expected one of mode"
+    ):
+        encode(CHATS["single"] | {"chat_template_kwargs": {"node": 1}}, tokenizer, template)
 
 
 # Where an answer ends
@@ -285,12 +353,12 @@ def test_the_token_that_opens_the_next_turn_may_end_an_answer(tokenizer):
     template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
     template += "{{ '<|assistant|>' if add_generation_prompt }}"
     [encoded] = encode(chat("Hi", "Hello", "Bye", "42"), tokenizer, template)
-    assert marked(encoded, tokenizer) == "<|user|>Hi<|assistant|>[[Hello<|user|>]]Bye<|assistant|>[[42]]"
-    assert encoded.remarks == (NO_END_OF_TURN,)
+    assert marked(encoded, tokenizer) == "<|user|>Hi<|assistant|>[[Hello<|user|>]]Bye<|assistant|>[[42<|user|>]]"
+    assert encoded.remarks == (CLOSED,)
     parting = byte_level_tokenizer(["<|user|>", "<|assistant|>"])
     parting.add_tokens(["</call>"])
     [encoded] = encode(chat("Hi", "Hello</call>", "Bye", "42"), parting, template)
-    assert marked(encoded, parting) == "<|user|>Hi<|assistant|>[[Hello</call><|user|>]]Bye<|assistant|>[[42]]"
+    assert marked(encoded, parting) == "<|user|>Hi<|assistant|>[[Hello</call><|user|>]]Bye<|assistant|>[[42<|user|>]]"
 
 
 # What is refused
@@ -299,7 +367,6 @@ def test_the_token_that_opens_the_next_turn_may_end_an_answer(tokenizer):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ messages | length }}\n" + HEADER + "{{ m['content'] }}<|im_end|>\n{% endfor %}" + PROMPT, "inference"),
         (
             HEADER + "{{ m['content'] }}<|im_end|>\n{% endfor %}" + PROMPT + "{{ '<think>' if add_generation_prompt }}",
             r"messages\[1\]: the text before the answer differs .*\('Hello.* instead of '<think>'",

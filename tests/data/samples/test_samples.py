@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from data_helpers import chat, open_all, pairs, write
 
+from kit.data.chat.tokens import UNROLLED
 from kit.data.samples.samples import Samples, duplicates
 
 
@@ -69,6 +70,19 @@ def test_samples_without_letters_are_not_all_the_same(tmp_path, tokenizer):
     write(tmp_path / "b.jsonl", {"input_ids": [5, 6, 7]}, {"input_ids": [7, 6, 5]})
     _, train, evaluation = both(tokenizer)
     assert duplicates(evaluation, train) == (1, 0)
+
+
+def test_of_a_conversation_that_became_several_samples_each_counts(tmp_path, tokenizer):
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ '!' if loop.last and loop.index > 1 and m.role == 'assistant' }}<|im_end|>{% endfor %}"
+    (tmp_path / "own.jinja").write_text(template + "{{ 'assistant:' if add_generation_prompt }}")
+    messages = chat("Hi", "Hello", "Bye", "Bye now", "Hi", "Hello " * 9)["messages"]
+    write(tmp_path / "a.jsonl", {"messages": messages})
+    store = open_all(tokenizer, dataset="a.jsonl", chat_template="own.jinja", max_length=24).train.stores[0]
+    assert store.notes(24) == [
+        "a.jsonl: 2 of 3 samples cut at 24 tokens",
+        "a.jsonl: 1 of 3 samples dropped: nothing supervised left",
+        f"a.jsonl: 1 of 1 conversations: {UNROLLED}",
+    ]
 
 
 @pytest.mark.parametrize("max_length", [16, 2048])

@@ -1,0 +1,135 @@
+"""What a template leaves out of a conversation is noticed."""
+
+import pytest
+from data_helpers import CALL, WEATHER, byte_level_tokenizer, chat
+
+from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
+from kit.data.chat.template import Template
+from kit.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level_tokenizer(bos_token="<bos>")
+
+
+SHOW = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "extra", "reason"),
+    [
+        (SHOW, {"tool_calls": [CALL]}, r"messages\[1\]: the template knows no tool_calls"),
+        (SHOW, {"reasoning_content": "Hm"}, r"messages\[1\]: the template knows no reasoning_content"),
+        (SHOW + "{# tool_calls reasoning_content #}", {"tool_calls": [], "reasoning_content": ""}, None),
+        (SHOW + "{{ messages[1].reasoning_content }}", {"reasoning_content": "Hm"}, None),
+        (SHOW + "{{ messages[1].thinking }}", {"reasoning_content": "Hm"}, None),
+    ],
+)
+def test_what_a_template_never_looks_at_is_refused(source, extra, reason, tokenizer):
+    messages = chat("Hi", "Hello")["messages"]
+    messages[1] |= extra
+    template = Template(source, tokenizer)
+    if reason is None:
+        check_extras(template, messages, None)
+    else:
+        with pytest.raises(UserError, match=reason):
+            check_extras(template, messages, None)
+    with pytest.raises(UserError, match=r"knows no tools, .*; expected .*: --chat_template chatml \| llama3, which"):
+        check_extras(template, messages, [WEATHER])
+
+
+def test_tools_are_looked_at_by_those_who_only_set_them_too(tokenizer):
+    source = "{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{{ tools }}"
+    check_extras(Template(source, tokenizer), [], [WEATHER])
+
+
+def shown(source, messages, tokenizer, tools=None):
+    template = Template(source, tokenizer)
+    check_shown(template, template.render(messages, tools), messages, tools)
+
+
+def test_a_message_that_is_left_out_is_named(tokenizer):
+    messages = chat("Hi", "Hello", "Bye", "Bye now", system="Be kind")["messages"]
+    shown(SHOW, messages, tokenizer)
+    shown("{% for m in messages[1:] %}{{ m.content }}{% endfor %}{{ messages[0].content }}", messages, tokenizer)
+    for source, number in [
+        ("{% for m in messages[1:] %}{{ m.content }}{% endfor %}", 0),
+        ("{% for m in messages[:-2] %}{{ m.content }}{% endfor %}", 3),
+        ("{% for m in messages if m.content != 'Hello' %}{{ m.content }}{% endfor %}", 2),
+        ("{{ messages[0].content }}{% for m in messages[:0:-1] %}{{ m.content }}{% endfor %}", 2),
+    ]:
+        with pytest.raises(UserError, match=rf"messages\[{number}\]: the template leaves its text out, or changes it"):
+            shown(source, messages, tokenizer)
+
+
+def test_a_message_that_says_the_same_as_the_one_before_is_missed_too(tokenizer):
+    same = chat("Hi", "Hi")["messages"]
+    shown(SHOW, same, tokenizer)
+    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves its text out"):
+        shown("{{ messages[0].content }}", same, tokenizer)
+
+
+def test_a_system_message_may_stand_elsewhere(tokenizer):
+    messages = [*chat("Hi", "Hello")["messages"], {"role": "system", "content": "Be kind"}]
+    shown("{{ messages[-1].content }}" + SHOW.replace("messages", "messages[:-1]"), messages, tokenizer)
+
+
+def test_of_an_answer_in_the_middle_thoughts_may_be_left_out(tokenizer):
+    messages = chat("Hi", "<think>A guest</think>\n\nHello", "Bye", "Bye now")["messages"]
+    forgetful = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    shown(forgetful, messages, tokenizer)
+
+
+def test_a_tool_result_may_be_put_into_json(tokenizer):
+    messages = [{"role": "tool", "content": '{"sky": "blåtiful\n"}'}]
+    shown(SHOW, messages, tokenizer)
+    shown("{{ messages[0].content | tojson }}", messages, tokenizer)
+    shown("{{ messages[0].content | tojson(ensure_ascii=True) }}", messages, tokenizer)
+    with pytest.raises(UserError, match=r"messages\[0\]"):
+        shown("{{ messages[0].content | length }}", messages, tokenizer)
+
+
+def test_a_tool_that_is_left_out_is_named_though_a_call_names_it(tokenizer):
+    messages = [{"role": "assistant", "content": "weather"}]
+    shown("{{ tools | tojson }}" + SHOW, messages, tokenizer, [WEATHER])
+    with pytest.raises(UserError, match="the template leaves out the tool 'weather'"):
+        shown("{% if tools and false %}{% endif %}" + SHOW, messages, tokenizer, [WEATHER])
+
+
+def test_an_answer_holds_all_that_is_said_thought_and_called(tokenizer):
+    template = Template("", tokenizer)
+    answer = {"content": "<think>\nA\n</think>\nB", "reasoning_content": "C", "tool_calls": [CALL, CALL]}
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    check_answer(template, f"C<think>A</think>B{call}{call}", answer, 1)
+    for text in (f"C B{call}{call}", f"A B{call}{call}", f"C A{call}{call}", f"C C B{call}{call}"):
+        with pytest.raises(
+            UserError, match=r"messages\[1\]: the template leaves (part|the reasoning) of the answer out"
+        ):
+            check_answer(template, text, answer, 1)
+    for text in (f"C A B{call}", "C A B weather weather"):
+        with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather', or part"):
+            check_answer(template, text, answer, 1)
+
+
+def test_a_name_is_read_as_a_word(tokenizer):
+    template = Template("{{ enable_thinking }}{{ messages[0].reasoning_content }}", tokenizer)
+    assert not reads(template, "thinking") and reads(template, "reasoning_content") and not reads(template, "reasoning")
+
+
+def test_arguments_that_are_not_written_as_json_are_noticed(tokenizer):
+    answer = {"content": "", "tool_calls": [CALL]}
+    with pytest.raises(UserError, match="writes the arguments of 'weather' not as JSON"):
+        check_answer(Template("", tokenizer), "weather {'city': 'Oslo'}", answer, 1)
+    as_text = {"content": "", "tool_calls": [{"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}]}
+    check_answer(Template("", tokenizer), 'weather {"city": "Oslo"}', as_text, 1)
+    with pytest.raises(UserError, match="leaves out the call of 'weather', or part of it"):
+        check_answer(Template("", tokenizer), "weather {}", as_text, 1)
+
+
+def test_reasoning_that_is_left_out_is_named_with_the_cure(tokenizer):
+    answer = {"content": "B", "reasoning_content": "A"}
+    with pytest.raises(
+        UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out.*\n.*<think>"
+    ):
+        check_answer(Template("", tokenizer), "B", answer, 1)
