@@ -73,7 +73,8 @@ def test_samples_without_letters_are_not_all_the_same(tmp_path, tokenizer):
 
 
 def test_of_a_conversation_that_became_several_samples_each_counts(tmp_path, tokenizer):
-    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ '!' if loop.last and loop.index > 1 and m.role == 'assistant' }}<|im_end|>{% endfor %}"
+    last = "{{ '!' if loop.last and m.role == 'assistant' }}"  # which an earlier answer loses
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}" + last + "<|im_end|>{% endfor %}"
     (tmp_path / "own.jinja").write_text(template + "{{ 'assistant:' if add_generation_prompt }}")
     messages = chat("Hi", "Hello", "Bye", "Bye now", "Hi", "Hello " * 9)["messages"]
     write(tmp_path / "a.jsonl", {"messages": messages})
