@@ -71,10 +71,13 @@ def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
 
 
 @pytest.mark.slow
-def test_the_template_that_is_learned_from_is_the_one_that_is_saved(recipe, model_folder):
+def test_the_template_that_is_learned_from_is_the_one_that_is_saved(recipe, model_folder, tmp_path):
     own = (model_folder / "chat_template.jinja").read_text()
     assert preflight.check(recipe()).tokenizer.chat_template == own
     assert preflight.check(recipe(chat_template="alpaca")).tokenizer.chat_template not in (own, None)
+    (tmp_path / "switch.jinja").write_text("{{ mode }}" + own)
+    switched = preflight.check(recipe(chat_template=str(tmp_path / "switch.jinja"), chat_template_kwargs="mode=off"))
+    assert switched.tokenizer.chat_template == '{%- set mode = mode | default("off") %}\n{{ mode }}' + own
 
 
 @pytest.mark.slow
