@@ -61,10 +61,12 @@ class Finder:
             return self._find(messages, i, tools)
         except UserError as error:
             problem = error.problems[0]
-            fix = self._cure_of(messages, i, tools)
+            fix = self._cure_of(messages, i, tools) or problem.fix
             if not fix and not any(message["role"] == "user" for message in messages[:i]):
-                fix = _OPENING
-            raise UserError(replace(problem, fix=fix or problem.fix)) from None
+                with suppress(UserError):  # only if it is this answer that the template refuses
+                    self._template.render(messages, tools)
+                    fix = _OPENING
+            raise UserError(replace(problem, fix=fix)) from None
 
     def _find(self, messages: Messages, i: int, tools: Tools) -> Answer:
         text = whole = self._template.render(messages[: i + 1], tools)
