@@ -60,8 +60,9 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
-    given = _list_of("messages", values["messages"], problems)
-    messages = read_messages("messages", given, problems) if given is not None else []
+    given = listed(values["messages"])
+    messages = read_messages("messages", given, problems)
+    _explain(given, problems)
     if problems and isinstance(given, list):
         speakers = {str(each.get("from", each.get("role"))) for each in given if isinstance(each, dict)}
         if speakers <= SPEAKERS.keys() and not speakers <= ROLES.keys():
@@ -72,9 +73,7 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
     system = _system(values, problems)
-    given = _list_of("conversations", values["conversations"], problems)
-    if given is None:
-        return {}
+    given = listed(values["conversations"])
     first = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
     # A first system turn without text is like a blank column ``system``: there is no system message.
     has_empty = first.get("from") == "system" and isinstance(first.get("value"), str) and not first["value"].strip()
@@ -82,6 +81,7 @@ def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample
         given = [{"from": "system", "value": "none"}, *given[1:]]  # removed below; the others keep their numbers
     may_begin = has_empty or not system
     messages = read_messages("conversations", given, problems, SPEAKERS, may_begin)
+    _explain(given, problems)
     return {"messages": system + messages[has_empty:]} | _tools(values, problems)
 
 
@@ -94,14 +94,12 @@ def listed(value: Any) -> Any:
     return parsed if isinstance(parsed, list) else value
 
 
-def _list_of(field: str, value: Any, problems: Problems) -> Any:
-    """``listed(value)``; None, and a problem, if that is still a text."""
-    if not isinstance(value := listed(value), str):
-        return value
-    is_python = value.lstrip().startswith(("[{'", "[['", "[('"))
-    fix = "it is written as Python prints it: write json.dumps(...) into the cell" if is_python else ""
-    problems.append(Problem(field, "a text that is no JSON list", "a list, or JSON text of one", fix))
-    return None
+def _explain(given: Any, problems: Problems) -> None:
+    """Say of a text that stands where a list should, and is no JSON list, how to write it."""
+    if isinstance(given, str) and problems:
+        is_python = given.lstrip().startswith(("[{'", "[['", "[('"))
+        fix = "this is how Python prints it: write json.dumps(...) into the cell" if is_python else ""
+        problems[-1] = replace(problems[-1], found="a text that is no JSON list", fix=fix)
 
 
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -136,11 +134,10 @@ def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
     """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
     if not values.get("history"):
         return []
-    history = _list_of("history", values["history"], problems)
-    if history is None:
-        return []
+    history = listed(values["history"])
     if not isinstance(history, list):
         problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
+        _explain(history, problems)
         return []
     messages: list[Message] = []
     for i, pair in enumerate(history):

@@ -168,7 +168,7 @@ def test_messages_may_be_json_text_as_in_a_table_of_cells():
     for field, roles in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
         messages = [dict(zip(roles, pair, strict=True)) for pair in (("user", "Hi"), ("assistant", "Hello"))]
         assert sample_of({field: json.dumps(messages)}) == {"messages": [USER, ANSWER]}
-        assert f"{field}: a text that is no JSON list; expected a list, or JSON" in told({field: "[{]"})
+        assert f"{field}: a text that is no JSON list; expected a list of messages" in told({field: "[{]"})
         assert "write json.dumps(...) into the cell" in told({field: str(messages)})
     assert "messages[0].role: found 'usr'" in told({"messages": '[{"role": "usr", "content": "a"}]'})
 

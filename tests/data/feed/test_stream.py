@@ -246,6 +246,7 @@ def run_through(feed, steps=510):
     return feed
 
 
+@pytest.mark.slow
 def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, tokenizer):
     bad_later(tmp_path)
     (tmp_path / "out").mkdir()
@@ -263,6 +264,7 @@ def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, to
         run_through(feed)
 
 
+@pytest.mark.slow
 def test_too_many_bad_rows_end_a_stream(tmp_path, tokenizer):
     bad_later(tmp_path, 800)
     (feed,) = feeds(tokenizer, 1, 8, max_steps=1200, on_bad_row="skip", output_dir="nowhere")
@@ -284,3 +286,20 @@ def test_a_stream_tells_what_its_first_rows_hold_besides(tmp_path, tokenizer):
     write(tmp_path / "part-0.jsonl", *({"text": f"row {i}", "url": "x"} for i in range(20)))
     opened = open_all(tokenizer, **flags())
     assert "part-*.jsonl: not used in its first rows: url (100.0%)" in opened.notes
+
+
+@pytest.mark.slow
+def test_a_run_that_a_bad_row_ended_goes_on_as_one_that_skipped_it_from_the_start(tmp_path, tokenizer):
+    bad_later(tmp_path)
+    changes = {"max_steps": 600, "output_dir": "nowhere", "shuffle_buffer_size": 8}
+    whole = feeds(tokenizer, 2, 4, on_bad_row="skip", **changes)
+    wanted = origins(whole, range(520))
+    ended = feeds(tokenizer, 2, 4, on_bad_row="error", **changes)
+    assert origins(ended, range(400)) == wanted[:400]
+    state = state_of(ended)
+    with pytest.raises(UserError, match="--on_bad_row skip"):
+        origins(ended, range(400, 520))
+    again = feeds(tokenizer, 2, 4, state, on_bad_row="skip", **changes)
+    assert origins(again, range(400, 520)) == wanted[400:]
+    assert state_of(again)["cursors"] == state_of(whole)["cursors"]
+    assert [feed.state()["counts"][0] for feed in again] == [feed.state()["counts"][0] for feed in whole]

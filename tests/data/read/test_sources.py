@@ -181,10 +181,10 @@ def test_problems_are_counted_and_the_first_ten_shown_with_one_way_out(folder):
     told = refused("train.jsonl").splitlines()
     assert told[0] == "error: 612 problems, 10 of them shown"
     assert told[10].startswith("  - train.jsonl:10: not JSON")
-    assert told[11:] == ["  - train.jsonl: ... and 602 more problems", "    -> mend or remove such rows"]
+    assert told[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX}"]
     (folder / "train.jsonl").write_text("}\n" * 2)
     told = refused("train.jsonl").splitlines()
-    assert told[0] == "error: 2 problems" and told[3:] == ["    -> mend or remove such rows"]
+    assert told[0] == "error: 2 problems" and told[3:] == [f"    -> {FIX}"]
 
 
 def test_rows_are_not_to_be_mended_where_the_file_is_at_fault(folder):
