@@ -78,7 +78,7 @@ def main() -> None:
         check_isolation(prepared, checked.vocab_size)
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
-    folder.begin(prepared.strategy, data.describe(), state.step, total_steps)
+    folder.begin(prepared.strategy, data.describe(), state.step, total_steps, data.skipped_rows())
     log = Log(accelerator, recipe, folder.path, state, total_steps, data.names)
     saver = Saver(accelerator, recipe, folder.checkpoints, folder.about, log.path, guard.watch.at_save)
     exits.finish_first(saver.finish)

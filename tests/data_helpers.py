@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from kit.config.recipe import Recipe
-from kit.data.chat.formats import choose_fields, to_sample
+from kit.data.chat.columns import choose_fields
+from kit.data.chat.formats import to_sample
 from kit.data.chat.template import REQUIRED_TOKENS, resolve_template
 from kit.data.open import open_data, open_sources
 from kit.data.read.archives import TAR_COMPRESSIONS

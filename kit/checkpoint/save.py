@@ -59,7 +59,7 @@ class Saver:
         """
         Args:
             folder: the folder ``checkpoints`` of the run.
-            about: the entries ``identity``, ``strategy`` and ``versions`` of the manifest.
+            about: the entries ``identity``, ``strategy``, ``versions`` and ``total_steps`` of the manifest.
             synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
                 older than the checkpoint.
             on_work: called with what this rank begins to do for a save; with an empty text when it is done.

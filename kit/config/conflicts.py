@@ -29,6 +29,9 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
     for flag, entries in (("dataset", recipe.dataset), ("eval_dataset", recipe.eval_dataset)):
         if isinstance(entries, list):
             conflicts += _conflicts_of_entries(flag, entries)
+    if not recipe.shuffle and isinstance(recipe.dataset, list) and recipe.dataset[0].weight is not None:
+        fix = "leave the weights out: the data sets then come one after another"
+        conflicts.append(Conflict(("shuffle", "dataset"), "false, with weights, which draw at random", fix))
     if recipe.streaming:
         conflicts += _conflicts_of_streaming(recipe)
     if recipe.attn_implementation == "varlen" and not recipe.packing:
@@ -147,6 +150,12 @@ def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     if recipe.max_train_samples:
         fix = "give max_steps only: a run reads no more of a stream than its steps need"
         conflicts.append(Conflict(("streaming", "max_train_samples"), "with max_train_samples", fix))
+    if recipe.dedup:
+        fix = "remove repeated rows beforehand: only data that is read as a whole can be searched for them"
+        conflicts.append(Conflict(("streaming", "dedup"), "with dedup", fix))
+    if not recipe.shuffle:
+        fix = "use shuffle_buffer_size 1: rows keep the order of their file, and only files come in random order"
+        conflicts.append(Conflict(("streaming", "shuffle"), "with shuffle false", fix))
     for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
         if getattr(recipe, strategy) == "epoch":
             fix = f"a stream's epochs have no known end: set {steps}"

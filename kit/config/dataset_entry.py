@@ -12,7 +12,7 @@ from kit.config.fields import column_mapping, option
 
 DATA_SUFFIXES = tuple(
     f".{kind}{packed}"
-    for kind in "jsonl ndjson json csv tsv parquet arrow zip tar tgz tbz2 txz tzst".split()
+    for kind in "jsonl ndjson json csv tsv txt parquet arrow zip tar tgz tbz2 txz tzst".split()
     for packed in ("", ".gz", ".bz2", ".xz", ".zst")
 )
 

@@ -34,10 +34,9 @@ DEFAULT_RECIPE = "tiny"
 IDENTITY = """
 model_name_or_path model_revision method lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
 lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path dataset_columns
-max_train_samples mixing streaming shuffle_buffer_size chat_template chat_template_kwargs train_on max_length
-excess_length_strategy packing
-global_batch_size optim learning_rate lr_scheduler_type min_lr_rate lr_decay_steps warmup_steps weight_decay adam_beta1
-adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef seed
+max_train_samples dedup mixing shuffle streaming shuffle_buffer_size chat_template chat_template_kwargs train_on
+max_length excess_length_strategy packing global_batch_size optim learning_rate lr_scheduler_type min_lr_rate
+lr_decay_steps warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef seed
 """.split()
 
 _launch = partial(option, "Launch")
@@ -101,11 +100,12 @@ class Recipe(BaseModel):
     dataset_split: str = _data("train", "split of a hub id or a folder with splits")
     dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _data(
         {},
-        "names of columns: question=prompt,answer=completion",
+        "names of columns: question=prompt,answer=completion; images=ignore",
         expected="theirs=ours, separated by commas, each of theirs once",
     )
     mixing: Literal["samples", "tokens"] = _data("samples", "what the weights of several data sets are shares of")
     streaming: bool = _data(False, "read while training instead of tokenising first; needs max_steps")
+    shuffle: bool = _data(True, "another order of the samples in each epoch; false: always that of the data")
     shuffle_buffer_size: int = _data(1000, "streamed rows that are shuffled together", "rows", ge=1)
     chat_template: str | None = _data(None, "name or file of a chat template; default: the tokenizer's own")
     chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _data(
@@ -115,9 +115,14 @@ class Recipe(BaseModel):
         "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
     )
     max_length: int = _data(2048, "longest sample, and size of a pack", "tokens", ge=8)
-    excess_length_strategy: Literal["truncate", "drop", "error", "split"] = _data(
-        "truncate", "of samples longer than max_length: cut the end off, leave out, stop, or (text only) cut in pieces"
+    excess_length_strategy: Literal["truncate", "keep_end", "drop", "error", "split"] = _data(
+        "truncate",
+        "of samples longer than max_length: cut off the end, or the start; leave out; stop; (text only) cut in pieces",
     )
+    on_bad_row: Literal["error", "skip"] | None = _data(
+        None, "rows that cannot be used: stop, or leave out and list; default: error, but skip later in a stream"
+    )
+    dedup: bool = _data(False, "leave out training samples with the same tokens and mask as an earlier one")
     packing: bool = _data(False, "several samples in a row of max_length tokens, none of which sees another")
     max_train_samples: int | None = _data(
         None, "train on the first so many only; of several data sets, spread over all", "samples", ge=1

@@ -15,17 +15,19 @@ import numpy as np
 
 from kit.cache import digest
 from kit.config.recipe import Recipe
-from kit.data.chat.formats import OPTIONAL, choose_fields
+from kit.data.chat.columns import choose_fields
+from kit.data.chat.formats import OPTIONAL
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
-from kit.data.feed.order import SPLIT, Mixture, Order, permutation
+from kit.data.feed.order import Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
+from kit.data.feed.subsets import hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
 from kit.data.read.sources import open_source
 from kit.data.samples.rows import Encoder, Opened, Piece
-from kit.data.samples.samples import Samples, duplicates
+from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.errors import Problem, Problems, UserError
+from kit.errors import Problem, Problems, UserError, raise_if
 
 CHAT_FIELDS = {"messages", "conversations", "instruction"}
 
@@ -53,6 +55,15 @@ class Data:
         """Return the optimiser steps of the whole run: ``max_steps``, else as many as the epochs need, rounded up."""
         return recipe.max_steps or self.order.total_steps(recipe.num_train_epochs)
 
+    def skipped_rows(self) -> list[dict[str, Any]]:
+        """Return the rows that were left out because they cannot be used, with what is wrong with each."""
+        return [row for store in self._stores() for row in store.skipped.listed()]
+
+    def _stores(self) -> list[Store]:
+        """The stores of the training and the evaluation data, each once."""
+        both = [*self.train.stores, *(self.evaluation.stores if self.evaluation else [])]
+        return list({id(store): store for store in both}.values())
+
     def open_feed(self, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> Feed:
         """Open the global batches of the run. ``state`` is not needed: the step's number determines its samples."""
         return Feed(self.train, self.order, recipe, ranks, pad_token_id, self.total_steps(recipe))
@@ -65,8 +76,7 @@ class Data:
     def describe(self) -> dict[str, Any]:
         """Return the entry ``data`` for ``run.json``."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
-        stores = {id(s): s for s in [*self.train.stores, *(self.evaluation.stores if self.evaluation else [])]}
-        sources = [store.report for store in stores.values()]
+        sources = [store.report for store in self._stores()]
         described = {"train": self.train.report, "evaluation": evaluation, "sources": sources}
         return {"fingerprint": self.fingerprint, **described}
 
@@ -86,7 +96,8 @@ def open_sources(recipe: Recipe) -> list[Opened]:
                 source = open_source(entry.path, entry.split or "", flag, entry.config, streaming)
                 fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation)
                 opened.append(Opened(entry, source, fields, is_evaluation))
-    problems.raise_if_any()
+    # What is missing both to train and to evaluate on is told once: to score, eval_dataset stands for both.
+    raise_if({(each.where.removeprefix("eval_"), each.found): each for each in problems}.values())
     return opened
 
 
@@ -118,11 +129,11 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     for opened in sources:
         with problems.caught():
             if recipe.streaming and not opened.is_evaluation:
-                max_id, more = check_beginning(opened, encoder)
+                max_id, more = check_beginning(opened, encoder, recipe.on_bad_row == "skip")
                 _check_ids(max_id, opened, vocab_size)
                 notes += more
                 continue
-            samples = tokenise(opened, encoder, recipe.dataset_num_proc)
+            samples = tokenise(opened, encoder, recipe.dataset_num_proc, recipe.on_bad_row == "skip")
             _check_samples(samples, opened, recipe, vocab_size)
             parts[opened.is_evaluation].append(samples)
             notes += samples.stores[0].notes(recipe.max_length)
@@ -131,15 +142,17 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     evaluation = Samples([samples.stores[0] for samples in parts[True]]) if parts[True] else None
     training = [opened for opened in sources if not opened.is_evaluation]
     if recipe.streaming:
-        return Stream(training, encoder, vocab_size, _limited_evaluation(evaluation, recipe, notes), template, notes)
+        return Stream(training, encoder, vocab_size, limited_evaluation(evaluation, recipe, notes), template, notes)
     train = Samples([samples.stores[0] for samples in parts[False]])
     weights = [opened.entry.weight for opened in training]
+    if recipe.dedup:
+        train = without_repeats(train, notes)
     if recipe.eval_split_size:
-        train, evaluation = _hold_out(train, recipe.eval_split_size, recipe.seed)
+        train, evaluation = hold_out(train, recipe.eval_split_size, recipe.seed)
         notes.append(f"{len(evaluation)} samples held out for evaluation, {len(train)} left to train on")
-    train = _limited_training(train, recipe, notes)
-    evaluation = _limited_evaluation(evaluation, recipe, notes)
-    notes += _leak_notes(train, evaluation)
+    train = limited_training(train, recipe, notes)
+    evaluation = limited_evaluation(evaluation, recipe, notes)
+    notes += leak_notes(train, evaluation)
     order = Order(
         train.lengths,
         train.sources,
@@ -147,6 +160,7 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
         recipe.global_batch_size,
         None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], recipe.mixing),
         recipe.max_length if recipe.packing else None,
+        recipe.shuffle,
     )
     if order.num_items(0) < recipe.global_batch_size:
         items = "packs" if recipe.packing else "samples"
@@ -171,39 +185,6 @@ def _format_problems(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
     return problems
 
 
-def _limited_evaluation(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
-    """Select ``max_eval_samples`` evaluation samples, and add a note that says which."""
-    return evaluation and _first(evaluation, recipe.max_eval_samples, "evaluation", notes)
-
-
-def _limited_training(train: Samples, recipe: Recipe, notes: list[str]) -> Samples:
-    """Select ``max_train_samples`` training samples, and add a note that says which.
-
-    Raises:
-        UserError: a data set would give none.
-    """
-    chosen = _first(train, recipe.max_train_samples, "training", notes)
-    for number in set(train.sources.tolist()) - set(chosen.sources.tolist()):
-        found = f"{recipe.max_train_samples} of {len(train)} samples takes none of {train.names[number]}"
-        fix = "raise it, or leave out that data set"
-        raise UserError(Problem("max_train_samples", found, "some of each data set to train on", fix))
-    return chosen
-
-
-def _first(samples: Samples, num: int | None, purpose: str, notes: list[str]) -> Samples:
-    """Select the first ``num`` samples; of several data sets, as many spread over all. Adds a note that says which."""
-    total = len(samples)
-    if num is None or num >= total:
-        return samples
-    if len(samples.stores) > 1:
-        notes.append(f"{purpose} on {num} of {total} samples, spread over all data sets")
-        chosen = np.linspace(0, total - 1, num).round().astype(np.int64)
-    else:
-        notes.append(f"{purpose} on the first {num} of {total} samples")
-        chosen = np.arange(num)
-    return samples.select(chosen, f"first {num}")
-
-
 def _check_ids(max_id: int, opened: Opened, vocab_size: int) -> None:
     if max_id >= vocab_size:
         found = f"token id {max_id}, but the model has {vocab_size} embeddings"
@@ -226,36 +207,6 @@ def _summary(train: Samples) -> str:
     num_tokens, num_targets = (int(values.sum(dtype=np.int64)) for values in (train.lengths, train.num_targets))
     share = num_targets / num_tokens
     return f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
-
-
-def _leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
-    if evaluation is None:
-        return []
-    exact, similar = duplicates(evaluation, train)
-    if not exact and not similar:
-        return []
-    found = f"{exact} token for token, {similar} but for case, spacing and punctuation"
-    return [f"warning: {exact + similar} of {len(evaluation)} evaluation samples are in the training data: {found}"]
-
-
-def _hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:
-    """Split off evaluation samples. Whole rows are held out, so the samples of one row stay on the same side."""
-    rows = samples.rows()
-    num_rows = int(rows.max()) + 1
-    if num_rows < 2:
-        fix = "give an eval_dataset, or do without evaluation"
-        raise UserError(Problem("eval_split_size", "a single sample cannot be split", "at least two", fix))
-    num_held_out = int(size) if size >= 1 else round(size * num_rows)
-    if not 0 < num_held_out < num_rows:
-        found = f"{size:g} of {num_rows} samples leaves nothing to {'train on' if num_held_out else 'evaluate on'}"
-        raise UserError(Problem("eval_split_size", found, f"1 to {num_rows - 1} samples, or a share that gives that"))
-    held_out = np.isin(rows, permutation(num_rows, seed, SPLIT)[:num_held_out])
-    reason = f"split {num_held_out} seed {seed}"
-    rest, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    for number in set(samples.sources.tolist()) - set(samples.sources[rest].tolist()):
-        found = f"{size:g} takes all of {samples.names[number]}"
-        raise UserError(Problem("eval_split_size", found, "some of each data set left to train on"))
-    return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
 
 
 def pad_id(tokenizer: Any) -> int:

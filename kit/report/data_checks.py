@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kit.config.recipe import Recipe
+from kit.data.samples.rows import START_CUT
 from kit.data.samples.samples import Samples, duplicates
 
 # ok: as it should be; look: probably a mistake, the user should look at it; note: no mistake, but worth knowing.
@@ -103,7 +104,8 @@ def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: 
 
 def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
     num = sum(store.info["counts"].get("num_truncated", 0) for store in train.stores)
-    longest = np.flatnonzero(train.lengths == max_length).tolist()
+    is_end_kept = any(START_CUT in store.info["remarks"] for store in train.stores)
+    longest = [] if is_end_kept else np.flatnonzero(train.lengths == max_length).tolist()
     cut = (train.origin(i) for i in longest if train[i][0][-1] != stop)  # a sample that stops has this length by itself
     first = _listed(islice(cut, NUM_ORIGINS), num)
     text = f"{num:,} cut at {max_length:,} tokens" + (f", first: {first}" if first else "")

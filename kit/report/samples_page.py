@@ -15,8 +15,9 @@ from tokenizers.decoders import DecodeStream
 
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
-from kit.data.samples.samples import Samples
+from kit.data.samples.samples import NOT_USED, Samples
 from kit.report.data_checks import LEAK, Finding, Verdict, check, counted
+from kit.report.data_tables import sources_table, unused_table
 from kit.report.page import VISIBLE, escaped, page, section, svg, table
 from kit.secrets import secret_spans
 
@@ -65,6 +66,7 @@ class Look:
     title: str
     notes: list[str]
     sources: list[dict[str, Any]]  # the table of the sources, a row for each
+    unused: list[dict[str, Any]]  # columns and keys of messages that nothing reads, a row for each
     checks: list[Finding]
     lengths: np.ndarray  # int [N], tokens of each sample
     max_length: int  # tokens
@@ -82,45 +84,18 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
     train: Samples = data.train
     feed = data.open_feed(recipe, Ranks(), 0, {})
     notes = [store.source.name for store in train.stores if store.source.name != store.name]
-    notes += [note for note in data.notes if LEAK not in note]  # one of the checks reports it
+    notes += [note for note in data.notes if LEAK not in note and NOT_USED not in note]  # these are shown apart
     notes += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
     return Look(
         ", ".join(train.names),
         [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", note) for note in notes],
-        _sources(train, recipe.eval_split_size > 0),
+        sources_table(train, recipe.eval_split_size > 0),
+        unused_table(train),
         check(train, data.evaluation, tokenizer, recipe),
         train.lengths,
         recipe.max_length,
         [_shown(train, i, tokenizer) for i in _choice(train.sources, num_samples)],
     )
-
-
-def _sources(train: Samples, is_split: bool) -> list[dict[str, Any]]:
-    """The table of the sources.
-
-    If each row makes one sample, "samples" + "held out" + "left out" = "rows".
-    """
-    rows = []
-    for number, store in enumerate(train.stores):
-        of_source = train.sources == number
-        lengths, num_targets = train.lengths[of_source], train.num_targets[of_source]
-        counts = store.report
-        rows.append(
-            {
-                "data set": store.name,
-                "rows": counts["num_rows"],
-                "samples": len(lengths),
-                **({"held out": counts["num_samples"] - len(lengths)} if is_split else {}),
-                "left out": counts["num_dropped_long"] + counts["num_dropped_unsupervised"],
-                "cut": counts["num_truncated"] + counts["num_split"],
-                "blank lines": counts["num_blank_lines"],
-                "tokens": int(lengths.sum(dtype=np.int64)),
-                "learned": f"{num_targets.sum() / lengths.sum():.1%}",
-                "median length": int(np.median(lengths)),
-                "longest": int(lengths.max()),
-            }
-        )
-    return rows
 
 
 def _choice(sources: np.ndarray, num: int) -> list[int]:
@@ -204,6 +179,7 @@ def as_text(gathered: Look, colour: bool) -> str:
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
     lines = [line.translate(VISIBLE) for line in [*lines, *_text_table(gathered.sources)]]
+    lines += ["", *(line.translate(VISIBLE) for line in _text_table(gathered.unused))] if gathered.unused else []
     for sample in gathered.samples:
         lines += ["", f"--- {sample.origin.translate(VISIBLE)}: {sample.about}"]
         lines.append("".join(_text_run(run, colour) for run in runs_of(sample.tokens)))
@@ -261,6 +237,7 @@ def as_page(gathered: Look) -> str:
         "".join(f"<p class=line>{escaped(note)}</p>" for note in gathered.notes),
         f"<h2>Checks</h2><ul class=checks>{checks}</ul>",
         section("Data sets", table(list(gathered.sources[0]), gathered.sources)),
+        *([section("Not used", table(list(gathered.unused[0]), gathered.unused))] if gathered.unused else []),
         section("Lengths", f"<div class=chart>{_chart(gathered)}</div>"),
         f"<h2>Samples</h2>{legend}",
         *(_page_sample(sample) for sample in gathered.samples),

@@ -10,21 +10,23 @@ Promises:
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kit import lock
+from kit import durable, lock
 from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, read_state
 from kit.config.recipe import Recipe
 from kit.console import is_main, say
+from kit.data.samples.bad_rows import SKIPPED_FILE
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, changes, differences
 from kit.run.record import METRICS_FILE, RUN_FILE, versions, write_record
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
+from kit.train.schedule import schedule_change
 
 _PARTIAL = f".{RUN_FILE}.partial"
 # Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
@@ -34,6 +36,7 @@ _OUTPUTS = (
     ".final.partial",
     METRICS_FILE,
     "metrics.partial",
+    SKIPPED_FILE,
     "report.html",
     ".report.partial",
     "kit",
@@ -143,28 +146,40 @@ class RunFolder:
             raise UserError(Problem("output_dir", found, "a folder to write to")) from None
         say(*notes)
 
-    def begin(self, strategy: ActualStrategy, data: dict[str, Any], step: int, total_steps: int) -> None:
-        """Write ``run.json``, and delete the checkpoints after ``step``, because their steps are repeated.
+    def begin(
+        self,
+        strategy: ActualStrategy,
+        data: dict[str, Any],
+        step: int,
+        total_steps: int,
+        skipped_rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Write ``run.json`` and the skipped rows, and delete checkpoints after ``step``: their steps are repeated.
 
         Args:
             strategy: the strategy that really runs.
             data: the entry ``data`` of ``run.json``.
             step: the number of steps done so far.
             total_steps: the number of steps of the whole run.
+            skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
         """
-        about = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
+        about: dict[str, Any] = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
+        about["total_steps"] = total_steps
         self._record = {**recipe, **about, "data": data}
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
+            say(*schedule_change(self._recipe, step, self._manifest.get("total_steps", total_steps), total_steps))
         if is_main():
             drop_after(self.checkpoints, step)
+            if skipped_rows:
+                durable.write_text(self.path / SKIPPED_FILE, "".join(f"{json.dumps(row)}\n" for row in skipped_rows))
             self._write()
 
     @property
     def about(self) -> dict[str, Any]:
-        """The entries of ``run.json`` that each manifest has too: ``identity``, ``strategy``, ``versions``."""
-        return {key: self._record[key] for key in ("identity", "strategy", "versions")}
+        """The entries of ``run.json`` that each manifest has too."""
+        return {key: self._record[key] for key in ("identity", "strategy", "versions", "total_steps")}
 
     def end(self, step: int, stopped: bool, early: str = "") -> None:
         """Write to ``run.json`` that the run finished after ``step`` steps, or that a signal stopped it there.

@@ -10,6 +10,9 @@ from kit.run.record import VERSIONED_PACKAGES
 def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> dict[str, Any]:
     """Return the identity of a run: its settings of ``IDENTITY``, and the fingerprints of base model and data."""
     values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
+    # The fingerprint of the data knows what else a mapping does: which columns are read, and that the others are not.
+    columns = {theirs: ours for theirs, ours in recipe.dataset_columns.items() if ours not in (theirs, "ignore")}
+    values["dataset_columns"] = columns
     fingerprints = {"model_fingerprint": model_fingerprint, "data_fingerprint": data_fingerprint}
     return {**{key: values[key] for key in IDENTITY}, **fingerprints}
 
@@ -21,9 +24,13 @@ OTHER_MODEL = "the weights at model_name_or_path are others"
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the settings in which two identities differ, as text; empty if they belong to the same run."""
     words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
+    # A run that began before a setting existed had its default.
+    defaults = {key: Recipe.model_fields[key].default for key in new if key in Recipe.model_fields}
+    old = {**defaults, **old}
     changed = [key for key in new if old.get(key) != new[key]]
     # A setting that explains why a fingerprint differs is enough.
     causes = {"model_name_or_path": "model_fingerprint", "max_train_samples": "data_fingerprint"}
+    causes |= {"dedup": "data_fingerprint"}
     told = {fingerprint for setting, fingerprint in causes.items() if setting in changed}
     changed = [key for key in changed if key not in told]
     return [words.get(key) or f"{key}: {old.get(key)!r} -> {new[key]!r}" for key in changed]

@@ -52,6 +52,36 @@ def learning_rate(recipe: "Recipe", step: int, total_steps: int) -> float:
     return peak * (lowest + (1 - lowest) * shape)
 
 
+def describe_schedule(recipe: "Recipe", total_steps: int) -> str:
+    """Describe the learning rates of a run in words: ``cosine to 0 over 200 steps, the first 6 of them warm-up``."""
+    kind, warmup = recipe.lr_scheduler_type, count_steps(recipe.warmup_steps, total_steps)
+    lowest = "" if kind in ("constant", "constant_with_warmup", "inverse_sqrt") else " to 0"
+    if recipe.min_lr_rate is not None:
+        lowest = f" to {recipe.min_lr_rate:g} of the peak"
+    decay = ""
+    if kind == "warmup_stable_decay":
+        decay = f", the last {count_steps(recipe.lr_decay_steps or 0.0, total_steps)} of them decay"
+    return f"{kind}{lowest} over {total_steps} steps, the first {warmup} of them warm-up{decay}"
+
+
+def schedule_change(recipe: "Recipe", step: int, was: int, now: int) -> list[str]:
+    """Return a line for a run that continues with ``step`` and other learning rates; an empty list if none differs.
+
+    Args:
+        step: the next step, counted from 0.
+        was: the optimiser steps of the whole run at the last save.
+        now: those of the run from here on.
+    """
+    steps = range(step, now) if was != now else ()
+    if all(learning_rate(recipe, each, was) == learning_rate(recipe, each, now) for each in steps):
+        return []
+    before, after = (learning_rate(recipe, step, total) for total in (was, now))
+    return [
+        f"warning: the run had {was} steps and now has {now}, so its learning rates change: step {step + 1} has "
+        f"{after:.3g} instead of {before:.3g}; the schedule is now {describe_schedule(recipe, now)}"
+    ]
+
+
 def evaluation_is_due(recipe: "Recipe", data: "Data | Stream", total_steps: int, step: int) -> bool:
     """Return whether the recipe wants an evaluation after ``step`` of ``total_steps``; 0 is before the first step."""
     if step in (0, total_steps):

@@ -55,3 +55,20 @@ def test_settings_that_contradict_each_other_are_named(settings, named):
 def test_a_suggested_batch_size_is_one_that_works(size, unit):
     suggestions = [int(word) for word in suggest_batch(size, unit).split(" or ")]
     assert suggestions and all(n > 0 and n % unit == 0 and abs(n - size) < unit for n in suggestions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "found"),
+    [
+        (
+            {"shuffle": False, "dataset": "[{path: a, weight: 1}, {path: b, weight: 2}]"},
+            "shuffle",
+            "false, with weights, which draw at random",
+        ),
+        ({"shuffle": False, "streaming": True, "max_steps": 5}, "streaming", "with shuffle false"),
+        ({"dedup": True, "streaming": True, "max_steps": 5}, "streaming", "with dedup"),
+    ],
+)
+def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, found):
+    (conflict,) = find_conflicts(Recipe(**{"model_name_or_path": "m", "dataset": "d", **changes}))
+    assert conflict.fields[0] == field and conflict.found == found

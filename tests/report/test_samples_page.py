@@ -165,3 +165,13 @@ def test_data_cannot_drive_a_terminal(tmp_path, tokenizer):
     text = as_text(gathered, colour=True)
     assert set(re.findall(r"\x1b.{0,4}?[a-zA-Z]", text)) == {"\x1b[32m", "\x1b[2m", "\x1b[22m", "\x1b[0m"}
     assert "[[" not in text and r"a\x1b.jsonl:1" in text
+
+
+def test_what_nothing_reads_is_shown_as_text_and_on_the_page(tmp_path, tokenizer):
+    messages = chat("Hi", "Hello")["messages"]
+    write(tmp_path / "train.jsonl", {"messages": [messages[0] | {"id": 3}, messages[1]], "source": "web"})
+    gathered = looked(tokenizer, chat_template="chatml")
+    for shown in (as_text(gathered, colour=False), as_page(gathered)):
+        assert "messages.id" in shown and "source" in shown and "100.0%" in shown and shown.count("not used") == 1
+    write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
+    assert "not used" not in as_page(looked(tokenizer, chat_template="chatml")).lower()

@@ -23,10 +23,10 @@ def recipe(tmp_path):
 def checkpoint_of():
     """Writes a whole checkpoint of a recipe's run, without weights."""
 
-    def checkpoint_of(recipe, folder, step):
+    def checkpoint_of(recipe, folder, step, **more):
         path = folder / f"step-{step:08d}"
         path.mkdir(parents=True)
-        about = {"identity": identity(recipe, "abc", "base"), "strategy": {}, "versions": {}}
+        about = {"identity": identity(recipe, "abc", "base"), "strategy": {}, "versions": {}, **more}
         manifest = {"format": 1, "step": step, **about, "files": {"state.json": {}}}
         (path / "manifest.json").write_text(json.dumps(manifest))
         forge(path, {"step": step, "optimizer_scalars": {}})

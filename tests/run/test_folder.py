@@ -264,7 +264,7 @@ def test_to_continue_is_said_with_what_rounds_differently_and_later_checkpoints_
     assert f"continuing after step 1 of 8 ({started}/checkpoints/step-00000001)\nnote: changed since" in out
     assert "num_processes None -> 2" in out
     assert [path.name for path in (started / "checkpoints").iterdir()] == ["step-00000001"]
-    assert sorted(folder.about) == ["identity", "strategy", "versions"]
+    assert sorted(folder.about) == ["identity", "strategy", "total_steps", "versions"]
 
 
 def test_other_ranks_say_and_write_nothing(recipe, tmp_path, monkeypatch, capsys):
@@ -428,3 +428,19 @@ def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):
     with pytest.raises(UserError, match="output_dir: "):
         look(recipe())
         begin(recipe())
+
+
+def test_to_continue_with_other_steps_tells_how_the_rate_changes(recipe, started, checkpoint_of, capsys):
+    checkpoint_of(recipe(), started / "checkpoints", 5, total_steps=8)
+    look(recipe()).begin(STRATEGY, DATA, 5, 8)
+    assert "warning" not in capsys.readouterr().out
+    look(recipe()).begin(STRATEGY, DATA, 5, 80)
+    assert (
+        "warning: the run had 8 steps and now has 80, so its learning rates change: step 6 has"
+        in capsys.readouterr().out
+    )
+
+
+def test_skipped_rows_are_listed_in_the_folder(recipe, started):
+    look(recipe()).begin(STRATEGY, DATA, 0, 8, [{"row": "a.jsonl:3", "problems": ["empty"]}])
+    assert (started / "skipped_rows.jsonl").read_text() == '{"row": "a.jsonl:3", "problems": ["empty"]}\n'

@@ -18,7 +18,7 @@ eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy e
 predict_with_generate max_new_tokens early_stopping_patience early_stopping_threshold per_device_eval_batch_size
 output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
 report_to deterministic tf32 sync_each_batch ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio
-check_replicas run_name project save_only_model
+on_bad_row check_replicas run_name project save_only_model
 """.split()
 
 
@@ -78,3 +78,19 @@ def test_what_makes_other_roundings_is_told_and_nothing_else():
     new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": versions() | {"torch": "9", "kit": "9"}}
     (told,) = changes(old, new)
     assert "mixed_precision bf16 -> no" in told and f"torch {versions()['torch']} -> 9" in told and "kit" not in told
+
+
+def test_a_run_that_began_before_a_setting_existed_had_its_default(recipe):
+    old = {key: value for key, value in identity(recipe(), "abc", "base").items() if key not in ("shuffle", "dedup")}
+    assert differences(old, identity(recipe(), "abc", "base")) == []
+    assert differences(old, identity(recipe(shuffle=False), "abc", "base")) == ["shuffle: True -> False"]
+    assert differences(old, identity(recipe(dedup=True), "other", "base")) == ["dedup: False -> True"]
+
+
+def test_to_ignore_a_column_that_was_not_read_is_the_same_run(recipe):
+    old = identity(recipe(dataset_columns="q=text"), "abc", "base")
+    assert differences(old, identity(recipe(dataset_columns="q=text,images=ignore"), "abc", "base")) == []
+    assert (
+        differences(identity(recipe(), "abc", "base"), identity(recipe(dataset_columns="text=text"), "abc", "base"))
+        == []
+    )

@@ -10,7 +10,14 @@ from kit.config.fields import choices
 from kit.config.recipe import Recipe
 from kit.data.feed.order import Order
 from kit.data.open import Data
-from kit.train.schedule import count_steps, evaluation_is_due, learning_rate, save_is_due
+from kit.train.schedule import (
+    count_steps,
+    describe_schedule,
+    evaluation_is_due,
+    learning_rate,
+    save_is_due,
+    schedule_change,
+)
 
 PEAK = 3e-4
 SHAPES = {
@@ -133,3 +140,25 @@ def test_a_checkpoint_is_due_every_so_many_steps_or_when_an_epoch_is_complete(se
     of_evaluation = {key.replace("save", "eval"): value for key, value in settings.items()}
     assert due(evaluation_is_due, **of_evaluation) == [*steps, 19]
     assert due(evaluation_is_due, **of_evaluation, eval_on_start=True) == [0, *steps, 19]
+
+
+def test_a_run_that_becomes_longer_is_told_how_its_rate_changes():
+    (told,) = schedule_change(recipe("cosine", 0.03, 1e-3), 50, 100, 200)
+    before, after = (learning_rate(recipe("cosine", 0.03, 1e-3), 50, total) for total in (100, 200))
+    assert f"had 100 steps and now has 200, so its learning rates change: step 51 has {after:.3g} instead of" in told
+    assert f"instead of {before:.3g}; the schedule is now cosine to 0 over 200 steps, the first 6 of them" in told
+    assert before < 0.6e-3 < 0.8e-3 < after
+
+
+@pytest.mark.parametrize(("kind", "warmup"), [("constant", 5), ("inverse_sqrt", 5), ("linear", 0)])
+def test_only_a_change_of_rates_is_told(kind, warmup):
+    assert schedule_change(recipe(kind, warmup), 50, 100, 100) == []
+    assert bool(schedule_change(recipe(kind, warmup), 50, 100, 200)) == (kind == "linear")
+    assert bool(schedule_change(recipe(kind, warmup), 100, 100, 200)) == (kind == "linear")  # it had finished
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_schedule_is_described(kind):
+    text = describe_schedule(recipe(kind, 0.1), 40)
+    assert text.startswith(kind) and "over 40 steps, the first 4 of them warm-up" in text
+    assert ("0.1 of the peak" in text) == (SHAPES[kind].get("min_lr_rate") == 0.1)

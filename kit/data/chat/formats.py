@@ -16,23 +16,25 @@ what is learned is guessed or dropped.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from kit.data.chat.messages import SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
-from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
+from kit.data.chat.messages import ROLES, SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
+from kit.errors import Problem, Problems, kind
 
 # The columns that each format needs, and its optional columns. The first format whose columns are all there is taken.
 FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("messages",): ("tools", "chat_template_kwargs"),
     ("conversations",): ("system", "tools", "chat_template_kwargs"),
     ("prompt", "completion"): ("tools", "chat_template_kwargs"),
-    ("instruction", "output"): ("input", "system", "chat_template_kwargs"),
+    ("instruction", "output"): ("input", "system", "history", "chat_template_kwargs"),
     ("input_ids",): ("labels",),
     ("text",): (),
 }
 FIELDS = tuple(dict.fromkeys(field for needed, optional in FORMATS.items() for field in needed + optional))
-OPTIONAL = ("tools", "system", "input", "chat_template_kwargs")  # any row may lack these, or have null
+OPTIONAL = ("tools", "system", "input", "history", "chat_template_kwargs")  # any row may lack these, or have null
+IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 EXPECTED = "messages, or prompt and completion, or text, or conversations, or instruction and output, or input_ids"
 
 MAX_ID = 2**31  # ids are stored as int32
@@ -41,74 +43,10 @@ IGNORED = -100  # the label of a token that is not learned
 Sample = dict[str, Any]
 
 
-def choose_fields(
-    columns: Sequence[str], mapping: Mapping[str, str], name: str, may_lack: bool = False
-) -> dict[str, str]:
-    """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
-
-    The result maps each of our fields to their column. If the columns allow several formats, the one with most fields
-    of ``mapping`` is taken, and of equals the first of ``FORMATS``.
-
-    Args:
-        columns: the columns of the data set.
-        mapping: the recipe's ``dataset_columns``, their column to our field.
-        name: the data set's, for messages.
-        may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
-            columns that this one lacks are ignored if it has a complete format without them.
-
-    Raises ``UserError`` if no format fits, or if ``mapping`` names an unknown field or a column that is not there.
-    """
-    if may_lack:
-        present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
-        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present)):
-            mapping = present
-    problems: list[Problem] = []
-    for theirs, ours in mapping.items():
-        where = f"dataset_columns {theirs}={ours}"
-        if ours not in FIELDS:
-            problems.append(Problem(where, f"{ours!r} is no field", ", ".join(FIELDS), did_you_mean(ours, FIELDS)))
-        elif list(mapping.values()).count(ours) > 1:
-            problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
-        if theirs not in columns:
-            found, hint = f"{name} has no column {theirs!r}", did_you_mean(theirs, columns)
-            problems.append(Problem(where, found, "one of " + ", ".join(columns), hint))
-    raise_if(problems)
-    complete = _complete(columns, mapping)
-    if not complete:
-        fix = "say which column is which: --dataset_columns theirs=ours,theirs=ours"
-        if "chosen" in columns and "rejected" in columns:
-            ours = "completion" if "prompt" in columns else "messages"
-            fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
-        raise UserError(Problem(name, f"columns {', '.join(columns)}", EXPECTED, fix))
-    for theirs, ours in mapping.items():
-        if ours not in complete[0]:
-            found = f"{ours} does not go with {' and '.join(complete[0])}"
-            problems.append(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format"))
-    raise_if(problems)
-    return complete[0]
-
-
-def _complete(columns: Sequence[str], mapping: Mapping[str, str]) -> list[dict[str, str]]:
-    """All formats whose needed columns are there, best first, each as our field to their column.
-
-    The first field of each is a key of ``MAKERS``.
-    """
-    theirs_of = {name: name for name in columns if name in FIELDS and name not in mapping}
-    theirs_of |= {ours: theirs for theirs, ours in mapping.items()}
-    # Later rows may have an optional column that the first row lacks.
-    theirs_of |= {name: name for name in OPTIONAL if name not in theirs_of and name not in mapping}
-    complete = [
-        {field: theirs_of[field] for field in needed + optional if field in theirs_of}
-        for needed, optional in FORMATS.items()
-        if all(field in theirs_of for field in needed)
-    ]
-    return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
-
-
 def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any] | list[Problem]:
     """Convert a row to a sample in our form, or return its problems.
 
-    ``fields`` is the result of ``choose_fields``. ``Problem.where`` is a field of the row, such as
+    ``fields`` is the result of ``columns.choose_fields``. ``Problem.where`` is a field of the row, such as
     ``messages[2].role``, or empty if the problem is the row itself.
     """
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
@@ -117,21 +55,52 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
         if missing := [theirs for theirs in needed if theirs not in row]:
             found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
-    if "input_ids" in fields and "labels" not in fields and "labels" in row:
-        return [Problem("labels", "given here, and not in the first row", "labels in every row, or in none")]
     problems = Problems()
     sample = MAKERS[next(iter(fields))](values, problems)
     return list(problems) or sample
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
-    return {"messages": read_messages("messages", values["messages"], problems)} | _tools(values, problems)
+    given = listed(values["messages"])
+    messages = read_messages("messages", given, problems)
+    _explain(given, problems)
+    if problems and isinstance(given, list):
+        speakers = {str(each.get("from", each.get("role"))) for each in given if isinstance(each, dict)}
+        if speakers <= SPEAKERS.keys() and not speakers <= ROLES.keys():
+            fix = "these are roles of ShareGPT: --dataset_columns messages=conversations reads them"
+            problems[0] = replace(problems[0], fix=fix)
+    return {"messages": messages} | _tools(values, problems)
 
 
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
     system = _system(values, problems)
-    messages = read_messages("conversations", values["conversations"], problems, SPEAKERS, may_begin=not system)
-    return {"messages": system + messages} | _tools(values, problems)
+    given = listed(values["conversations"])
+    first = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
+    # A first system turn without text is like a blank column ``system``: there is no system message.
+    has_empty = first.get("from") == "system" and isinstance(first.get("value"), str) and not first["value"].strip()
+    if has_empty:
+        given = [{"from": "system", "value": "none"}, *given[1:]]  # removed below; the others keep their numbers
+    may_begin = has_empty or not system
+    messages = read_messages("conversations", given, problems, SPEAKERS, may_begin)
+    _explain(given, problems)
+    return {"messages": system + messages[has_empty:]} | _tools(values, problems)
+
+
+def listed(value: Any) -> Any:
+    """A list that is written as JSON text, as in a table of cells; any other value as it is."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    except (ValueError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, list) else value
+
+
+def _explain(given: Any, problems: Problems) -> None:
+    """Say of a text that stands where a list should, and is no JSON list, how to write it."""
+    if isinstance(given, str) and problems:
+        is_python = given.lstrip().startswith(("[{'", "[['", "[('"))
+        fix = "this is how Python prints it: write json.dumps(...) into the cell" if is_python else ""
+        problems[-1] = replace(problems[-1], found="a text that is no JSON list", fix=fix)
 
 
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -152,7 +121,7 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     instruction, more, output = values["instruction"], values.get("input"), values["output"]
-    messages = _system(values, problems)
+    messages = _system(values, problems) + _history(values, problems)
     problems += check_text("instruction", instruction) + check_text("output", output)
     if more is not None:
         problems += check_text("input", more, may_be_empty=True)
@@ -161,6 +130,27 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": output}]
     return {"messages": messages} | _tools(values, problems)
+
+
+def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
+    """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
+    if not values.get("history"):
+        return []
+    history = listed(values["history"])
+    if not isinstance(history, list):
+        problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
+        _explain(history, problems)
+        return []
+    messages: list[Message] = []
+    for i, pair in enumerate(history):
+        if not isinstance(pair, list) or len(pair) != 2:
+            found = f"a list of {len(pair)}" if isinstance(pair, list) else kind(pair)
+            problems.append(Problem(f"history[{i}]", found, "a [question, answer] pair"))
+            continue
+        for k, (role, text) in enumerate(zip(("user", "assistant"), pair, strict=True)):
+            problems += check_text(f"history[{i}][{k}]", text)
+            messages.append({"role": role, "content": text})
+    return messages
 
 
 def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:

@@ -92,6 +92,9 @@ class Feed:
         """Lines for the user: the share of padding, and how often each source is used in an epoch."""
         samples, epoch = self._samples, self._order.epoch(0)
         lines = []
+        if not self._recipe.shuffle:
+            packs = " and packs hold neighbours, so they are less full" if self._recipe.packing else ""
+            lines.append(f"shuffle false: every epoch has the samples in the order of the data{packs}")
         if self._recipe.packing:
             share = fill_share(epoch, samples.lengths[epoch.members], self._recipe.max_length)
             lines.append(f"packing: {len(epoch)} packs of {self._recipe.max_length} tokens, {share:.2%} full")

@@ -8,7 +8,7 @@ A rank reads all rows of its sub-streams, but tokenises only those of its own la
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -17,9 +17,12 @@ import numpy as np
 from kit.config.recipe import Recipe
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
 from kit.data.feed.packing import pack
+from kit.data.read.sources import shown
+from kit.data.samples.bad_rows import BadRow, BadRows
 from kit.data.samples.rows import Encoder, Opened
-from kit.errors import TrainingError
+from kit.errors import Problem, TrainingError, UserError
 
+NUM_JUDGED = 1000  # after so many rows it is judged whether too many of them cannot be used
 UNEVEN = 1.1  # largest accepted ratio of the sizes of two sub-streams
 
 # What may happen to a row: the key in the metrics, and the words for the user.
@@ -88,6 +91,9 @@ class SubStream:
         self._last_found = epoch  # the last epoch in which this rank got a sample
         self.counts: Counter[str] = Counter()  # what happened to the rows read, see ``COUNTS``
         self.first_skipped = ""  # why the first skipped row was skipped
+        self._bad = BadRows(keeps_all=False)  # of this start
+        self._num_read = 0  # good rows of this start
+        self._skipped: deque[BadRow] = deque()  # not yet taken by ``skipped``
 
     def take(self, lane: int) -> Element:
         """Return the next item of ``lane``, one of this rank's lanes."""
@@ -105,12 +111,15 @@ class SubStream:
         starts = piece.samples["start"]
         largest = np.maximum.reduceat(piece.input_ids, starts) if len(starts) else np.empty(0)
         too_large = largest >= self._vocab_size
-        num_skipped = len(piece.problems) + sum(count for _, count in piece.refusals.values()) + int(sum(too_large))
+        bad = piece.bad + self._too_large(piece.samples[too_large])
+        bad += [BadRow(-1, i, each.where, replace(each, where=""), False) for i, each in enumerate(piece.problems)]
+        num_skipped = len({row[:2] for row in bad})
         if (epoch, window, 1) > self._counted:
             self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+            self._skipped += bad
         if num_skipped and not self.first_skipped:
-            found = [str(problem) for problem in [*piece.problems, *piece.refusals]]
-            self.first_skipped = (found or ["a token id that the model has no embedding for"])[0]
+            self.first_skipped = str(bad[0].told)
+        self._judge(bad, piece.counts["num_rows"])
         members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
         origins = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
         for i, index in enumerate(piece.rows):
@@ -129,6 +138,28 @@ class SubStream:
         ):  # with very few rows, a lane may get one only every ``num_lanes`` epochs
             raise TrainingError(f"{self._opened.source.name}: {num_lanes} epochs without a sample that could be used")
 
+    def skipped(self) -> list[BadRow]:
+        """Return the rows skipped since the last call, without those of earlier starts of the run."""
+        return [self._skipped.popleft() for _ in range(len(self._skipped))]
+
+    def _too_large(self, samples: np.ndarray) -> list[BadRow]:
+        """The rows of samples with token ids that the model has no embedding for."""
+        problem = Problem("", "a token id that the model has no embedding for")
+        rows = sorted({(int(sample["part"]), int(sample["number"])) for sample in samples})
+        return [BadRow(*row, self._opened.source.origin(*row), problem, is_common=True) for row in rows]
+
+    def _judge(self, bad: list[BadRow], num_rows: int) -> None:
+        """Raise ``UserError`` for rows that must not be skipped, or if there are too many of them."""
+        name = self._opened.source.name
+        if self._recipe.on_bad_row == "error" and bad:
+            told = shown(BadRows(bad).problems(), name)
+            told[-1] = replace(told[-1], fix="mend it, or go on without it: the same command with --on_bad_row skip")
+            raise UserError(*told)
+        self._bad.add(bad)
+        self._num_read += num_rows
+        if self._num_read + self._bad.num_rows >= NUM_JUDGED:
+            self._bad.raise_if_too_many(name, self._num_read)
+
     def _items(
         self, lengths: np.ndarray, indices: list[int], epoch: int, window: int, lane: int
     ) -> Iterator[list[int]]:
@@ -146,7 +177,7 @@ class SubStream:
 
         Each row is (number of its part, its number in the part, content).
         """
-        columns = list(self._opened.fields.values())
+        columns = self._opened.columns
         while True:
             order = permutation(len(self._parts), self._recipe.seed, PARTS, epoch, self._source)
             skipped = window * self._window_size  # rows to skip before the window begins

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from kit.data.feed.packing import Packs, pack
+from kit.data.feed.packing import Packs, pack, pack_in_order
 
 # Purposes of random numbers. Each purpose has random streams of its own.
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS = range(7)
@@ -64,6 +64,7 @@ class Order:
         batch_size: items in a global batch.
         mixture: the share of each source; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
+        shuffle: if not, each epoch has the samples in their own order, and a pack has samples that follow one another.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class Order:
         batch_size: int,
         mixture: Mixture | None = None,
         capacity: int | None = None,
+        shuffle: bool = True,
     ) -> None:
+        assert shuffle or not mixture, "shares of data sets are drawn at random"
+        self._shuffle = shuffle
         self._lengths, self._seed, self._batch_size, self._capacity = lengths, seed, batch_size, capacity
         self._members = [np.flatnonzero(sources == i) for i in range(len(mixture.weights))] if mixture else []
         self.quotas = self._make_quotas(mixture) if mixture else []  # samples of each source in an epoch
@@ -98,6 +102,8 @@ class Order:
 
     def _samples(self, epoch: int) -> np.ndarray:
         """The samples of an epoch, in the order of that epoch."""
+        if not self._shuffle:
+            return np.arange(len(self._lengths))
         if not self.quotas:
             return permutation(len(self._lengths), self._seed, EPOCH, epoch)
         chosen = []
@@ -115,6 +121,8 @@ class Order:
             samples = self._samples(number)
             if self._capacity is None:
                 items = Packs(samples, np.arange(len(samples) + 1))
+            elif not self._shuffle:
+                items = pack_in_order(self._lengths, self._capacity)
             else:
                 packs = pack(self._lengths[samples], self._capacity)
                 order = permutation(len(packs), self._seed, PACKS, number)

@@ -61,6 +61,20 @@ def pack(lengths: ArrayLike, capacity: int) -> Packs:
     return Packs(members, np.concatenate([[0], np.cumsum(sizes)]))
 
 
+def pack_in_order(lengths: ArrayLike, capacity: int) -> Packs:
+    """Put samples of ``lengths`` [N] tokens into packs in their order: a pack ends where the next sample does not fit.
+
+    Needs more packs than ``pack``. No length may be above ``capacity``.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = [0]
+    while starts[-1] < len(ends):
+        before = ends[starts[-1] - 1] if starts[-1] else 0
+        starts.append(int(np.searchsorted(ends, before + capacity, side="right")))
+        assert starts[-1] > starts[-2], "a sample is longer than a pack"
+    return Packs(np.arange(len(ends)), np.array(starts))
+
+
 def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[tuple[list[int], int]]:
     """Yield patterns until all samples are used: the lengths in a pack, and how many packs have these lengths.
 

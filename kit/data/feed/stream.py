@@ -8,11 +8,13 @@ Promises:
   are not counted twice either, but after a resume with another number of ranks, which read ahead differently, counts
   may be wrong by the rows of one window.
 - Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
-- The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped and counted.
+- The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped, counted and
+  listed in ``SKIPPED_FILE``; with ``on_bad_row`` error it ends the run. Too many such rows end it too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,9 @@ from kit.data.feed.lanes import COUNTS, Element, StreamedSource, SubStream, num_
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
 from kit.data.read.sources import shown
+from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows, SkippedFile
 from kit.data.samples.rows import Encoder, Opened, Piece
-from kit.data.samples.samples import Samples
+from kit.data.samples.samples import MAX_UNUSED, Samples
 from kit.errors import Problem, UserError, raise_if
 
 # The cursor of each lane and source: epoch, window in the epoch, items taken of the window.
@@ -66,6 +69,10 @@ class Stream:
         assert recipe.max_steps is not None
         return recipe.max_steps
 
+    def skipped_rows(self) -> list[dict[str, Any]]:
+        """Return the rows that are skipped, as far as this is known before the first step: none."""
+        return []
+
     def open_feed(self, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> "StreamFeed":
         """Open the stream at ``state``, which ``StreamFeed.state`` returned; empty at the beginning of a run.
 
@@ -82,8 +89,11 @@ class Stream:
         return {"fingerprint": self.fingerprint, "train": train, "evaluation": evaluation, "sources": sources}
 
 
-def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
+def check_beginning(opened: Opened, encoder: Encoder, skips: bool) -> tuple[int, list[str]]:
     """Read and encode the first block of a source.
+
+    Args:
+        skips: rows that cannot be used do not matter, unless there are too many of them.
 
     Returns:
         The largest token id in it, and remarks for the user.
@@ -92,16 +102,24 @@ def check_beginning(opened: Opened, encoder: Encoder) -> tuple[int, list[str]]:
         UserError: the block has no rows, or has rows that cannot be used.
     """
     name, piece = opened.source.name, first_piece(opened, encoder)
-    raise_if(shown([*piece.problems, *piece.refusals], name))
-    return int(piece.input_ids.max()), [f"{name}: {text}" for text in piece.remarks]
+    bad = BadRows(piece.bad)
+    raise_if(shown(piece.problems + ([] if skips else bad.problems()), name))
+    num_rows = piece.counts["num_rows"]
+    bad.raise_if_too_many(name, num_rows)
+    if not len(piece.samples):
+        raise UserError(Problem(name, "nothing to learn from in its first rows", "at least one sample"))
+    unused = [f"{key} ({count / (num_rows + bad.num_rows):.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
+    lines = [f"{name}: {text}" for text in piece.remarks]
+    lines += [f"{name}: not used in its first rows: {', '.join(unused)}"] if unused else []
+    return int(piece.input_ids.max()), lines
 
 
 def first_piece(opened: Opened, encoder: Encoder) -> Piece:
     """Read and encode the first block of a source. Raises ``UserError`` if it has no rows."""
     source = opened.source
-    block = next(iter(source.parts[0].blocks(list(opened.fields.values()))), None)
+    block = next(iter(source.parts[0].blocks(opened.columns)), None)
     piece = encoder.encode_block(opened, 0, block) if block else None
-    if piece is None or not len(piece.samples) + len(piece.problems) + len(piece.refusals):
+    if piece is None or not len(piece.samples) + len(piece.problems) + len(piece.bad):
         raise UserError(Problem(source.name, "no row to learn from at its beginning", "at least one"))
     return piece
 
@@ -132,6 +150,7 @@ class StreamFeed:
             if not fits:
                 raise UserError(Problem("resume_from_checkpoint", "its state is no place in this stream"))
             self._cursors, self._earlier_counts = cursors, before
+        self._skipped_file = SkippedFile(Path(recipe.output_dir or "") / SKIPPED_FILE)
         self._readers: list[dict[int, SubStream]] = []  # for each source, the sub-stream of each lane
         for number, opened in enumerate(stream.opened):
             num_streams = num_sub_streams([part.size for part in opened.source.parts], num_lanes)
@@ -151,6 +170,7 @@ class StreamFeed:
         """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after the other."""
         elements, micro_batches, read = self._ahead.take(step)
         counts = np.zeros((3, len(self._shares)))
+        self._skipped_file.append([row for reader in self._all_readers for row in reader.skipped()])
         for source, lane, element in elements:
             self._cursors[source, lane] = element.cursor
             for ids, sample_weights in element.samples:

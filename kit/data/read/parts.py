@@ -16,8 +16,17 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol
 
 from kit.data.read.archives import Reader, Stored, opened, type_and_message
-from kit.data.read.text import MAX_LINE_BYTES, Row, array_rows, csv_rows, json_rows, long_line, skip_line
-from kit.errors import Problem
+from kit.data.read.cells import csv_rows
+from kit.data.read.text import (
+    MAX_LINE_BYTES,
+    Ending,
+    Row,
+    array_rows,
+    json_rows,
+    long_line,
+    skip_line,
+    text_rows,
+)
 
 BLOCK_BYTES = 1 << 18
 BLOCK_ROWS = 1000
@@ -38,7 +47,13 @@ class Block:
 class Part(Protocol):
     """A file, or a shard of a data set. Immutable, and can be pickled to another process."""
 
-    unit: ClassVar[str]  # of sizes: "B" or " rows"
+    @property
+    def unit(self) -> str:
+        """The unit of sizes: "B" or " rows"."""
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether all rows have the same columns, of which only those asked for are read."""
 
     @property
     def has_lines(self) -> bool:
@@ -85,12 +100,13 @@ def to_the_end(blocks: Callable[..., Iterator[Block]]) -> Callable[..., Iterator
 
 def _ending(name: str, number: int, found: str) -> Block:
     """The last block of a part that could not be read to its end."""
-    return Block(number, 1, 0, [(number, Problem(name, found))])
+    return Block(number, 1, 0, [(number, Ending(name, found))])
 
 
 @dataclass(frozen=True)
 class _TextFile:
     unit: ClassVar[str] = "B"
+    has_schema: ClassVar[bool] = False
     name: str
     stored: Stored
 
@@ -120,8 +136,10 @@ class _TextFile:
 
     def rows(self, block: Block) -> Iterator[Row]:
         if isinstance(block.payload, bytes):
-            return json_rows(block.payload, block.first, self.name)
+            return self._parse(block.payload, block.first, self.name)
         return iter(block.payload)
+
+    _parse = staticmethod(json_rows)  # of blocks that are whole lines
 
 
 @dataclass(frozen=True)
@@ -139,22 +157,27 @@ class JsonFile(_TextFile):
         if self.is_array:
             yield from _by_thousands(array_rows(reader, self.name))
             return
-        first = 1
-        while lines := reader.read(BLOCK_BYTES):
-            num_whole = lines.rfind(b"\n") + 1  # bytes up to the last line break; the rest is the start of a line
-            rest = reader.readline(MAX_LINE_BYTES + 1 - len(lines) + num_whole) if num_whole < len(lines) else b""
-            is_open = num_whole < len(lines) and not rest.endswith(b"\n")
-            is_long = is_open and len(lines) - num_whole + len(rest) > MAX_LINE_BYTES
-            if is_long:
-                skip_line(reader)
-            lines = lines[:num_whole] if is_long or (is_open and reader.damage) else lines + rest
-            if lines:
-                num_lines = lines.count(b"\n") + (not lines.endswith(b"\n"))
-                yield first, num_lines, lines
-                first += num_lines
-            if is_long:
-                yield first, 1, [(first, long_line(f"{self.name}:{first}"))]
-                first += 1
+        yield from _whole_lines(reader, self.name)
+
+
+def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
+    """Blocks of whole lines. One that is too long becomes a block of its own, which holds a ``Problem``."""
+    first = 1
+    while lines := reader.read(BLOCK_BYTES):
+        num_whole = lines.rfind(b"\n") + 1  # bytes up to the last line break; the rest is the start of a line
+        rest = reader.readline(MAX_LINE_BYTES + 1 - len(lines) + num_whole) if num_whole < len(lines) else b""
+        is_open = num_whole < len(lines) and not rest.endswith(b"\n")
+        is_long = is_open and len(lines) - num_whole + len(rest) > MAX_LINE_BYTES
+        if is_long:
+            skip_line(reader)
+        lines = lines[:num_whole] if is_long or (is_open and reader.damage) else lines + rest
+        if lines:
+            num_lines = lines.count(b"\n") + (not lines.endswith(b"\n"))
+            yield first, num_lines, lines
+            first += num_lines
+        if is_long:
+            yield first, 1, [(first, long_line(f"{name}:{first}"))]
+            first += 1
 
 
 def begins_array(stored: Stored) -> bool:
@@ -164,6 +187,16 @@ def begins_array(stored: Stored) -> bool:
             return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     except Exception:  # reading the rows will report it
         return False
+
+
+@dataclass(frozen=True)
+class TextFile(_TextFile):
+    """Plain text. Each line is a row, as in ``datasets``."""
+
+    _parse = staticmethod(text_rows)
+
+    def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
+        return _whole_lines(reader, self.name)
 
 
 @dataclass(frozen=True)

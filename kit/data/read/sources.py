@@ -20,19 +20,21 @@ from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
 from kit.data.read.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
 from kit.data.read.hub import Found, is_saved, open_hub, open_saved
-from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, begins_array, origin
+from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
+from kit.data.read.slices import SLICE, sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import SPREAD
 from kit.errors import Problem, Problems, UserError, did_you_mean
 
-SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".parquet", ".arrow"]
+SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not; .zip, .tar, .tgz"
 # Files that ``datasets`` writes beside the data; they hold no rows.
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
-FIX = "mend or remove such rows"
+FIX = "mend or remove such rows, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it
 
@@ -84,7 +86,9 @@ def open_source(
       split (``train/0.jsonl``, ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is
       refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
-    - a hub id, with its ``config``. Here ``split`` may be a slice such as ``train[:10%]``.
+    - a hub id, with its ``config``; ``openai/gsm8k:main`` names both.
+
+    ``split`` may be a slice such as ``train[:10%]``, whatever the name stands for. Of a file only the slice counts.
 
     Files are sorted by path. ``flag`` is the recipe's key, for messages; ``digest`` computes the digest of a file's
     content. With ``streaming`` a data set of the hub is downloaded while it is used, and the digest of files covers
@@ -95,21 +99,35 @@ def open_source(
     path = Path(os.path.expanduser(name))
     try:
         saved = is_saved(path)
-        files = {} if saved else _find_files(name, path, split, flag)
-        if (saved or files) and "[" in split:
-            raise UserError(Problem(f"{flag}_split", f"{split!r}, but {name!r} is no hub id", "the name of a split"))
+        with_config = None if path.exists() else HUB_ID_WITH_CONFIG.fullmatch(name)
+        if with_config:
+            name, config = with_config[1], _one_config(with_config[2], config, flag)
+        files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
         if saved:
-            found = open_saved(name, path, split, flag)
+            found = open_saved(name, path, split_of(split), flag)
         elif files:
             found = _open_files(name, files, flag, streaming)
         else:
             found = open_hub(name, split, flag, config, streaming)
+        if (saved or files) and SLICE.search(split):
+            if streaming:
+                fix = "leave --streaming out"
+                raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))
+            found = replace(found, parts=sliced(found.parts, split, flag), marks=[*found.marks, split])
         stamps = tuple((file, file_stamp(file)) for file in found.files)
         contents = [file.stat().st_size if streaming else digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
     return Source(found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps)
+
+
+def _one_config(in_name: str, config: str | None, flag: str) -> str:
+    """The config that stands behind a hub id. Raises ``UserError`` if another one is given too."""
+    if config not in (None, in_name):
+        found = f"{config!r}, and {in_name!r} behind the hub id"
+        raise UserError(Problem(f"{flag}_config", found, "one config", f"leave :{in_name} out of the name"))
+    return in_name
 
 
 def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
@@ -127,7 +145,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
         matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
         if matches:
             return {match: Path(match) for match in matches}
-    elif HUB_ID.fullmatch(name) and split_name(name)[0] not in (*SUFFIXES, ".txt") and not is_archive(name):
+    elif HUB_ID.fullmatch(name) and split_name(name)[0] not in SUFFIXES and not is_archive(name):
         return {}
     while re.search(r"[*?\[]", str(path.parent)):
         path = path.parent
@@ -145,6 +163,8 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
         is_known = (split_name(file.name)[0] in SUFFIXES and file.name not in NOT_DATA) or is_archive(file.name)
         if is_known and file.is_file() and not any(part.startswith(".") for part in relative.parts):
             files[relative] = file
+    # Beside other data files a .txt file is usually a README.
+    files = {each: file for each, file in files.items() if split_name(file.name)[0] != ".txt"} or files
     if not files:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
         raise UserError(Problem(flag, f"{name!r} is a folder without state.json and without data files", expected))
@@ -201,7 +221,8 @@ def _parts_of(name: str, path: Path, flag: str) -> list[Part]:
     """The parts of a file: one, or in an archive one for each data file. Raises ``UserError`` if there is none."""
     if is_archive(path.name):
         inside = [_part(f"{name}!{stored.member}", stored) for stored in members(name, str(path))]
-        parts = [part for part in inside if part is not None]
+        known = [part for part in inside if part is not None]
+        parts = [part for part in known if not isinstance(part, TextFile)] or known  # as in a folder
         if not parts:
             raise UserError(Problem(name, "an archive without a data file", f"files that end in {', '.join(SUFFIXES)}"))
         return parts
@@ -217,6 +238,8 @@ def _part(name: str, stored: Stored) -> Part | None:
         return JsonFile(name, stored, begins_array(stored))
     if stored.suffix in DELIMITERS:
         return CellFile(name, stored)
+    if stored.suffix == ".txt":
+        return TextFile(name, stored)
     if stored.suffix == ".parquet":
         return TableFile(name, stored, num_parquet_rows(name, stored))
     return TableFile(name, stored) if stored.suffix == ".arrow" else None

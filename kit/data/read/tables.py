@@ -18,6 +18,7 @@ from kit.errors import Problem, UserError
 @dataclass(frozen=True)
 class _Table:
     unit: ClassVar[str] = " rows"
+    has_schema: ClassVar[bool] = True
     has_lines: ClassVar[bool] = False
     name: str
 

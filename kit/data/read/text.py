@@ -1,4 +1,4 @@
-"""Text as rows: lines of JSON, a JSON array, and tables of cells (CSV, TSV).
+"""Text as rows: lines of JSON or of plain text, and JSON arrays. Tables of cells are read in ``cells``.
 
 Promises:
 
@@ -8,10 +8,10 @@ Promises:
 """
 
 import codecs
-import csv
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 from kit.errors import Problem, kind
@@ -23,9 +23,13 @@ READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
 ONE_A_LINE = "one JSON object a line"
 SPREAD = "is it one object over several lines? write each sample on one line, or all as a JSON array"
-SEMICOLONS = "is it separated by ';'? only commas (.csv) and tabs (.tsv) are read"
 
 _decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending(Problem):
+    """A problem after which the rest of a part cannot be read: it is not that of one row, which could be skipped."""
 
 
 class Bytes(Protocol):
@@ -81,71 +85,25 @@ def long_line(where: str) -> Problem:
     return Problem(where, found, "one sample a line", "split it into several samples")
 
 
-def skip_line(reader: Bytes) -> None:
-    """Read to the end of the current line without keeping it in memory."""
-    while (part := reader.readline(READ_BYTES)) and not part.endswith(b"\n"):
-        pass
+def skip_line(reader: Bytes) -> int:
+    """Read to the end of the current line without keeping it in memory. Returns the number of quotes in it."""
+    num_quotes = 0
+    while part := reader.readline(READ_BYTES):
+        num_quotes += part.count(b'"')
+        if part.endswith(b"\n"):
+            break
+    return num_quotes
 
 
-def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
-    """Parse a table of cells, quoted as in RFC 4180, whose first row names the columns.
-
-    A row has the number of the line it begins on. If the first row cannot be used, no other rows follow.
-    """
-    number, text = 0, ""
-
-    def next_line() -> str:
-        nonlocal number, text
-        line = reader.readline(MAX_LINE_BYTES + 1)
-        if not line or (reader.damage and not line.endswith(b"\n")):
-            return ""
-        number += 1
-        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            skip_line(reader)
-            raise _BadLine(long_line(f"{name}:{number}"))
+def text_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
+    """Whole lines of plain text, each a row with the column ``text``. The arguments are those of ``json_rows``."""
+    for number, line in enumerate(lines.removesuffix(b"\n").split(b"\n"), first):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            return text
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
         except UnicodeDecodeError as error:
-            found = f"not UTF-8 at byte {error.start + 1} of the line"
-            raise _BadLine(Problem(f"{name}:{number}", found, "UTF-8 text")) from None
-
-    csv.field_size_limit(MAX_LINE_BYTES)
-    # iter(function, "") can continue after an exception, a generator cannot. Without strict, a quote that is never
-    # closed would swallow the rest of the file.
-    records = csv.reader(iter(next_line, ""), delimiter=delimiter, strict=True)
-    header: list[str] = []
-    while True:
-        start = number + 1
-        where = f"{name}:{start}"
-        try:
-            cells = next(records)
-        except StopIteration:
-            return
-        except _BadLine as bad:
-            yield number, bad.problem
-            if not header:
-                return
-            continue
-        except csv.Error as error:
-            if not reader.damage:
-                fix = SEMICOLONS if not header and ";" in text else ""
-                expected = "quotes in pairs, inner ones doubled"
-                yield start, Problem(where, f"not a row of cells ({error})", expected, fix)
-            if not header:
-                return
-            continue
-        if not header:
-            if problem := _check_header(cells, where):
-                yield start, problem
-                return
-            header = cells
-        elif not cells:
-            yield start, None
-        elif len(cells) != len(header):
-            yield start, Problem(where, f"{len(cells)} cells", f"{len(header)}, as in the header")
+            yield number, Problem(f"{name}:{number}", f"not UTF-8 at byte {error.start + 1} of the line", "UTF-8 text")
         else:
-            yield start, dict(zip(header, cells, strict=True))
+            yield number, {"text": text} if text.strip() else None
 
 
 class _BadLine(Exception):
@@ -153,17 +111,6 @@ class _BadLine(Exception):
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-
-
-def _check_header(cells: list[str], where: str) -> Problem | None:
-    """The problem of a first row that does not name the columns, if there is one."""
-    expected = "a first row with the names of the columns"
-    if len(cells) == 1 and ";" in cells[0]:
-        return Problem(where, f"a single column {cells[0]!r}", expected, SEMICOLONS)
-    if not all(cell.strip() for cell in cells):
-        return Problem(where, "a column without a name", expected)
-    twice = [cell for i, cell in enumerate(cells) if cell in cells[:i]]
-    return Problem(where, f"two columns are called {twice[0]!r}", expected) if twice else None
 
 
 def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
@@ -182,7 +129,7 @@ def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
         array.take("")
     except _BadLine as bad:
         if not reader.damage:
-            yield number, bad.problem
+            yield number, Ending(*astuple(bad.problem))
 
 
 class _Array:

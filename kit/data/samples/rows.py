@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,11 +16,14 @@ import xxhash
 
 from kit.cache import digest
 from kit.config.dataset_entry import DatasetEntry
-from kit.data.chat.formats import plain_text, to_sample
+from kit.data.chat.formats import IGNORE, plain_text, to_sample
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
+from kit.data.chat.unused import WATCHED, Unused
 from kit.data.read.parts import Block
 from kit.data.read.sources import Source
+from kit.data.read.text import Ending
+from kit.data.samples.bad_rows import BadRow
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
@@ -27,6 +31,7 @@ CODE_VERSION = 4
 # The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
 MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
+START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 # One sample in the cache.
 SAMPLE = np.dtype(
     [
@@ -51,6 +56,17 @@ class Opened:
     fields: dict[str, str]  # the columns to read: our field to their column
     is_evaluation: bool = False
 
+    @cached_property
+    def ignored(self) -> frozenset[str]:
+        """The columns, and keys of messages, that the user wants to be ignored."""
+        return frozenset(theirs for theirs, ours in (self.entry.columns or {}).items() if ours == IGNORE)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns to read: those of the fields, and those that must not be ignored unseen."""
+        watched = [name for name in WATCHED if name in self.source.columns and name not in self.ignored]
+        return list(dict.fromkeys([*self.fields.values(), *watched]))
+
 
 @dataclass
 class Piece:
@@ -61,8 +77,9 @@ class Piece:
     weight_codes: np.ndarray  # uint8 [T], each token's index in `weights`
     weights: list[float]
     rows: Sequence[int] = ()  # [N], index of the given row that each sample is from
-    problems: list[Problem] = field(default_factory=list)  # of single rows
-    refusals: dict[Problem, tuple[str, int]] = field(default_factory=dict)  # origin of the first such row, and how many
+    bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
+    problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
+    unused: Counter[str] = field(default_factory=Counter)  # rows for each column, or key of messages, not used
     counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
@@ -101,31 +118,42 @@ class Encoder:
     def encode(self, opened: Opened, rows: Iterable[tuple[int, int, Any]]) -> Piece:
         """Check and tokenise rows, each given as the number of its part, its own number, and its parsed content.
 
-        What is wrong with rows is not raised: it is in ``Piece.problems`` and ``Piece.refusals``.
+        What is wrong with rows is not raised: it is in ``Piece.bad`` and ``Piece.problems``.
         """
         source, fields = opened.source, opened.fields
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
+        unused = Unused(fields, opened.ignored)
+        unread = set(source.columns) - set(opened.columns)
         origins: list[tuple[int, int, int]] = []
         samples = []
+
+        def refuse(part: int, number: int, problems: Iterable[Problem], is_common: bool = False) -> None:
+            origin = source.origin(part, number)
+            piece.bad += [BadRow(part, number, origin, problem, is_common) for problem in problems]
+
         for index, (part, number, row) in enumerate(rows):
             if row is None:
                 piece.counts["num_blank_lines"] += 1
-            elif isinstance(row, Problem):
+            elif isinstance(row, Ending):
                 piece.problems.append(row)
+            elif isinstance(row, Problem):
+                refuse(part, number, [replace(row, where=row.where.removeprefix(source.origin(part, number)).strip())])
             else:
+                harm = unused.check(row)
+                if source.parts[part].has_schema:  # then only some columns were read
+                    unused.counts.update(unread)
                 sample = to_sample(row, fields)
-                if isinstance(sample, list):
-                    origin = source.origin(part, number)
-                    piece.problems += [replace(p, where=f"{origin} {p.where}".rstrip()) for p in sample]
+                if isinstance(sample, list) or harm:
+                    refuse(part, number, sample if isinstance(sample, list) else harm, not isinstance(sample, list))
                 else:
                     origins.append((part, number, index))
                     samples.append(sample)
+        piece.unused = unused.counts
         results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         kept: list[_Kept] = []
         for (part, number, index), sample, result in zip(origins, samples, results, strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
-                first, count = piece.refusals.get(result, (source.origin(part, number), 0))
-                piece.refusals[result] = first, count + 1
+                refuse(part, number, [result], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
@@ -139,13 +167,14 @@ class Encoder:
                     problem = Problem(source.origin(part, number), found, f"at most {self.max_length}", fix)
                     piece.problems.append(problem)
                 else:
-                    kept += [(part, number, index, cut, text_hash) for cut in self._fit(encoded, piece.counts)]
+                    kept += [(part, number, index, cut, text_hash) for cut in self._fit(encoded, piece)]
+        piece.bad.sort(key=lambda row: row[:2])
         self._fill(piece, kept)
         return piece
 
-    def _fit(self, encoded: Encoded, counts: Counter[str]) -> list[Encoded]:
-        """The sample cut to ``max_length``, which may leave no sample or several. Adds to ``counts``."""
-        limit, ids, weights = self.max_length, encoded.input_ids, encoded.weights
+    def _fit(self, encoded: Encoded, piece: Piece) -> list[Encoded]:
+        """The sample cut to ``max_length``, which may leave no sample or several. Adds to the counts of ``piece``."""
+        limit, ids, weights, counts = self.max_length, encoded.input_ids, encoded.weights, piece.counts
         pieces = [encoded]
         if len(ids) > limit:
             match self.excess_length_strategy:
@@ -157,10 +186,16 @@ class Encoder:
                     # Neighbouring pieces share a token, so that every token except the very first is a target once.
                     cuts = range(0, len(ids) - 1, limit - 1)
                     pieces = [Encoded(ids[i : i + limit], weights[i : i + limit]) for i in cuts]
+                case "keep_end":
+                    counts["num_truncated"] += 1
+                    piece.remarks[START_CUT] += 1
+                    kept = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens of the start: BOS stays first
+                    rest = len(ids) - limit + kept
+                    pieces = [Encoded(ids[:kept] + ids[rest:], weights[:kept] + weights[rest:])]
                 case _:
                     counts["num_truncated"] += 1
                     pieces = [Encoded(ids[:limit], weights[:limit])]
-        supervised = [piece for piece in pieces if any(piece.weights[1:])]
+        supervised = [fitted for fitted in pieces if any(fitted.weights[1:])]
         counts["num_dropped_unsupervised"] += len(pieces) - len(supervised)
         return supervised
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,12 @@ import xxhash
 
 from kit.cache import digest
 from kit.data.read.sources import Source
+from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 
 # The counts of rows that were cut, split or left out.
 CASUALTIES = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
+MAX_UNUSED = 10  # columns in a note
+NOT_USED = ": not used: "  # in the note that lists them
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,26 @@ class Store:
     arrays: Mapping[str, np.ndarray]  # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks, weights, max_id
     fingerprint: str  # the key of the cache entry
+    folder: Path | None = None  # the cache entry
 
     @property
     def report(self) -> dict[str, Any]:
         """How many rows the source has, and what became of them, including those held out for evaluation."""
         counts = {"num_rows": 0, **dict.fromkeys(CASUALTIES, 0), **self.info["counts"]}
+        counts["num_skipped"] = self.skipped.num_rows
         return {"name": self.name, "num_samples": len(self.arrays["samples"]), **counts}
+
+    @cached_property
+    def skipped(self) -> BadRows:
+        """The rows that were left out because they cannot be used."""
+        return BadRows.from_record(self.info["skipped"])
+
+    @property
+    def unused(self) -> dict[str, float]:
+        """The columns, and keys of messages, that nothing reads, with the share of the rows that have a value there."""
+        num_rows = self.info["counts"]["num_rows"] + self.skipped.num_rows
+        ordered = sorted(self.info["unused"].items(), key=lambda item: (-item[1], item[0]))
+        return {name: count / num_rows for name, count in ordered}
 
     def notes(self, max_length: int) -> list[str]:
         """What a user should know about the rows of the source, one line for each fact."""
@@ -45,6 +64,16 @@ class Store:
             lines.append(f"{name}: {unsupervised} of {num} samples dropped: nothing supervised left")
         if counts.get("num_blank_lines"):
             lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
+        if skipped := self.skipped.listed():
+            first = f"{skipped[0]['row']} {skipped[0]['problems'][0]}"
+            num_all = len(skipped) + num_rows
+            share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
+            lines.append(f"warning: {name}: {share} cannot be used and are skipped, first {first}")
+            lines.append(f"{name}: all skipped rows are listed in {self.folder}/{SKIPPED_FILE}")
+        if unused := self.unused:
+            told = [f"{key} ({share:.1%} of the rows)" for key, share in list(unused.items())[:MAX_UNUSED]]
+            more = f" and {len(unused) - MAX_UNUSED} more (`kit inspect`)" if len(unused) > MAX_UNUSED else ""
+            lines.append(f"{name}{NOT_USED}{', '.join(told)}{more}")
         items = "samples" if num == num_rows else "conversations"
         return lines + [f"{name}: {n} of {num_rows} {items}: {text}" for text, n in self.info["remarks"].items()]
 
@@ -107,6 +136,22 @@ class Samples:
         """The samples at ``index`` (int [M]), in that order. ``reason`` identifies the choice in the fingerprint."""
         chosen = index if self._index is None else self._index[index]
         return Samples(self.stores, digest(self.fingerprint, reason), chosen)
+
+    def repeats(self) -> np.ndarray:
+        """Whether an earlier sample has the same ids and weights, bool [N]."""
+        hashes = self.hashes("ids_hash")
+        order = np.argsort(hashes, kind="stable")
+        is_alike = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
+        repeats = np.zeros(len(self), bool)
+        seen: set[tuple[bytes, bytes]] = set()  # the samples that have the hash of the current one
+        for k in np.flatnonzero(is_alike | np.append(is_alike[1:], False)).tolist():
+            if not is_alike[k]:
+                seen = set()
+            ids, weights = self[int(order[k])]
+            content = ids.tobytes(), weights.tobytes()
+            repeats[order[k]] = content in seen
+            seen.add(content)
+        return repeats
 
     def hashes(self, name: str) -> np.ndarray:
         """A hash of each sample, uint64 [N]. ``name`` is ``ids_hash`` or ``text_hash``, see ``rows.SAMPLE``."""

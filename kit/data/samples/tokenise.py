@@ -7,6 +7,7 @@ Promises:
   with helper processes on every core, and the others wait for it.
 - Memory use does not grow with the size of the source: rows are read in blocks, and their samples written to disk.
 - Every row is accounted for: kept, cut, left out or wrong. Each case is counted, and wrong rows are named.
+- A cache entry may lack wrong rows, because a run skipped them. It lists them, so a run that must not skip any says so.
 """
 
 import ctypes
@@ -18,7 +19,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from tqdm import tqdm
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.data.read.parts import Block
 from kit.data.read.sources import Source, shown
+from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 from kit.data.samples.rows import MAX_WEIGHTS, Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.errors import Problem, UserError, raise_if
@@ -38,11 +39,15 @@ PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 MAX_PROBLEMS = 1000  # after so many bad rows tokenising stops
 
 
-def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None) -> Samples:
+def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None, skips: bool = False) -> Samples:
     """Return the samples of a source from the cache; if they are not there, make them first.
 
-    ``num_processes`` is the number of processes that tokenise, None for one per core. Raises ``UserError`` with the bad
-    rows; or if no sample is left, the source changes meanwhile, or the cache cannot be written.
+    Args:
+        num_processes: the number of processes that tokenise; None: one per core.
+        skips: leave out rows that cannot be used.
+
+    Raises ``UserError`` with the rows that cannot be used, or if too many of them would be skipped; or if no sample is
+    left, the source changes meanwhile, or the cache cannot be written.
     """
     key = digest(opened.source.digest, sorted(opened.fields.items()), *encoder.key())
     folder = cache_folder() / "samples" / key
@@ -51,20 +56,22 @@ def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None)
         with locked(folder):
             stored = open_entry(folder)  # another process may have made it meanwhile
             if stored is None:
-                _make(folder, opened, encoder, num_processes)
+                _make(folder, opened, encoder, num_processes, skips)
                 stored = open_entry(folder)
     assert stored is not None
     arrays, info = stored
-    return Samples([Store(opened.source, opened.entry.name, arrays, info, key)])
+    if info["skipped"] and not skips:
+        raise_if(shown(BadRows.from_record(info["skipped"]).problems(), opened.source.name))
+    return Samples([Store(opened.source, opened.entry.name, arrays, info, key, folder)])
 
 
-def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | None) -> None:
+def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
     """Tokenise a source into the cache entry ``folder``. If that fails, no entry is left."""
     source = opened.source
     with cannot_write(folder.parent):
         writer = Writer(folder)
     try:
-        whole = _Whole(writer)
+        whole = _Whole(writer, skips)
         hidden = not sys.stderr.isatty()
         bar = tqdm(total=source.total, desc="tokenising", unit=source.unit, unit_scale=True, disable=hidden)
         with bar:
@@ -72,7 +79,7 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
                 bar.update(size)
                 with cannot_write(folder.parent):
                     whole.add(piece)
-                if len(whole.problems) > MAX_PROBLEMS:
+                if len(whole.problems) + (not skips) * whole.bad.num_single > MAX_PROBLEMS:
                     break
         info = whole.finished(source.name, encoder.max_length)
         if changed := source.changed():  # then the entry would not fit its key
@@ -80,6 +87,8 @@ def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | N
             raise UserError(Problem(str(changed[0]), "changed while it was read", fix=fix))
         with cannot_write(folder.parent):
             writer.finish(info)
+            if whole.bad.num_rows:
+                whole.bad.write(folder / SKIPPED_FILE)
     except BaseException:
         writer.discard()
         raise
@@ -94,7 +103,7 @@ def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
 
 def _encoded(opened: Opened, encoder: Encoder, num_processes: int | None) -> Iterator[tuple[int, Piece]]:
     """Encode the blocks of a source: the size of each block, for the progress bar, and its piece, in order."""
-    blocks = _blocks(opened.source, list(opened.fields.values()))
+    blocks = _blocks(opened.source, opened.columns)
     first = list(islice(blocks, 2))
     blocks = chain(first, blocks)
     if num_processes is None:
@@ -148,26 +157,26 @@ def _help(part: int, block: Block) -> Piece:
 
 
 class _Whole:
-    """Joins the pieces of a source into one cache entry. Once there are problems, no more samples are written."""
+    """Joins the pieces of a source into one cache entry. Once it cannot be made, no more samples are written."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    def __init__(self, writer: Writer, skips: bool) -> None:
+        self._writer, self._skips = writer, skips
         self.num_tokens = self.max_id = 0
         self.weights = [0.0, 1.0]
         self.problems: list[Problem] = []
-        self.refusals: dict[Problem, tuple[str, int]] = {}
+        self.bad = BadRows(keeps_all=skips)
         self.counts: Counter[str] = Counter()
         self.remarks: Counter[str] = Counter()
+        self.unused: Counter[str] = Counter()
 
     def add(self, piece: Piece) -> None:
         """Append the samples of a piece to the entry, and its counts and messages to those of the source."""
         self.counts += piece.counts
         self.remarks += piece.remarks
+        self.unused += piece.unused
         self.problems += piece.problems
-        for problem, (first, count) in piece.refusals.items():
-            origin, before = self.refusals.get(problem, (first, 0))
-            self.refusals[problem] = origin, before + count
-        if self.problems or self.refusals or not len(piece.samples):
+        self.bad.add(piece.bad)
+        if self.problems or (self.bad.num_rows and not self._skips) or not len(piece.samples):
             return
         self.weights += [weight for weight in piece.weights if weight not in self.weights]
         if len(self.weights) > MAX_WEIGHTS:
@@ -186,10 +195,8 @@ class _Whole:
 
         Raises ``UserError`` with the problems of the rows, or if no sample is left. ``name`` is the source's.
         """
-        for problem, (first, count) in self.refusals.items():
-            more = f" and {count - 1} more" if count > 1 else ""
-            self.problems.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
-        raise_if(shown(self.problems, name))
+        raise_if(shown(self.problems + ([] if self._skips else self.bad.problems()), name))
+        self.bad.raise_if_too_many(name, self.counts["num_rows"])
         if not self.num_tokens:
             found = f"none of {self.counts['num_rows']} samples has a supervised token within max_length"
             fix = f"raise max_length, which is {max_length}"
@@ -199,6 +206,8 @@ class _Whole:
         return {
             "counts": dict(self.counts),
             "remarks": dict(self.remarks),
+            "unused": dict(self.unused),
+            "skipped": self.bad.record(),
             "weights": self.weights,
             "max_id": self.max_id,
         }

@@ -1,10 +1,12 @@
 """Rows as others write them: read as what they mean, or told what is wrong and where."""
 
+import json
+
 import pytest
 from data_helpers import ANSWER, SYSTEM, USER, sample_of, told
 
-from kit.data.chat.formats import FIELDS, choose_fields, plain_text, to_sample
-from kit.errors import UserError
+from kit.data.chat.columns import choose_fields
+from kit.data.chat.formats import FIELDS, plain_text, to_sample
 
 # What is read
 
@@ -133,43 +135,6 @@ def test_a_row_of_another_kind_than_the_first_is_told_with_what_it_has():
     assert "no 'labels'" in str(problem)
 
 
-# Which columns count
-
-
-@pytest.mark.parametrize(
-    ("columns", "fields"),
-    [
-        (["text", "input_ids", "output", "instruction", "conversations", "messages"], ["messages"]),
-        (
-            ["text", "output", "instruction", "completion", "prompt", "conversations", "tools"],
-            ["conversations", "tools"],
-        ),
-        (["text", "output", "instruction", "completion", "prompt"], ["prompt", "completion"]),
-        (["text", "input_ids", "input", "output", "instruction"], ["instruction", "output", "input"]),
-        (["text", "input_ids", "attention_mask", "labels"], ["input_ids", "labels"]),
-        (["text", "labels", "prompt"], ["text"]),
-    ],
-)
-def test_the_richest_format_is_taken(columns, fields):
-    assert chosen(columns) == {field: field for field in fields}
-
-
-def test_named_columns_choose_the_format():
-    columns = ["messages", "text", "question", "answer", "context"]
-    assert chosen(columns) == {"messages": "messages"}
-    mapped = chosen(columns, {"question": "prompt", "answer": "completion"})
-    assert mapped == {"prompt": "question", "completion": "answer"}
-    mapping = {"question": "instruction", "answer": "output", "context": "input"}
-    assert chosen(columns, mapping) == {ours: theirs for theirs, ours in mapping.items()}
-    assert chosen(columns, {"text": "text"}) == {"text": "text"}
-
-
-def chosen(columns, mapping=None):
-    """Of the fields that are chosen, those that the first row has."""
-    fields = choose_fields(columns, mapping or {}, "train.jsonl")
-    return {ours: theirs for ours, theirs in fields.items() if theirs in columns}
-
-
 def test_what_only_later_rows_have_counts_too():
     fields = choose_fields(["messages"], {}, "train.jsonl")
     assert to_sample({"messages": [USER, ANSWER]}, fields) == {"messages": [USER, ANSWER]}
@@ -177,62 +142,63 @@ def test_what_only_later_rows_have_counts_too():
     fields = choose_fields(["instruction", "output"], {}, "train.jsonl")
     (system, user, _) = to_sample({"instruction": "a", "output": "b", "input": "c", "system": "d"}, fields)["messages"]
     assert (system["content"], user["content"]) == ("d", "a\n\nc")
-    fields = choose_fields(["input_ids"], {}, "train.jsonl")  # whose labels would be learned from, unnoticed
-    (problem,) = to_sample({"input_ids": [1, 2], "labels": [-100, 2]}, fields)
-    assert str(problem).startswith("labels: given here, and not in the first row; expected labels in every row")
-
-
-@pytest.mark.parametrize(
-    ("mapping", "message"),
-    [
-        ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, conversations"),
-        ({"question": "promt"}, "did you mean 'prompt'?"),
-        ({"questions": "prompt"}, "train.jsonl has no column 'questions'; expected one of question, answer, more"),
-        ({"questions": "prompt"}, "did you mean 'question'?"),
-        ({"question": "prompt", "answer": "prompt"}, "prompt is given twice"),
-        (
-            {"question": "prompt"},
-            "columns question, answer, more; expected messages, or prompt and completion, or text",
-        ),
-        (
-            {"question": "prompt", "answer": "completion", "more": "input"},
-            "dataset_columns more=input: input does not go with prompt and completion",
-        ),
-    ],
-)
-def test_a_wrong_mapping_is_told(mapping, message):
-    with pytest.raises(UserError) as caught:
-        choose_fields(["question", "answer", "more"], mapping, "train.jsonl")
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("columns", "ours"), [(["prompt", "chosen", "rejected"], "completion"), (["chosen", "rejected"], "messages")]
-)
-def test_preference_pairs_are_told_how_to_be_learned_from(columns, ours):
-    with pytest.raises(UserError) as caught:
-        choose_fields(columns, {}, "train.jsonl")
-    told = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
-    assert str(caught.value).endswith(f"    -> {told}")
-    assert choose_fields(columns, {"chosen": ours}, "train.jsonl")[ours] == "chosen"
-
-
-def test_an_evaluation_set_with_our_columns_needs_no_mapping():
-    mapping = {"question": "prompt", "answer": "completion"}
-
-    def fields(*columns, may_lack=True):
-        return {o: t for o, t in choose_fields(columns, mapping, "eval.jsonl", may_lack).items() if t in columns}
-
-    assert fields("prompt", "completion") == {"prompt": "prompt", "completion": "completion"}
-    assert fields("question", "completion") == {"prompt": "question", "completion": "completion"}
-    with pytest.raises(UserError, match=r"eval\.jsonl has no column 'answer'"):  # its text is not what was meant
-        fields("question", "text")
-    with pytest.raises(UserError, match=r"eval\.jsonl has no column 'question'"):  # training data must have them
-        fields("prompt", "completion", may_lack=False)
 
 
 def test_every_field_belongs_to_a_format():
     assert set(FIELDS) == {
         *("messages", "conversations", "tools", "system", "prompt", "completion"),
-        *("instruction", "input", "output", "input_ids", "labels", "text", "chat_template_kwargs"),
+        *("instruction", "input", "output", "history", "input_ids", "labels", "text", "chat_template_kwargs"),
     }
+
+
+def turns(*texts):
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_history_of_alpaca_becomes_earlier_turns(as_text):
+    history = [["1?", "one"], ["2?", "two"]]
+    row = {"instruction": "Hi", "output": "Hello", "history": json.dumps(history) if as_text else history}
+    assert sample_of(row) == {"messages": [*turns("1?", "one", "2?", "two"), USER, ANSWER]}
+    assert sample_of(row | {"system": "Be kind"})["messages"][:2] == [SYSTEM, *turns("1?")]
+    for empty in (None, [], ""):
+        assert sample_of(row | {"history": empty}) == {"messages": [USER, ANSWER]}
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        ([["1?"]], "history[0]: a list of 1; expected a [question, answer] pair"),
+        ([{"user": "1?"}], "history[0]: an object; expected a [question, answer] pair"),
+        ([["1?", ""]], "history[0][1]: empty"),
+        ({"a": 1}, "history: an object; expected a list of [question, answer] pairs"),
+        ("[['1?', 'one']]", "history: a text that is no JSON list"),
+    ],
+)
+def test_a_bad_history_is_told(history, message):
+    assert message in told({"instruction": "Hi", "output": "Hello", "history": history})
+
+
+def test_messages_may_be_json_text_as_in_a_table_of_cells():
+    for field, roles in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
+        messages = [dict(zip(roles, pair, strict=True)) for pair in (("user", "Hi"), ("assistant", "Hello"))]
+        assert sample_of({field: json.dumps(messages)}) == {"messages": [USER, ANSWER]}
+        assert f"{field}: a text that is no JSON list; expected a list of messages" in told({field: "[{]"})
+        assert "write json.dumps(...) into the cell" in told({field: str(messages)})
+    assert "messages[0].role: found 'usr'" in told({"messages": '[{"role": "usr", "content": "a"}]'})
+
+
+def test_an_empty_system_turn_of_sharegpt_is_none():
+    turns = [{"from": "system", "value": " "}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    assert sample_of({"conversations": turns}) == {"messages": [USER, ANSWER]}
+    assert sample_of({"conversations": turns, "system": "Be kind"}) == {"messages": [SYSTEM, USER, ANSWER]}
+    turns[2]["value"] = ""
+    assert told({"conversations": turns}).startswith("conversations[2].value: empty")
+    assert "conversations[0].value: null" in told({"conversations": [{"from": "system", "value": None}, *turns[1:]]})
+
+
+@pytest.mark.parametrize("message", [{"from": "human", "value": "Hi"}, {"role": "human", "content": "Hi"}])
+def test_roles_of_sharegpt_in_messages_are_told_with_the_flag_that_reads_them(message):
+    answer = {"from": "gpt", "value": "Hello"} if "from" in message else ANSWER
+    assert "--dataset_columns messages=conversations reads them" in told({"messages": [message, answer]})
+    assert sample_of({"messages": [message, answer]}, conversations="messages") == {"messages": [USER, ANSWER]}

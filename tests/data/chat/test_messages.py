@@ -150,7 +150,7 @@ def test_a_developer_is_the_system_and_unknown_keys_are_left_out():
 
 
 BAD_MESSAGES = [
-    ("Hi", "messages: a text; expected a list of messages"),
+    ("Hi", "messages: a text that is no JSON list; expected a list of messages"),
     (None, "messages: null; expected a list of messages"),
     ([], "messages: empty"),
     (["Hi"], "messages[0]: a text; expected an object with role and content"),

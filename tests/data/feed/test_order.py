@@ -138,3 +138,19 @@ def test_whole_epochs_are_those_that_the_steps_complete(capacity, weights):
     assert counted == [int(made.epochs_after(step)) for step in range(20)]
     for num in (1, 2, 3):
         assert counted.index(num) == made.total_steps(num)
+
+
+def test_without_shuffling_every_epoch_has_the_order_of_the_data():
+    made, _ = order(num=20, batch=8, shuffle=False)
+    seen = [int(item[0]) for step in range(5) for item in made.batch(step)]
+    assert seen == [*range(20), *range(20)]
+    assert order(num=20, shuffle=False, seed=1)[0].batch(0) == made.batch(0)
+
+
+def test_without_shuffling_packs_hold_neighbours():
+    made, lengths = order(num=200, batch=4, capacity=512, shuffle=False)
+    items = [item.tolist() for step in range(made.total_steps(1)) for item in made.batch(step)][: made.num_items(0)]
+    assert list(chain.from_iterable(items)) == list(range(200))
+    sums = [lengths[item].sum() for item in items]
+    assert max(sums) <= 512
+    assert all(total + lengths[after[0]] > 512 for total, after in zip(sums, items[1:], strict=False))

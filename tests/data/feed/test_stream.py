@@ -231,3 +231,75 @@ def test_a_state_that_is_no_place_in_the_stream_is_refused(change, tmp_path, tok
         feeds(tokenizer, 1, 8, state)
     with pytest.raises(UserError, match="no place in this stream"):
         feeds(tokenizer, 1, 8, {"cursors": state["cursors"]})
+
+
+def bad_later(folder, num_bad=1):
+    """A bad row beyond the first block, which is checked before the run."""
+    make_files(folder, 1, 4000)
+    with (folder / "part-0.jsonl").open("a") as file:
+        file.write('{"prompt": "a"}\n' * num_bad)
+
+
+def run_through(feed, steps=510):
+    for step in range(steps):
+        feed.take(step)
+    return feed
+
+
+@pytest.mark.slow
+def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, tokenizer):
+    bad_later(tmp_path)
+    (tmp_path / "out").mkdir()
+    for on_bad_row in (None, "skip"):
+        (feed,) = feeds(tokenizer, 1, 8, max_steps=1200, on_bad_row=on_bad_row, output_dir="out")
+        run_through(feed, 1100)  # two epochs
+        (line,) = (tmp_path / "out/skipped_rows.jsonl").read_text().splitlines()
+        row = json.loads(line)
+        assert row["row"] == "part-0.jsonl:4001" and "no 'completion'" in row["problems"][0]
+        assert feed.closing_notes()[0] == "stream: 2 rows could not be used, and were skipped"
+    (feed,) = feeds(tokenizer, 1, 8, max_steps=1200, on_bad_row="error", output_dir="out")
+    with pytest.raises(
+        UserError, match=r"part-0.jsonl:4001: no 'completion'(.|\n)*same command with --on_bad_row skip"
+    ):
+        run_through(feed)
+
+
+@pytest.mark.slow
+def test_too_many_bad_rows_end_a_stream(tmp_path, tokenizer):
+    bad_later(tmp_path, 800)
+    (feed,) = feeds(tokenizer, 1, 8, max_steps=1200, on_bad_row="skip", output_dir="nowhere")
+    with pytest.raises(UserError, match=r"rows \(1\d.\d%\) cannot be used; expected at most 10% to skip"):
+        run_through(feed, 610)
+
+
+def test_bad_rows_at_the_beginning_are_skipped_where_that_is_asked_for(tmp_path, tokenizer):
+    make_files(tmp_path, 1)
+    with (tmp_path / "part-0.jsonl").open("a") as file:
+        file.write('{"prompt": "a"}\n')
+    with pytest.raises(UserError, match=r"part-0.jsonl:101: no 'completion'"):
+        feeds(tokenizer, 1, 8)
+    (feed,) = feeds(tokenizer, 1, 8, on_bad_row="skip", output_dir="nowhere")
+    feed.take(0)
+
+
+def test_a_stream_tells_what_its_first_rows_hold_besides(tmp_path, tokenizer):
+    write(tmp_path / "part-0.jsonl", *({"text": f"row {i}", "url": "x"} for i in range(20)))
+    opened = open_all(tokenizer, **flags())
+    assert "part-*.jsonl: not used in its first rows: url (100.0%)" in opened.notes
+
+
+@pytest.mark.slow
+def test_a_run_that_a_bad_row_ended_goes_on_as_one_that_skipped_it_from_the_start(tmp_path, tokenizer):
+    bad_later(tmp_path)
+    changes = {"max_steps": 600, "output_dir": "nowhere", "shuffle_buffer_size": 8}
+    whole = feeds(tokenizer, 2, 4, on_bad_row="skip", **changes)
+    wanted = origins(whole, range(520))
+    ended = feeds(tokenizer, 2, 4, on_bad_row="error", **changes)
+    assert origins(ended, range(400)) == wanted[:400]
+    state = state_of(ended)
+    with pytest.raises(UserError, match="--on_bad_row skip"):
+        origins(ended, range(400, 520))
+    again = feeds(tokenizer, 2, 4, state, on_bad_row="skip", **changes)
+    assert origins(again, range(400, 520)) == wanted[400:]
+    assert state_of(again)["cursors"] == state_of(whole)["cursors"]
+    assert [feed.state()["counts"][0] for feed in again] == [feed.state()["counts"][0] for feed in whole]

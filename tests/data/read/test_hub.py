@@ -26,7 +26,8 @@ def test_saved_folders_give_the_same_rows_as_lines(folder):
     assert source_of("several", "test").digest != source_of("several").digest
     told = refused("several", "tset")
     assert "dataset_split: several has no split 'tset'; expected train, test" in told and "'test'?" in told
-    assert "is no hub id" in refused("one", "train[:1%]")
+    assert contents(source_of("one", "train[:1%]")) == text_rows(23)
+    assert contents(source_of("several", "test[:1]")) == text_rows(1, 7)
 
 
 @pytest.mark.parametrize("content", ['{"splits": ["tra', '{"names": []}', "[1]", '{"splits": 1}'])

@@ -58,6 +58,7 @@ def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
 def test_a_line_may_have_so_many_bytes_and_no_more(extra, folder, monkeypatch):
     monkeypatch.setattr("kit.data.read.parts.MAX_LINE_BYTES", 1 << 20)
     monkeypatch.setattr("kit.data.read.text.MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("kit.data.read.cells.MAX_LINE_BYTES", 1 << 20)
     row = {"text": "a" * ((1 << 20) - len('{"text": ""}') + extra)}
     (folder / "train.jsonl").write_bytes(json_lines([*text_rows(2), row, *text_rows(2)]))
     (folder / "last.jsonl").write_bytes(json_lines([*text_rows(2), row]).rstrip())

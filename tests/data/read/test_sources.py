@@ -4,10 +4,11 @@ import json
 import os
 
 import pytest
-from data_helpers import contents, json_lines, refused, source_of, text_rows, write_any
+from data_helpers import contents, json_lines, problems, refused, rows_of, source_of, text_rows, write_any
 
 from kit.config.dataset_entry import DATA_SUFFIXES
-from kit.data.read import archives
+from kit.data.read import archives, sources
+from kit.data.read.hub import Found
 from kit.data.read.sources import FIX, SUFFIXES, shown
 from kit.errors import Problem, UserError
 
@@ -134,12 +135,6 @@ def test_an_unknown_home_is_told_as_any_other_name():
         source_of("~nobody-of-that-name/x.jsonl")
 
 
-def test_a_slice_of_a_file_is_refused(folder):
-    write_any("train.jsonl", text_rows(3))
-    told = refused("train.jsonl", "train[:10%]")
-    assert "dataset_split: 'train[:10%]', but 'train.jsonl' is no hub id; expected the name of a split" in told
-
-
 def test_a_file_that_may_not_be_read_is_told(folder):
     def deny(path):
         raise PermissionError(13, "Permission denied")
@@ -186,10 +181,10 @@ def test_problems_are_counted_and_the_first_ten_shown_with_one_way_out(folder):
     told = refused("train.jsonl").splitlines()
     assert told[0] == "error: 612 problems, 10 of them shown"
     assert told[10].startswith("  - train.jsonl:10: not JSON")
-    assert told[11:] == ["  - train.jsonl: ... and 602 more problems", "    -> mend or remove such rows"]
+    assert told[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX}"]
     (folder / "train.jsonl").write_text("}\n" * 2)
     told = refused("train.jsonl").splitlines()
-    assert told[0] == "error: 2 problems" and told[3:] == ["    -> mend or remove such rows"]
+    assert told[0] == "error: 2 problems" and told[3:] == [f"    -> {FIX}"]
 
 
 def test_rows_are_not_to_be_mended_where_the_file_is_at_fault(folder):
@@ -263,3 +258,33 @@ def test_a_stream_of_files_is_not_read_to_be_told_apart(folder):
     assert source_of("b.jsonl", streaming=True, digest=forbid).digest != first.digest
     write_any("a.jsonl", text_rows(4))
     assert source_of("a.jsonl", streaming=True, digest=forbid).digest != first.digest
+
+
+def test_lines_of_a_text_file_are_rows(folder):
+    (folder / "a.txt").write_bytes("\ufeffone \r\n\n two ü\n".encode() + b"\xff\n" + b"last")
+    rows = rows_of(source_of("a.txt"))
+    assert [(n, row) for n, row in rows if n != 4] == [
+        (1, {"text": "one "}),
+        (2, None),
+        (3, {"text": " two ü"}),
+        (5, {"text": "last"}),
+    ]
+    assert problems(source_of("a.txt")) == ["a.txt:4: not UTF-8 at byte 1 of the line; expected UTF-8 text"]
+
+
+def test_a_text_file_beside_other_data_is_no_data(folder):
+    (folder / "data").mkdir()
+    (folder / "data/README.txt").write_text("Read me\n")
+    assert contents(source_of("data")) == [{"text": "Read me"}]
+    (folder / "data/a.jsonl").write_bytes(json_lines(text_rows(2)))
+    assert contents(source_of("data")) == text_rows(2)
+
+
+def test_a_hub_id_may_have_its_config_behind_it(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sources, "open_hub", lambda *args: asked.append(args) or Found("hub", [], [], []))
+    for name, config in (("openai/gsm8k:main", None), ("openai/gsm8k:main", "main"), ("openai/gsm8k", "main")):
+        assert "no rows" in refused(name, config=config)
+    assert asked == [("openai/gsm8k", "train", "dataset", "main", False)] * 3
+    told = refused("openai/gsm8k:main", config="socratic")
+    assert told.startswith("error: dataset_config: 'socratic', and 'main' behind the hub id; expected one config")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from data_helpers import chat, open_all, pairs, write
+from data_helpers import byte_level_tokenizer, chat, open_all, pairs, write, write_any
 
 from kit.errors import UserError
 
@@ -100,3 +100,45 @@ def test_tokens_that_come_ready_made_are_taken_as_they_are(tmp_path, tokenizer):
     train = open_all(tokenizer).train
     assert [ids.tolist() for ids, _ in train] == [[5, 6, 7, 8], [9, 10]]
     assert train[0][1].tolist() == [0, 0, 1, 1] and train.num_targets.tolist() == [2, 1]
+
+
+def test_the_end_is_kept_where_that_is_asked_for_and_bos_stays_first(tmp_path):
+    tokenizer = byte_level_tokenizer(bos_token="<bos>")
+    write(tmp_path / "train.jsonl", *LONG_ROWS)
+    whole = [ids.tolist() for ids, _ in open_all(tokenizer).train]
+    opened = open_all(tokenizer, max_length=16, excess_length_strategy="keep_end")
+    assert [ids.tolist() for ids, _ in opened.train] == [
+        ids if len(ids) <= 16 else [tokenizer.bos_token_id, *ids[-15:]] for ids in whole
+    ]
+    assert [weights[-1] for _, weights in opened.train] == [1, 1, 1] and opened.train[1][1].tolist() == [0] + [1] * 15
+    assert "train.jsonl: 2 of 3 samples cut at 16 tokens" in opened.notes
+    assert any("their start was cut off, because excess_length_strategy is keep_end" in note for note in opened.notes)
+    without = open_all(byte_level_tokenizer(), max_length=16, excess_length_strategy="keep_end").train
+    assert without.lengths.tolist()[1:] == [16, 16]
+
+
+def test_columns_that_nothing_reads_are_told_with_their_share(tmp_path, tokenizer):
+    rows = [{"prompt": f"Q{i} ", "completion": "a", "source": "web", "url": "x" if i < 3 else None} for i in range(12)]
+    write(tmp_path / "train.jsonl", *rows)
+    (note,) = [note for note in open_all(tokenizer).notes if "not used" in note]
+    assert note == "train.jsonl: not used: source (100.0% of the rows), url (25.0% of the rows)"
+    write_any("train.parquet", rows)  # columns of a table that are not read count in each row
+    (note,) = [note for note in open_all(tokenizer, dataset="train.parquet").notes if "not used" in note]
+    assert note.endswith("source (100.0% of the rows), url (100.0% of the rows)")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+def test_a_column_that_would_change_what_is_learned_stops_the_start(name, tmp_path, tokenizer):
+    write_any(name, [row | {"images": [f"{i}.png"] if i > 2 else []} for i, row in enumerate(pairs(6))])
+    with pytest.raises(UserError, match=r"images: media, and only text is learned from \(at train.* and 2 more\)"):
+        open_all(tokenizer, dataset=name)
+    ignoring = open_all(tokenizer, dataset=name, dataset_columns="images=ignore")
+    assert len(ignoring.train) == 6
+
+
+def test_the_history_of_a_row_is_learned_from(tmp_path, tokenizer):
+    alpaca = {"instruction": "Hi", "output": "Hello"}
+    write(tmp_path / "a.jsonl", alpaca | {"history": []}, alpaca)
+    write(tmp_path / "b.jsonl", alpaca | {"history": [["Bye", "Bye now"]]}, alpaca)
+    a, b = (open_all(tokenizer, dataset=name, chat_template="chatml").train for name in ("a.jsonl", "b.jsonl"))
+    assert b.num_targets.tolist()[0] > b.num_targets.tolist()[1] == a.num_targets.tolist()[0]

@@ -302,3 +302,78 @@ def test_a_refusing_template_is_told_once_with_its_origin(tmp_path, tokenizer):
         open_all(tokenizer)
     assert len(caught.value.problems) == 1
     assert "no chat template of its own (at train.jsonl:1 and 2 more)" in str(caught.value)
+
+
+# Rows that cannot be used
+
+
+def with_bad_rows(folder):
+    rows = pairs(40)
+    rows[17], rows[20] = {"prompt": 3, "completion": ""}, {"text": "a"}
+    rows[30] = '{"prompt": '
+    write(folder / "train.jsonl", *rows)
+    return [i for i in range(40) if i not in (17, 20, 30)]
+
+
+def test_rows_that_cannot_be_used_are_skipped_where_that_is_asked_for_and_listed(tmp_path, tokenizer, cache):
+    good = with_bad_rows(tmp_path)
+    opened = open_all(tokenizer, on_bad_row="skip")
+    assert [opened.train.origin(k) for k in range(37)] == [f"train.jsonl:{i + 1}" for i in good]
+    told = (
+        "warning: train.jsonl: 3 of 40 rows (7.5%) cannot be used and are skipped, first train.jsonl:18 prompt: a num"
+    )
+    assert any(note.startswith(told) for note in opened.notes)
+    assert opened.describe()["sources"][0]["num_skipped"] == 3
+    listed = opened.skipped_rows()
+    assert [row["row"] for row in listed] == ["train.jsonl:18", "train.jsonl:21", "train.jsonl:31"]
+    assert len(listed[0]["problems"]) == 2 and listed[2]["problems"][0].startswith("not JSON at column 11")
+    (file,) = cache.glob("*/skipped_rows.jsonl")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == listed
+
+
+def test_skipped_rows_in_the_cache_stop_a_run_that_does_not_skip(tmp_path, tokenizer):
+    with_bad_rows(tmp_path)
+    with pytest.raises(UserError) as before:
+        open_all(tokenizer)
+    open_all(tokenizer, on_bad_row="skip")
+    with pytest.raises(UserError) as after:
+        open_all(tokenizer)
+    assert str(after.value) == str(before.value) and "error: 4 problems" in str(after.value)
+    assert str(after.value).endswith("or leave them out with --on_bad_row skip")
+
+
+def test_to_skip_changes_nothing_where_no_row_is_bad(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "train.jsonl", *pairs(5))
+    strict = open_all(tokenizer)
+    forbid_tokenising(monkeypatch)
+    assert open_all(tokenizer, on_bad_row="skip").fingerprint == strict.fingerprint
+
+
+def test_a_conversation_that_the_template_refuses_is_skipped_too(tmp_path, tokenizer):
+    refused = {"messages": [*chat("Hi")["messages"], {"role": "tool", "content": "x"}, *chat("a", "b")["messages"]]}
+    write(tmp_path / "train.jsonl", *many(20), refused)
+    opened = open_all(tokenizer, chat_template="zephyr", on_bad_row="skip")
+    assert len(opened.train) == 20 and [row["row"] for row in opened.skipped_rows()] == ["train.jsonl:21"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"text": "a"}, {"text": "b"}, x]', "train.json:1: not JSON at column"),
+        ('[{"text": "a"}', "train.json:1: the file ends inside a JSON array"),
+        ('text\na\nb\n"c\n', "train.csv:4: not a row of cells (unexpected end of data)"),
+    ],
+)
+def test_a_file_that_cannot_be_read_to_its_end_is_never_taken_for_a_shorter_one(content, message, tmp_path, tokenizer):
+    name = message.split(":")[0]
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as caught:
+        open_all(tokenizer, dataset=name, on_bad_row="skip")
+    assert message in str(caught.value)
+
+
+def test_too_many_bad_rows_are_not_skipped(tmp_path, tokenizer, cache):
+    write(tmp_path / "train.jsonl", *pairs(8), {}, {})
+    with pytest.raises(UserError, match=r"train.jsonl: 2 of 10 rows \(20.0%\) cannot be used; expected at most 10%"):
+        open_all(tokenizer, on_bad_row="skip")
+    assert not list(cache.glob("*/entry.json"))

@@ -1,0 +1,118 @@
+"""Chooses the columns of a data set to read. Pure.
+
+Promises: a format is chosen only by the kit's own names, or by the user's mapping. Names that are well known elsewhere
+are proposed as the flag to type, never guessed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from kit.data.chat.formats import EXPECTED, FIELDS, FORMATS, IGNORE, OPTIONAL
+from kit.errors import Problem, UserError, did_you_mean, raise_if
+
+QUESTIONS = tuple(
+    "question query instruction prompt problem input user human source article document dialogue context text".split()
+)
+ANSWERS = tuple(
+    "answer response output completion solution reply assistant gpt bot chatgpt target summary highlights".split()
+)
+CONTEXTS = ("input", "context")  # more text beside an instruction
+LISTS = tuple("conversation dialog dialogs chat chats turns message".split())  # may hold lists of messages
+TEXTS = tuple("content document article body sentence code story".split())
+
+
+def choose_fields(
+    columns: Sequence[str], mapping: Mapping[str, str], name: str, may_lack: bool = False
+) -> dict[str, str]:
+    """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
+
+    The result maps each of our fields to their column. If the columns allow several formats, the one with most fields
+    of ``mapping`` is taken, and of equals the first of ``FORMATS``.
+
+    Args:
+        columns: the columns of the data set.
+        mapping: the recipe's ``dataset_columns``, their column to our field.
+        name: the data set's, for messages.
+        may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
+            columns that this one lacks are ignored if it has a complete format without them.
+
+    What ``mapping`` maps to ``IGNORE`` is treated as absent.
+
+    Raises ``UserError`` if no format fits, or if ``mapping`` names an unknown field or a column that is not there.
+    """
+    ignored = {theirs for theirs, ours in mapping.items() if ours == IGNORE}
+    columns = [column for column in columns if column not in ignored]
+    mapping = {theirs: ours for theirs, ours in mapping.items() if theirs not in ignored}
+    if may_lack:
+        present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
+        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored)):
+            mapping = present
+    problems: list[Problem] = []
+    for theirs, ours in mapping.items():
+        where = f"dataset_columns {theirs}={ours}"
+        if ours not in FIELDS:
+            names = (*FIELDS, IGNORE)
+            problems.append(Problem(where, f"{ours!r} is no field", ", ".join(names), did_you_mean(ours, names)))
+        elif list(mapping.values()).count(ours) > 1:
+            problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
+        if theirs not in columns:
+            found, hint = f"{name} has no column {theirs!r}", did_you_mean(theirs, columns)
+            problems.append(Problem(where, found, "one of " + ", ".join(columns), hint))
+    raise_if(problems)
+    complete = _complete(columns, mapping, ignored)
+    if not complete:
+        fix = _proposal(columns) or "say which column is which: --dataset_columns theirs=ours,theirs=ours"
+        if "chosen" in columns and "rejected" in columns:
+            ours = "completion" if "prompt" in columns else "messages"
+            fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
+        raise UserError(Problem(name, f"columns {', '.join(columns)}", EXPECTED, fix))
+    for theirs, ours in mapping.items():
+        if ours not in complete[0]:
+            found = f"{ours} does not go with {' and '.join(complete[0])}"
+            problems.append(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format"))
+    raise_if(problems)
+    if "text" in complete[0] and not mapping and (fix := _pair(columns)):
+        found = f"columns {', '.join(columns)}: texts to learn as a whole, or questions with answers"
+        raise UserError(Problem(name, found, "a mapping that says which", f"{fix}; texts: --dataset_columns text=text"))
+    return complete[0]
+
+
+def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: set[str]) -> list[dict[str, str]]:
+    """All formats whose needed columns are there, best first, each as our field to their column.
+
+    The first field of each is a key of ``MAKERS``.
+    """
+    theirs_of = {name: name for name in columns if name in FIELDS and name not in mapping}
+    theirs_of |= {ours: theirs for theirs, ours in mapping.items()}
+    # Later rows may have an optional column that the first row lacks.
+    theirs_of |= {name: name for name in OPTIONAL if name not in {*theirs_of, *mapping, *ignored}}
+    complete = [
+        {field: theirs_of[field] for field in needed + optional if field in theirs_of}
+        for needed, optional in FORMATS.items()
+        if all(field in theirs_of for field in needed)
+    ]
+    return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
+
+
+def _proposal(columns: Sequence[str]) -> str:
+    """The flag to type for columns with well-known names, for a message; empty if none of them is known."""
+    if pair := _pair(columns):
+        return pair
+    for words, ours, held in ((LISTS, "messages", "lists of messages"), (TEXTS, "text", "texts")):
+        if named := next((column for column in columns if column.lower() in words), ""):
+            return f"if {named} holds {held}: --dataset_columns {named}={ours}"
+    return ""
+
+
+def _pair(columns: Sequence[str]) -> str:
+    """The flag for columns that are well known as question and answer; empty if there are none."""
+    theirs = {column.lower(): column for column in columns}
+    answer = next((theirs[word] for word in ANSWERS if word in theirs), "")
+    question = next((theirs[word] for word in QUESTIONS if word in theirs), "")
+    if not question or not answer:
+        return ""
+    context = next((theirs[word] for word in CONTEXTS if word in theirs), "")
+    if context and question.lower() == "instruction":
+        flag = f"{question}=instruction,{context}=input,{answer}=output"
+    else:
+        flag = f"{question}=prompt,{answer}=completion"
+    return f"if {question} asks and {answer} answers: --dataset_columns {flag}"

@@ -1,0 +1,98 @@
+"""Tables of cells (CSV, TSV) as rows.
+
+Promises: what cannot be used becomes a ``Problem`` with its line, and reading continues after it; no part of a row that
+is broken by a bad line or by quotes that do not match is taken for a row. Memory use does not grow with the size of the
+file.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import astuple
+
+from kit.data.read.text import MAX_LINE_BYTES, Bytes, Ending, Row, long_line, skip_line
+from kit.errors import Problem
+
+SEMICOLONS = "is it separated by ';'? only commas (.csv) and tabs (.tsv) are read"
+
+
+def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
+    """Parse a table of cells, quoted as in RFC 4180, whose first row names the columns.
+
+    A row has the number of the line it begins on. If the first row cannot be used, no other rows follow.
+    """
+    number, text, num_quotes = 0, "", 0  # the last line read, and the quotes in the lines of its row
+    bad: Problem | None = None  # of a line in the current row
+
+    def next_line() -> str:
+        nonlocal number, text, num_quotes, bad
+        line = reader.readline(MAX_LINE_BYTES + 1)
+        if not line or (reader.damage and not line.endswith(b"\n")):
+            return ""
+        number += 1
+        num_quotes += (quotes := line.count(b'"'))
+        # A bad line may lie in a quoted cell of several lines. So its row is read to its end: the parser gets the
+        # line in a form that opens and closes quotes as the line does.
+        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            bad = bad or long_line(f"{name}:{number}")
+            return '"' * ((quotes + skip_line(reader)) % 2) + "\n"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            found = f"not UTF-8 at byte {error.start + 1} of the line"
+            bad = bad or Problem(f"{name}:{number}", found, "UTF-8 text")
+            text = line.decode(errors="replace")
+        return text
+
+    csv.field_size_limit(MAX_LINE_BYTES)
+    # iter(function, "") can continue after an exception, a generator cannot. Without strict, a quote that is never
+    # closed would swallow the rest of the file.
+    records = csv.reader(iter(next_line, ""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    broken_row = 0  # the line on which the row before begins, if its quotes do not match; else 0
+    while True:
+        start, num_quotes, bad = number + 1, 0, None
+        where = f"{name}:{start}"
+        problem: Problem | None = None
+        broken_before, broken_row = broken_row, 0
+        try:
+            cells = next(records)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if reader.damage:
+                continue
+            broken_row = start
+            fix = SEMICOLONS if not header and ";" in text else ""
+            found = f"not a row of cells ({error})" + (f", lines {start} to {number}" if number > start else "")
+            problem = Problem(where, found, "quotes in pairs, inner ones doubled", fix)
+            if "end of data" in str(error):  # a quote that is not closed has swallowed all other rows
+                problem = Ending(*astuple(problem))
+        else:
+            if not bad and broken_before and num_quotes % 2:
+                broken_row = broken_before
+                problem = Problem(where, f"the rest of the row that begins on line {broken_before}", "quotes in pairs")
+            elif not bad and not header:
+                problem = _check_header(cells, where)
+        if problem := bad or problem:
+            yield int(problem.where.rpartition(":")[2]), problem if header else Ending(*astuple(problem))
+            if not header:
+                return
+        elif not header:
+            header = cells
+        elif not cells:
+            yield start, None
+        elif len(cells) != len(header):
+            yield start, Problem(where, f"{len(cells)} cells", f"{len(header)}, as in the header")
+        else:
+            yield start, dict(zip(header, cells, strict=True))
+
+
+def _check_header(cells: list[str], where: str) -> Problem | None:
+    """The problem of a first row that does not name the columns, if there is one."""
+    expected = "a first row with the names of the columns"
+    if len(cells) == 1 and ";" in cells[0]:
+        return Problem(where, f"a single column {cells[0]!r}", expected, SEMICOLONS)
+    if not all(cell.strip() for cell in cells):
+        return Problem(where, "a column without a name", expected)
+    twice = [cell for i, cell in enumerate(cells) if cell in cells[:i]]
+    return Problem(where, f"two columns are called {twice[0]!r}", expected) if twice else None

@@ -1,0 +1,117 @@
+"""Slices of local data: ``train[:1000]``, ``train[10%:20%]``, with the meaning that they have in ``datasets``.
+
+Promises: a slice counts rows, not blank lines; the rows keep their line numbers; what follows the slice is not parsed.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kit.data.read.parts import Block, Part
+from kit.data.read.text import Row
+from kit.errors import Problem, UserError
+
+SLICE = re.compile(r"\[[^\[\]]*\]$")
+
+
+def split_of(spec: str) -> str:
+    """The name of the split in ``train[:1000]``."""
+    return SLICE.sub("", spec)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some consecutive rows of a part; it is a part itself."""
+
+    part: Part
+    start: int  # rows of the part before the first one, blank lines not counted
+    stop: int  # rows of the part up to the last one
+
+    @property
+    def unit(self) -> str:
+        """The unit of sizes, see ``Part``."""
+        return self.part.unit
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether only the columns asked for are read, see ``Part``."""
+        return self.part.has_schema
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether rows are numbered by line, see ``Part``."""
+        return self.part.has_lines
+
+    @property
+    def name(self) -> str:
+        """The name of the part."""
+        return self.part.name
+
+    @property
+    def size(self) -> int | None:
+        """Unknown: the slice of a part may have any share of its size."""
+        return None
+
+    def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
+        """Read the blocks that the slice touches; those at its borders are cut."""
+        seen = 0
+        for block in self.part.blocks(columns):
+            first, seen = seen, seen + _num_filled(block, self.has_schema)
+            if first >= self.stop:
+                return
+            if seen <= self.start:
+                continue
+            if self.start <= first and seen <= self.stop:
+                yield block
+                continue
+            rows = []
+            for row in self.part.rows(block):
+                if self.start <= first < self.stop:
+                    rows.append(row)
+                first += row[1] is not None
+            yield Block(rows[0][0], len(rows), block.size, rows)
+
+    def rows(self, block: Block) -> Iterator[Row]:
+        """Parse a block, see ``Part``."""
+        return self.part.rows(block)
+
+
+def _num_filled(block: Block, has_schema: bool) -> int:
+    """The number of rows in a block without blank lines."""
+    if isinstance(block.payload, list):
+        return sum(row is not None for _, row in block.payload)
+    return block.num_rows if has_schema else sum(bool(line.strip()) for line in block.payload.split(b"\n"))
+
+
+def _num_rows(part: Part) -> int:
+    if part.has_schema and part.size is not None:
+        return part.size
+    return sum(_num_filled(block, part.has_schema) for block in part.blocks())
+
+
+def sliced(parts: Sequence[Part], spec: str, flag: str) -> list[Part]:
+    """The parts of the rows that ``spec`` names, such as ``train[:1000]``; all rows are counted first.
+
+    ``flag`` is the recipe's key, for messages. Raises ``UserError`` if it is no slice, or has no rows.
+    """
+    from datasets import ReadInstruction
+
+    counts = [_num_rows(part) for part in parts]
+    total = sum(counts)
+    where, expected = f"{flag}_split", "a slice such as train[:1000], train[1000:], train[10%:20%]"
+    try:
+        (chosen,) = ReadInstruction.from_spec(spec).to_absolute({split_of(spec): total})
+    except (ValueError, AssertionError, AttributeError) as error:
+        found = f"{spec!r} ({str(error).splitlines()[0] if str(error) else 'no slice'})"
+        raise UserError(Problem(where, found, expected)) from None
+    first, last = chosen.from_ or 0, total if chosen.to is None else chosen.to
+    made: list[Part] = []
+    before = 0
+    for part, count in zip(parts, counts, strict=True):
+        start, stop = max(first - before, 0), min(last - before, count)
+        if start < stop:
+            made.append(Slice(part, start, stop))
+        before += count
+    if not made:
+        raise UserError(Problem(where, f"{spec!r} of {total} rows has no row", expected))
+    return made

@@ -1,0 +1,68 @@
+"""Rows that cannot be used: each is told, few may be skipped, and all that are skipped are listed."""
+
+import json
+
+import pytest
+
+from kit.data.samples.bad_rows import BadRow, BadRows, SkippedFile
+from kit.errors import Problem, UserError
+
+
+def bad(number, found="empty", field="prompt", is_common=False):
+    return BadRow(0, number, f"train.jsonl:{number}", Problem(field, found, "text"), is_common)
+
+
+def test_what_many_rows_have_in_common_is_told_once():
+    rows = BadRows([bad(2), bad(3, "no roles", "", True), bad(7, "no roles", "", True)])
+    assert [str(problem) for problem in rows.problems()] == [
+        "train.jsonl:2 prompt: empty; expected text",
+        ": no roles (at train.jsonl:3 and 1 more); expected text",
+    ]
+    rows.add([bad(9, "no roles", "", True)])
+    assert "(at train.jsonl:3 and 2 more)" in str(rows.problems()[1]) and rows.num_rows == 4
+
+
+def test_a_row_with_two_problems_is_one_row():
+    rows = BadRows([bad(2), bad(2, "null", "completion"), bad(3)])
+    assert (rows.num_rows, rows.num_single) == (2, 3)
+    assert rows.listed() == [
+        {"row": "train.jsonl:2", "problems": ["prompt: empty; expected text", "completion: null; expected text"]},
+        {"row": "train.jsonl:3", "problems": ["prompt: empty; expected text"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_bad", "num_good", "is_allowed"), [(1, 1, True), (2, 8, False), (2, 18, True), (10, 90, True), (11, 89, False)]
+)
+def test_at_most_a_tenth_may_be_skipped_but_always_one(num_bad, num_good, is_allowed):
+    rows = BadRows(bad(i) for i in range(num_bad))
+    if is_allowed:
+        rows.raise_if_too_many("train.jsonl", num_good)
+        return
+    with pytest.raises(UserError) as caught:
+        rows.raise_if_too_many("train.jsonl", num_good)
+    assert f"train.jsonl: {num_bad} of {num_bad + num_good} rows (" in str(caught.value)
+    assert "cannot be used; expected at most 10% to skip" in str(caught.value)
+    assert "train.jsonl:0 prompt: empty" in str(caught.value)
+
+
+def test_they_are_the_same_after_they_were_stored():
+    rows = BadRows([bad(2), bad(3, "no roles", "", True)])
+    again = BadRows.from_record(json.loads(json.dumps(rows.record())))
+    assert again.problems() == rows.problems() and again.rows == rows.rows
+
+
+def test_a_stream_lists_each_row_once_also_after_a_resume(tmp_path):
+    first = SkippedFile(tmp_path / "skipped.jsonl")
+    first.append([])
+    assert not list(tmp_path.iterdir())
+    first.append([bad(2), bad(3)])
+    first.append([bad(2)])
+    SkippedFile(tmp_path / "skipped.jsonl").append([bad(3), bad(5)])
+    rows = [json.loads(line)["row"] for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    assert rows == ["train.jsonl:2", "train.jsonl:3", "train.jsonl:5"]
+
+
+def test_a_list_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+    SkippedFile(tmp_path / "absent" / "skipped.jsonl").append([bad(2)])
+    assert "skipped.jsonl cannot be written (No such file or directory)" in capsys.readouterr().out

@@ -1,0 +1,21 @@
+"""Tables about the data sets: the rows add up, and what nothing reads is listed."""
+
+from data_helpers import open_all, pairs, write
+
+from kit.report.data_tables import sources_table, unused_table
+
+
+def test_the_rows_add_up(tmp_path, tokenizer):
+    rows = [*pairs(30), {"prompt": 3, "completion": "b"}, "", {"prompt": "a " * 50, "completion": "b"}]
+    write(tmp_path / "train.jsonl", *rows)
+    train = open_all(tokenizer, on_bad_row="skip", max_length=40, eval_split_size=4).train
+    (row,) = sources_table(train, is_split=True)
+    assert row["samples"] + row["held out"] + row["left out"] == row["rows"] == 31
+    assert (row["skipped"], row["blank lines"], row["cut"], row["left out"]) == (1, 1, 1, 1)
+
+
+def test_what_nothing_reads_is_listed_with_its_share(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *(row | {"url": "x"} for row in pairs(3)), *pairs(4)[3:])
+    write(tmp_path / "b.jsonl", *pairs(2))
+    train = open_all(tokenizer, dataset="a.jsonl,b.jsonl").train
+    assert unused_table(train) == [{"data set": "a", "not used": "url", "share of rows": "75.0%"}]
