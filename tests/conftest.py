@@ -15,6 +15,7 @@ from helpers import ROOT, WORDS, Finetune, make_model
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="kills of test_random_kills, dealt over its cases")
+    parser.addoption("--interrupts", type=int, default=1, help="times that test_interrupts presses Ctrl-C in each form")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -65,8 +65,7 @@ def reporting_errors() -> Iterator[None]:
 def leave(status: int) -> NoReturn:
     """End the process with exit status ``status``, without waiting for other ranks."""
     _finish()
-    if status in _FINAL:
-        remember_end(status)
+    remember_end(status, is_final=status in _FINAL)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -16,6 +16,7 @@ import shlex
 import signal
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 from kit.config.command_line import Request
@@ -234,7 +235,7 @@ def _relaunch(num_processes: int, timeout_seconds: float, keep_environment: bool
     env.setdefault("OMP_NUM_THREADS", "1")
     # After forwarding a signal, torchrun kills the ranks after 30 seconds. A step and its save may take longer.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(num_processes)]
+    command = [sys.executable, str(Path(__file__).with_name("torchrun.py")), "--nproc_per_node", str(num_processes)]
     # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
     command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle

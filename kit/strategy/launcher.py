@@ -1,9 +1,8 @@
 """React to what the launcher does: it may die, and torchrun may start the ranks again (``--max_restarts``)."""
 
-import ctypes
 import os
 import signal
-import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,31 +12,36 @@ import psutil
 from kit import lock
 from kit.config.recipe import Recipe
 
-PR_SET_PDEATHSIG = 1  # an option of Linux's prctl
-
-
 # Environment variable with the process id of `accelerate launch`. Set before torchrun starts the ranks, so that they
 # inherit it.
 ACCELERATE_PID = "KIT_ACCELERATE_PID"
+# Environment variable of ranks that kit.strategy.torchrun started: it asks how they ended.
+OWN_TORCHRUN = "KIT_TORCHRUN"
+_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def end_with_launcher() -> None:
-    """Ask the kernel to send this process a SIGTERM when its launcher dies. Linux only.
+    """Have this process sent one SIGTERM when its launcher, `accelerate launch` or torchrun, has died.
 
     `accelerate launch` does not forward signals, so without this the script would continue after its launcher ended.
     """
-    if not sys.platform.startswith("linux") or not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(
-        os.environ
-    ):
+    if not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID", ACCELERATE_PID} & set(os.environ):
         return
-    with suppress(OSError):
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        if (
-            b"accelerate" in parent or b"torch" in parent
-        ):  # else it is a shell that has these variables in its environment
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # stays in effect after exec
+    with suppress(psutil.Error):
+        launcher = psutil.Process(os.getppid())
+        words = " ".join(launcher.cmdline())
+        if "accelerate" in words or "torch" in words:  # else it is a shell that has these variables in its environment
             if "RANK" not in os.environ:
-                os.environ[ACCELERATE_PID] = str(os.getppid())
+                os.environ[ACCELERATE_PID] = str(launcher.pid)
+            # Not PR_SET_PDEATHSIG: the kernel sends that signal also when a mere thread of the launcher ends. The
+            # launcher seems alive at that moment, and a second SIGTERM follows: both look like a user's.
+            threading.Thread(target=_end_after, args=(launcher.pid,), name="end with launcher", daemon=True).start()
+
+
+def _end_after(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def launcher_is_gone() -> bool:
@@ -74,33 +78,41 @@ def continue_restarted(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=update | ({"overwrite_output_dir": False} if signed.get("emptied") else {}))
 
 
-def remember_end(status: int) -> None:
-    """Store the exit status for ``stay_ended`` if torchrun may restart the ranks (``--max_restarts``).
+def remember_end(status: int, is_final: bool) -> None:
+    """Store the exit status of this rank for its launcher.
 
-    torchrun restarts ranks whatever their exit status is. After a user's mistake or a stop by signal this is useless.
+    torchrun restarts ranks whatever their exit status is (``--max_restarts``). If ``is_final`` this is useless, and
+    ``stay_ended`` prevents it. ``kit.strategy.torchrun`` ends with the status that is stored.
     """
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    restarts = is_final and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts or OWN_TORCHRUN in os.environ:
         with suppress(OSError):
-            _end_file().parent.mkdir(parents=True, exist_ok=True)
-            for old in _end_file().parent.iterdir():  # delete files that are older than a day
+            file = _end_file(os.getppid())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for old in file.parent.iterdir():  # delete files that are older than a day
                 if time.time() - old.stat().st_mtime > 86400:
                     old.unlink()
-            _end_file().write_text(str(status))
+            file.write_text(str(status))
 
 
 def stay_ended() -> None:
     """End a restarted rank at once with the exit status that ``remember_end`` stored for the same launcher, if any."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        with suppress(OSError, ValueError):
-            os._exit(int(_end_file().read_text()))
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (status := end_under(os.getppid())) is not None:
+        os._exit(status)
 
 
-def _end_file() -> Path:
+def end_under(launcher: int) -> int | None:
+    """Return the exit status that a rank under the launcher with this process id stored; None if there is none."""
+    with suppress(OSError, ValueError):
+        return int(_end_file(launcher).read_text())
+    return None
+
+
+def _end_file(launcher: int) -> Path:
     """The file for the exit status, named after the launcher's process id and its start time, as ids are reused."""
     from kit.cache import cache_folder
 
-    parent = os.getppid()
     with suppress(OSError, IndexError):
-        started = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
-        return cache_folder() / "ended" / f"{parent}-{started}"
-    return cache_folder() / "ended" / str(parent)
+        started = Path(f"/proc/{launcher}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return cache_folder() / "ended" / f"{launcher}-{started}"
+    return cache_folder() / "ended" / str(launcher)

@@ -222,7 +222,7 @@ def test_the_relaunch_is_this_command_under_torchrun(resolve):
     with pytest.raises(Relaunched) as caught:
         resolve(*words, follow=False, env={"CUDA_VISIBLE_DEVICES": "1,2,3", "HF_TOKEN": "secret"})
     command = caught.value.command
-    assert command[:5] == [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3"]
+    assert command[:4] == [sys.executable, str(ROOT / "kit/strategy/torchrun.py"), "--nproc_per_node", "3"]
     assert command[command.index(SCRIPT) + 1 :][: len(words)] == words
     assert caught.value.env["CUDA_VISIBLE_DEVICES"] == "1,2,3" and caught.value.env["HF_TOKEN"] == "secret"
 

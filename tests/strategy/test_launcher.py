@@ -41,7 +41,7 @@ sys.path.insert(0, sys.argv[1])
 from kit.strategy.launcher import remember_end, stay_ended
 stay_ended()
 print("started", flush=True)
-remember_end(int(sys.argv[2]))
+remember_end(int(sys.argv[2]), is_final=True)
 """
 
 

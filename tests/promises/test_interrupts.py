@@ -1,0 +1,93 @@
+"""Ctrl-C, at any time, in every form of launch: the run saves after a whole step and writes its report."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import ROOT, matrix
+
+from kit import lock
+from kit.checkpoint.manifest import list_checkpoints, verify
+from kit.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+ACCELERATE = ["-m", "accelerate.commands.accelerate_cli", "launch"]
+FORMS = {
+    "accelerate, single": (ACCELERATE, "single"),
+    "accelerate, ddp": (ACCELERATE, "ddp"),
+    "python, single": ([], "single"),
+    "python, ddp": ([], "ddp"),
+}
+
+
+@pytest.mark.parametrize("form", matrix(FORMS, always=2))
+def test_ctrl_c_loses_no_step_and_leaves_a_report(finetune, request, form):
+    """One run, interrupted again and again; each start continues after the last step of the start before."""
+    launcher, config = FORMS[form]
+    flags = {**finetune.defaults, "output_dir": finetune.folder / "run", "config": config, "max_steps": 100_000}
+    flags |= {"method": "lora", "lora_dropout": 0.1}
+    command = [sys.executable, *launcher, str(ROOT / "recipes/finetune.py")]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    rng, log = random.Random(form), finetune.folder / "log"
+    steps = 0
+    for number in range(request.config.getoption("--interrupts")):
+        steps = interrupted(command, flags["output_dir"], log, steps, rng.uniform(0, 1.5))
+        print(f"{form}: Ctrl-C {number + 1} after step {steps}", flush=True)
+
+
+def interrupted(command, folder, log, before, pause):
+    """Start the command, press Ctrl-C ``pause`` seconds after its first step, and look at what is left.
+
+    Returns:
+        the number of steps that are done by then.
+    """
+    report = folder / "report.html"
+    report.unlink(missing_ok=True)
+    with log.open("w") as file:
+        # A session of its own, as a terminal has: Ctrl-C reaches every process of it that no launcher moved elsewhere.
+        launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_until(lambda: last_step(folder) > before or launcher.poll() is not None, log)
+        time.sleep(pause)
+        os.killpg(launcher.pid, signal.SIGINT)
+        status = launcher.wait(300)
+        wait_until(lambda: not is_in_use(folder), log)  # `accelerate launch` may have returned before the run
+    finally:
+        launcher.kill()
+    text, steps = log.read_text(), last_step(folder)
+    assert steps > before, text
+    assert json.loads((folder / "run.json").read_text())["interrupted"] == steps, text
+    newest = list_checkpoints(folder / "checkpoints")[-1]
+    assert newest.name == f"step-{steps:08d}" and not verify(newest), text
+    assert f"stopped by a signal after step {steps} of" in text, text
+    assert report.is_file(), text
+    assert not before or f"continuing after step {before} of" in text, text
+    assert "accelerate" in " ".join(command) or status in (75, 1), text
+    return steps
+
+
+def last_step(folder):
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def is_in_use(folder):
+    try:
+        lock.look(folder)
+    except UserError:
+        return True
+    return False
+
+
+def wait_until(happened, log, seconds=240):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"not within {seconds} s\n{log.read_text()}"
+        time.sleep(0.05)
