@@ -23,7 +23,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
             Conflict(
                 ("global_batch_size", "per_device_train_batch_size"),
                 f"{batch} is not divisible by per_device_train_batch_size {micro_batch}",
-                f"try {suggest_batch(batch, micro_batch)}",
+                fix_of_batch(batch, micro_batch),
             )
         )
     for flag, entries in (("dataset", recipe.dataset), ("eval_dataset", recipe.eval_dataset)):
@@ -37,14 +37,18 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
     if recipe.attn_implementation == "varlen" and not recipe.packing:
         found = "varlen without packing"
         conflicts.append(
-            Conflict(("attn_implementation", "packing"), found, "--packing, or --attn_implementation sdpa")
+            Conflict(("attn_implementation", "packing"), found, "use auto; --packing makes batches of other samples")
         )
     if recipe.packing and recipe.attn_implementation == "flash_attention_2":
         found = "flash_attention_2 with packing"
         conflicts.append(Conflict(("attn_implementation", "packing"), found, "use auto: varlen needs no other package"))
     if recipe.eval_dataset and recipe.eval_split_size:
         conflicts.append(
-            Conflict(("eval_split_size", "eval_dataset"), "given together with eval_dataset", "keep one of the two")
+            Conflict(
+                ("eval_split_size", "eval_dataset"),
+                "given together with eval_dataset",
+                "keep one of the two: a split is held out of training, an eval_dataset is not",
+            )
         )
     conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
     wants_evaluation = "eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience".split()
@@ -54,7 +58,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
             Conflict(
                 (needing_data[0], "eval_dataset", "eval_split_size"),
                 "nothing to evaluate on",
-                "set eval_dataset or eval_split_size",
+                "set eval_dataset, or eval_split_size, which is held out of training",
             )
         )
     if recipe.early_stopping_patience and not recipe.eval_steps and recipe.eval_strategy != "epoch":
@@ -172,7 +176,20 @@ def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     return conflicts
 
 
-def suggest_batch(size: int, unit: int) -> str:
-    """Return the multiples of ``unit`` below and above ``size``, as text: ``24 or 32``."""
-    below, above = size // unit * unit, -(-size // unit) * unit
-    return " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
+def fix_of_batch(batch: int, micro_batch: int, num_processes: int = 1) -> str:
+    """Return what to type where processes x micro-batches do not divide the global batch, without changing the maths.
+
+    A smaller micro-batch, as large as it can be; if the global batch cannot be dealt to so many processes, fewer of
+    them. A different global batch comes last, because it changes what is learned.
+    """
+    fewer = next(n for n in range(num_processes, 0, -1) if batch % n == 0)
+    smaller = next(n for n in range(micro_batch, 0, -1) if (batch // fewer) % n == 0)
+    flags = [f"--num_processes {fewer}"] if fewer != num_processes else []
+    flags += [f"--per_device_train_batch_size {smaller}"] if smaller != micro_batch else []
+    text = f"{' '.join(flags)}: the same maths"
+    if fewer == num_processes:
+        return text
+    others = dict.fromkeys(
+        n for n in (batch // num_processes * num_processes, -(-batch // num_processes) * num_processes)
+    )
+    return f"{text}; or another global batch, {' or '.join(str(n) for n in others if n)}, which learns differently"

@@ -2,7 +2,7 @@
 
 Promises: the exit status is 2 for a mistake that the user can fix, 1 for a failure, 75 for a stop by signal, 130 for
 Ctrl-C. If all ranks fail alike, only one prints. Functions registered with ``finish_first`` are called before the
-script ends, unless it is killed.
+script ends, unless it is killed. An error is repeated in the folder of the run.
 """
 
 import errno
@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from kit.console import is_main, rank
@@ -20,6 +21,7 @@ from kit.errors import Problem, TrainingError, UserError
 from kit.secrets import redacted
 from kit.strategy.launcher import remember_end
 
+ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
 _FINAL = (UserError.exit_status, STOPPED)  # restarted ranks would end with the same status
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -31,6 +33,7 @@ def reporting_errors() -> Iterator[None]:
 
     If the block raises, print one error message to standard error, without credentials.
     """
+    _run_folders.clear()
     try:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
@@ -57,8 +60,9 @@ def reporting_errors() -> Iterator[None]:
         else:
             text = f"rank {rank()} failed:\n{''.join(traceback.format_exception(caught))}"
             status = 1
+        text = redacted(text)
         with suppress(OSError):  # standard error is closed
-            print(f"\n{redacted(text)}", file=sys.stderr, flush=True)
+            print(f"\n{text}{_repeated(text)}", file=sys.stderr, flush=True)
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 
 
@@ -75,6 +79,25 @@ def leave(status: int) -> NoReturn:
 def finish_first(finish: Callable[[], None]) -> None:
     """Register ``finish`` to be called before the script ends, with any exit status; the last registered goes first."""
     _unfinished.append(finish)
+
+
+def repeat_errors_in(folder: Path) -> None:
+    """Register the ``output_dir`` of this run: an error is also written there, if the folder exists by then.
+
+    A launcher may print so much after the error that the user does not find it.
+    """
+    _run_folders[:] = [folder]
+
+
+def _repeated(text: str) -> str:
+    """Write ``text`` to ``ERROR_FILE``, and return a line that says so; empty if there is no folder of this run."""
+    for folder in _run_folders:
+        with suppress(OSError):
+            if folder.is_dir():
+                with (folder / ERROR_FILE).open("w" if is_main() else "a", encoding="utf-8") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
+                return f"\n(this message is also in {folder / ERROR_FILE})"
+    return ""
 
 
 def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
@@ -94,6 +117,7 @@ def _explain_disk(error: Exception) -> UserError | None:
 
 _explainers: list[Callable[[Exception], Exception | None]] = [_explain_disk]
 _unfinished: list[Callable[[], None]] = []
+_run_folders: list[Path] = []  # none or one
 
 
 def _finish() -> None:

@@ -40,6 +40,7 @@ _OUTPUTS = (
     "report.html",
     ".report.partial",
     "kit",
+    exits.ERROR_FILE,
     _PARTIAL,
 )
 
@@ -69,6 +70,7 @@ class RunFolder:
             self._manifest = read_manifest(self.checkpoint)
             _check_checkpoint(self.checkpoint, self._manifest["identity"], identity)
         self._record: dict[str, Any] = {}
+        exits.repeat_errors_in(self.path)
 
     def loop_state(self) -> LoopState:
         """Return the state that the run continues with. Raises ``UserError`` if the checkpoint's state is damaged."""
@@ -174,6 +176,7 @@ class RunFolder:
             drop_after(self.checkpoints, step)
             if skipped_rows:
                 durable.write_text(self.path / SKIPPED_FILE, "".join(f"{json.dumps(row)}\n" for row in skipped_rows))
+            (self.path / exits.ERROR_FILE).unlink(missing_ok=True)
             self._write()
 
     @property
@@ -213,8 +216,8 @@ def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> i
         raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
-    # A start that was killed before it wrote run.json leaves at most these two files.
-    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME}:
+    # A start that ended before it wrote run.json leaves at most these files.
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME, exits.ERROR_FILE}:
         return 0
     # The kit only deletes what it wrote itself.
     ways = "choose another --output_dir, or empty it yourself"

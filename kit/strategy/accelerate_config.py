@@ -27,6 +27,17 @@ fsdp_sharding_strategy fsdp_offload_params fsdp_cpu_ram_efficient_loading fsdp_s
 fsdp_use_orig_params fsdp_sync_module_states fsdp_backward_prefetch fsdp_forward_prefetch
 fsdp_activation_checkpointing
 """.split()
+# Accelerate's other ways to distribute a run, and the keys of its config that only they read.
+_DEEPSPEED = "DeepSpeed's ZeRO shards what FSDP2 shards, in a loop of its own; use --config {}"
+_MEGATRON = "Megatron-LM trains models written for it, this kit those of transformers; use --config fsdp"
+_TPU = "TPUs need torch_xla, with which this kit was never run; use GPUs, or --config single with use_cpu: true"
+_FP8 = "fp8 needs layers of another library in place of the model's, and their scales in every checkpoint; use bf16"
+_OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, "TPU": _TPU, "MPS": (
+    "MPS has no float64, in which losses are summed; use NO, which trains on the Mac's CPU")}  # fmt: skip
+_OTHER_KEYS = {"deepspeed_config": _DEEPSPEED, "megatron_lm_config": _MEGATRON, "fp8_config": _FP8} | dict.fromkeys(
+    "tpu_name tpu_zone tpu_vm command_file commands".split(), _TPU
+)
+_PRECISIONS = {"fp16": "fp16 needs loss scaling, which skips steps; bf16 has the range of float32", "fp8": _FP8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +68,11 @@ def read_config(path: Path) -> Settings:
         return f"{path}:{line} {key}" if line else f"{path} {key}"
 
     for key in values:
-        if key not in _CONFIG_KEYS:
+        if key in _OTHER_KEYS:
+            if values[key] and _OTHER_KEYS[key] != _OTHER_KINDS.get(str(values.get("distributed_type"))):
+                fix = _OTHER_KEYS[key].format("fsdp") + ", or remove these lines"
+                problems.append(Problem(where(key), "not offered", fix=fix))
+        elif key not in _CONFIG_KEYS:
             problems.append(
                 Problem(where(key), "not a key of an Accelerate config", fix=did_you_mean(key, _CONFIG_KEYS))
             )
@@ -103,7 +118,8 @@ def make_settings(
     version = str(fsdp.get("fsdp_version", 1))
     kinds: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
     if kind not in kinds:
-        refuse("distributed_type", kind, "NO, MULTI_GPU or FSDP", "for sharding use --config fsdp")
+        fix = _OTHER_KINDS.get(kind, "this kit was never run on such devices")
+        refuse("distributed_type", kind, "NO, MULTI_GPU or FSDP", fix.format(_like_deepspeed(values)))
     strategy = kinds.get(kind, "single")
     if kind == "FSDP" and version not in ("1", "2"):
         refuse("fsdp_config.fsdp_version", version, "1 or 2")
@@ -111,7 +127,7 @@ def make_settings(
         strategy = "fsdp1"
     precision = str(values.get("mixed_precision") or "no")
     if precision not in ("no", "bf16"):
-        refuse("mixed_precision", precision, "no or bf16", "fp16 and fp8 are not offered")
+        refuse("mixed_precision", precision, "no or bf16", _PRECISIONS.get(precision, ""))
     if kind == "FSDP":
         policy = str(fsdp.get("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"))
         if policy != "TRANSFORMER_BASED_WRAP":
@@ -165,6 +181,16 @@ def make_settings(
     )
 
 
+def _like_deepspeed(values: dict[str, Any]) -> str:
+    """The config of this kit that holds on each GPU what this DeepSpeed config holds there."""
+    deepspeed = values.get("deepspeed_config")
+    deepspeed = deepspeed if isinstance(deepspeed, dict) else {}
+    devices = [str(deepspeed.get(f"offload_{what}_device") or "none") for what in ("param", "optimizer")]
+    if set(devices) != {"none"}:
+        return "fsdp_offload"
+    return "ddp" if str(deepspeed.get("zero_stage", 3)) == "0" else "fsdp"
+
+
 def settings_from_environment() -> Settings:
     """Read the settings from the environment variables that `accelerate launch` or torchrun sets.
 
@@ -175,6 +201,8 @@ def settings_from_environment() -> Settings:
     kind = "MULTI_GPU" if "RANK" in env else "NO"
     if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         kind = "DEEPSPEED"
+    if env.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
+        kind = "MEGATRON_LM"
     fsdp = {}
     if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         kind = "FSDP"

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from kit.config.command_line import Request
-from kit.config.conflicts import suggest_batch
+from kit.config.conflicts import fix_of_batch
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
+from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
 from kit.strategy.launcher import continue_restarted, end_with_launcher, stay_ended
@@ -121,7 +122,7 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
     if not takes_optimizer(strategy, recipe.optim):
         problems.append(
             Problem("optim", f"{recipe.optim} under {TITLES[strategy]}", "adamw_torch or adamw_torch_fused",
-                    "bitsandbytes optimisers cannot read sharded parameters")
+                    "bitsandbytes optimisers cannot read sharded parameters; --config ddp keeps yours")
         )  # fmt: skip
     if strategy == "fsdp1" and (recipe.freeze or recipe.train_only):
         name, fix = (
@@ -161,7 +162,7 @@ def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:
             "global_batch_size",
             f"{recipe.global_batch_size} is not divisible by {num_processes} processes x "
             f"per_device_train_batch_size {recipe.per_device_train_batch_size} = {unit}",
-            fix=f"try --global_batch_size {suggest_batch(recipe.global_batch_size, unit)}",
+            fix=fix_of_batch(recipe.global_batch_size, recipe.per_device_train_batch_size, num_processes),
         )
     ]
 
@@ -223,6 +224,9 @@ def _devices() -> tuple[int, str]:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type not in ("cuda", "xpu"):
+        if accelerator:
+            reason = ": it has no float64, in which losses are summed" if accelerator.type == "mps" else ""
+            say(f"{accelerator.type} is not used{reason}. Training on the CPU")
         return 0, "cpu"
     return torch.accelerator.device_count(), accelerator.type
 

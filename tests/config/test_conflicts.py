@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.config.conflicts import find_conflicts, suggest_batch
+from kit.config.conflicts import find_conflicts, fix_of_batch
 from kit.config.recipe import Recipe
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
@@ -50,13 +50,6 @@ def test_settings_that_contradict_each_other_are_named(settings, named):
     assert {c.fields[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named
 
 
-@pytest.mark.parametrize("size", range(1, 40))
-@pytest.mark.parametrize("unit", [1, 3, 8])
-def test_a_suggested_batch_size_is_one_that_works(size, unit):
-    suggestions = [int(word) for word in suggest_batch(size, unit).split(" or ")]
-    assert suggestions and all(n > 0 and n % unit == 0 and abs(n - size) < unit for n in suggestions)
-
-
 @pytest.mark.parametrize(
     ("changes", "field", "found"),
     [
@@ -72,3 +65,37 @@ def test_a_suggested_batch_size_is_one_that_works(size, unit):
 def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, found):
     (conflict,) = find_conflicts(Recipe(**{"model_name_or_path": "m", "dataset": "d", **changes}))
     assert conflict.fields[0] == field and conflict.found == found
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "num_processes", "fix"),
+    [
+        (32, 16, 4, "--per_device_train_batch_size 8: the same maths"),
+        (30, 4, 1, "--per_device_train_batch_size 3: the same maths"),
+        (8, 16, 1, "--per_device_train_batch_size 8: the same maths"),
+        (30, 2, 4, "--num_processes 3: the same maths; or another global batch, 28 or 32, which learns differently"),
+        (
+            9,
+            2,
+            4,
+            "--num_processes 3 --per_device_train_batch_size 1: the same maths; "
+            "or another global batch, 8 or 12, which learns differently",
+        ),
+        (3, 1, 4, "--num_processes 3: the same maths; or another global batch, 4, which learns differently"),
+    ],
+)
+def test_a_batch_that_cannot_be_dealt_is_dealt_otherwise_before_it_is_another(batch, micro_batch, num_processes, fix):
+    assert fix_of_batch(batch, micro_batch, num_processes) == fix
+
+
+def test_what_is_typed_then_works():
+    for batch in range(1, 40):
+        for micro_batch in (1, 3, 8):
+            for num_processes in (1, 3, 8):
+                if batch % (micro_batch * num_processes):
+                    words = fix_of_batch(batch, micro_batch, num_processes).partition(":")[0].split()
+                    flags = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+                    processes = flags.get("--num_processes", num_processes)
+                    size = flags.get("--per_device_train_batch_size", micro_batch)
+                    assert flags and batch % (processes * size) == 0
+                    assert processes <= num_processes and size <= micro_batch

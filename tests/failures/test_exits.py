@@ -1,10 +1,14 @@
 """However a script ends, its status is the contract's, one block says why, and what was begun is ended first."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 from helpers import ROOT
+
+from kit.errors import Problem, UserError
+from kit.failures import exits
 
 LEAVING = """
 import errno, sys
@@ -49,3 +53,36 @@ def test_what_is_to_be_finished_first_is_finished_without_an_error_too(last, sta
     code = LEAVING.format(root=str(ROOT), error="x").replace("raise x", last)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (status, "finished\n", "")
+
+
+@pytest.fixture
+def failing(monkeypatch, capfd):
+    """Ends a script with an error after it knew its folder; returns what it printed."""
+
+    def leave(status):
+        raise SystemExit(status)
+
+    def failing(folder=None, found="missing"):
+        with pytest.raises(SystemExit), exits.reporting_errors():
+            if folder:
+                exits.repeat_errors_in(folder)
+            raise UserError(Problem("dataset", found))
+        return capfd.readouterr().err
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return failing
+
+
+def test_an_error_is_repeated_in_the_folder_of_the_run_and_the_last_line_says_so(failing, tmp_path):
+    text = failing(tmp_path, f"hf_{'a1' * 17} is missing")
+    assert text.splitlines()[-1] == f"(this message is also in {tmp_path / 'error.txt'})"
+    kept = (tmp_path / "error.txt").read_text()
+    assert "error: dataset: " in kept and "is missing" in kept and "hf_" not in kept
+    failing(tmp_path, "empty")
+    assert "missing" not in (tmp_path / "error.txt").read_text()  # the last error only
+
+
+def test_no_folder_is_made_for_an_error(failing, tmp_path):
+    assert failing(tmp_path / "run") == "\nerror: dataset: missing\n"
+    assert not list(tmp_path.iterdir())
+    assert failing(None) == "\nerror: dataset: missing\n"  # not the folder of an earlier command

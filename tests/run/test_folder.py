@@ -48,6 +48,15 @@ def started(recipe, tmp_path, checkpoint_of):
     return folder
 
 
+def test_an_error_of_the_start_before_neither_refuses_the_next_one_nor_outlives_it(recipe, tmp_path):
+    begin(recipe())
+    (tmp_path / "out/error.txt").write_text("error: out of memory")
+    begin(recipe())
+    assert (tmp_path / "out/error.txt").exists()  # it has not come further than the one before
+    write(recipe())
+    assert not (tmp_path / "out/error.txt").exists()
+
+
 def refusal(recipe, *fingerprints):
     with pytest.raises(UserError) as caught:
         look(recipe, *fingerprints)

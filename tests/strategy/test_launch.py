@@ -318,12 +318,11 @@ def test_processes_with_a_single_config_are_refused(resolve):
     assert "--config ddp or fsdp" in str(error)
 
 
-def test_a_batch_that_cannot_be_dealt_is_refused_with_one_that_can(resolve):
-    batch = ["--config=ddp", "--per_device_train_batch_size=3"]
-    error = refusal(resolve, *batch, "--global_batch_size=18", gpus=4)
-    assert "18 is not divisible by 4 processes x per_device_train_batch_size 3 = 12" in str(error)
-    better = re.search(r"--global_batch_size (\d+)", str(error))[1]
-    assert resolve(*batch, f"--global_batch_size={better}", gpus=4).num_processes == 4
+def test_a_batch_that_cannot_be_dealt_is_refused_with_a_micro_batch_that_can(resolve):
+    error = refusal(resolve, "--config=ddp", "--per_device_train_batch_size=16", "--global_batch_size=32", gpus=4)
+    assert "32 is not divisible by 4 processes x per_device_train_batch_size 16 = 64" in str(error)
+    better = re.search(r"-> (--per_device_train_batch_size \d+): the same maths", str(error))[1]
+    assert resolve("--config=ddp", *better.split(), "--global_batch_size=32", gpus=4).num_processes == 4
 
 
 @pytest.mark.parametrize("config", ["fsdp", "fsdp1"])
