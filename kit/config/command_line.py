@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kit.config.fields import expected
-from kit.config.other_kits import OTHER_KITS
+from kit.config.hints import hint_for_word
+from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Launch, Recipe
 from kit.config.recipe_file import find_file, read_recipe_file
 from kit.config.validation import FLAGS, check_recipe, problems_with_secrets, validate
@@ -104,7 +105,7 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
         word = words.pop(0)
         if not word.startswith("--"):
             name = word.lstrip("-").partition("=")[0]
-            hint = OTHER_KITS.get(name) or did_you_mean(name, FLAGS)
+            hint = hint_for_word(word) or other_kits_word(name) or did_you_mean(name, FLAGS)
             problems.append(Problem(repr(word), "a word without a flag", "--flag value", hint))
             continue
         name, has_value, value = word[2:].partition("=")

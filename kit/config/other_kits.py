@@ -1,6 +1,13 @@
 """Names of settings in other kits, each with what to use instead in this kit."""
 
+from typing import Any
+
+_SUPERVISED = "this kit does supervised fine-tuning only: nothing learns from preferences or rewards"
+_OTHER_TRAINING = ("dpo", "orpo", "kto", "cpo", "simpo", "ipo", "ppo", "grpo", "rloo", "rl", "reward", "ref", "pref")
+GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 OTHER_KITS = {
+    "beta": _SUPERVISED,
+    "loss_type": _SUPERVISED,
     "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
     "eval_batch_size": "use per_device_eval_batch_size",
     "max_samples": "use max_train_samples",
@@ -85,3 +92,14 @@ OTHER_KITS = {
     "dataset_text_field": "use dataset_columns: theirs=text",
     "dataset_prepared_path": "`kit prepare` fills the cache; its place is $KIT_CACHE",
 }
+
+
+def other_kits_word(name: str, value: Any = None) -> str:
+    """Return what to use instead of the setting ``name`` of another kit; empty if no kit known here has it.
+
+    Args:
+        value: what the user gave it.
+    """
+    if name not in OTHER_KITS and name.partition("_")[0] in _OTHER_TRAINING:
+        return _SUPERVISED
+    return OTHER_KITS.get(name, "") + (f"; {GGUF}" if name in OTHER_KITS and str(value).endswith(".gguf") else "")

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from kit.config.fields import json_or_text
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.config.hints import hint_for_file, other_kind
+from kit.errors import Problem, UserError, raise_if
 
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
 
@@ -29,8 +30,9 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
     if file is None:
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
-        hint = did_you_mean(Path(name).stem, names)
-        raise UserError(Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint))
+        raise UserError(
+            Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint_for_file(name, kind))
+        )
     return file
 
 
@@ -56,9 +58,11 @@ def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[P
         The values, the ``file:line`` of each key, and a problem for each key given twice.
 
     Raises:
-        UserError: the file cannot be read or is not a YAML mapping.
+        UserError: the file cannot be read, is not a YAML mapping, or is an Accelerate config.
     """
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
+    if problem := other_kind(values, "recipe", path):
+        raise UserError(problem)
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # a template tells false from "false"

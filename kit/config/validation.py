@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import choices, expected, is_optional
-from kit.config.other_kits import OTHER_KITS
+from kit.config.other_kits import other_kits_word
 from kit.config.recipe import RECIPES, Launch, Recipe
 from kit.config.recipe_file import find_file, read_recipe_file
 from kit.errors import Problem, did_you_mean, raise_if
@@ -48,7 +48,7 @@ def check_recipe(
     Returns:
         The recipe, or None if a value is wrong; and all problems.
     """
-    unknown = [_unknown(key, where[key]) for key in values if key not in Recipe.model_fields]
+    unknown = [_unknown(key, where[key], value) for key, value in values.items() if key not in Recipe.model_fields]
     # If `datset: x` gets the hint `dataset`, then "dataset is missing" must not be reported as well.
     doubts = set(in_doubt).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
     known = {key: value for key, value in values.items() if key in Recipe.model_fields}
@@ -147,9 +147,9 @@ def _texts(value: Any) -> Iterator[str]:
             values += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
-def _unknown(name: str, where: str) -> Problem:
-    if name in OTHER_KITS:
-        return Problem(where, "not a setting of this kit", fix=OTHER_KITS[name])
+def _unknown(name: str, where: str, value: Any) -> Problem:
+    if hint := other_kits_word(name, value):
+        return Problem(where, "not a setting of this kit", fix=hint)
     is_flag = where.startswith("--")
     if name in Launch.model_fields:
         return Problem(where, "not a key of a recipe", fix=f"give it on the command line: --{name}")

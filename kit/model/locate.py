@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
+from kit.config.other_kits import GGUF
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind
 
@@ -36,6 +37,12 @@ def locate_model(name: str, revision: str | None) -> str:
             a problem that several checks find is reported once.
     """
     folder = os.path.expanduser(name)
+    if name.endswith(".gguf"):
+        raise UserError(Problem(_MODEL, name, "a folder with config.json and safetensors, or a hub id", GGUF))
+    if os.path.isfile(folder):
+        raise UserError(
+            Problem(_MODEL, f"{name} is a file", "a folder with config.json, or a hub id", "give its folder")
+        )
     if not _is_local(name):
         _ask_hub(name, revision, _MODEL, "config.json")
         return name

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kit.config.hints import other_kind
 from kit.config.recipe_file import read_yaml
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.topology import Precision, Strategy
@@ -58,6 +59,8 @@ class Settings:
 def read_config(path: Path) -> Settings:
     """Read and validate an Accelerate config file. Raises ``UserError`` with every problem of the file."""
     values, lines = read_yaml(path)
+    if problem := other_kind(values, "config", path):
+        raise UserError(problem)
     fsdp = values.get("fsdp_config") or {}
     problems = []
     text = path.read_text(encoding="utf-8").splitlines()

@@ -91,7 +91,7 @@ def test_all_problems_of_file_and_flags_come_together(recipe_file):
         "mine.yaml:6 learning-rate": "did you mean 'learning_rate'",
         "mine.yaml:7 fp16": "Accelerate config",
         "mine.yaml:9 seed": "line 8",
-        "mine.yaml:10 global_batch_size": "6 or 8",
+        "mine.yaml:10 global_batch_size": "--per_device_train_batch_size 1",
         "--num_processes": "'0'",
         "--max_length": "'x'",
         "--evl_steps": "did you mean 'eval_steps'",

@@ -51,7 +51,8 @@ def interrupted(command, folder, log, before, pause):
     report.unlink(missing_ok=True)
     with log.open("w") as file:
         # A session of its own, as a terminal has: Ctrl-C reaches every process of it that no launcher moved elsewhere.
-        launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        options = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        launcher = subprocess.Popen(command, **options, preexec_fn=hear_ctrl_c)
     try:
         wait_until(lambda: last_step(folder) > before or launcher.poll() is not None, log)
         time.sleep(pause)
@@ -70,6 +71,11 @@ def interrupted(command, folder, log, before, pause):
     assert not before or f"continuing after step {before} of" in text, text
     assert "accelerate" in " ".join(command) or status in (75, 1), text
     return steps
+
+
+def hear_ctrl_c():
+    """Whoever runs the tests in the background of a script has it ignored in every process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def last_step(folder):

@@ -1,0 +1,77 @@
+"""Guess what the user meant by a word that is wrong where it stands: by its meaning first, then by its spelling."""
+
+import math
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from kit.config.fields import choices
+from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
+from kit.errors import Problem, did_you_mean
+
+_METHODS = choices(Recipe.model_fields["method"].annotation)
+_OF_CONFIGS = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}  # keys of no recipe
+_DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
+
+
+def hint_for_file(name: str, flag: str) -> str:
+    """Return a hint for a file that ``--recipe`` or ``--config`` does not find: another flag, or the nearest names."""
+    recipes, configs = _names(RECIPES), _names(ACCELERATE_CONFIGS)
+    stem = re.sub(r"\.ya?ml$", "", Path(name).name)
+    if flag == "config":
+        return _other_flag(stem, {"method": _METHODS, "recipe": recipes}) or did_you_mean(stem, configs)
+    return _other_flag(stem, {"config": configs}) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
+
+
+def hint_for_word(word: str) -> str:
+    """Return the flag that a word without a flag seems to belong to, with the word: ``--recipe tiny``."""
+    path = Path(word)
+    if path.suffix in (".yaml", ".yml"):
+        is_config = path.is_file() and re.search("^distributed_type *:", path.read_text(errors="replace"), re.MULTILINE)
+        return f"--config {word}" if is_config else f"--recipe {word}"
+    if path.suffix in _DATA:
+        return f"--dataset {word}"
+    names = {"recipe": _names(RECIPES), "config": _names(ACCELERATE_CONFIGS), "method": _METHODS}
+    return next((f"--{flag} {word}" for flag, known in names.items() if word in known), "")
+
+
+def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | None:
+    """Return a problem if ``--recipe`` was given an Accelerate config, or ``--config`` a recipe.
+
+    Args:
+        values: of the file.
+    """
+    is_config = bool(_OF_CONFIGS & set(values))
+    if flag == "recipe" and is_config:
+        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", f"--config {path}")
+    if flag == "config" and not is_config and set(Recipe.model_fields) & set(values):
+        return Problem("--config", f"{path} is a recipe", "an Accelerate config", f"--recipe {path}")
+    return None
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _other_flag(word: str, names: Mapping[str, list[str]]) -> str:
+    return next((f"it is a {flag}: --{flag} {word}" for flag, known in names.items() if word in known), "")
+
+
+def _nearest_recipes(name: str, recipes: list[str]) -> str:
+    """A hint to the recipes of the method that ``name`` mentions, if any, and of the nearest number of parameters."""
+    size, methods = _size(name), [method for method in _METHODS if method in re.split(r"[-_]", name.lower())]
+    near = {recipe: _size(recipe) for recipe in recipes if not methods or recipe.rpartition("-")[2] in methods}
+    far = {recipe: abs(math.log(each / size)) if size else 0.0 for recipe, each in near.items() if each}
+    best = [recipe for recipe, distance in far.items() if distance == min(far.values())]
+    if not best or not (size or methods):
+        return ""
+    best = get_close_matches(name, best, n=1, cutoff=0.9) or best  # a slip of the finger
+    return f"did you mean {best[0]!r}?" if len(best) == 1 else f"did you mean one of {', '.join(best)}?"
+
+
+def _size(name: str) -> float:
+    """The billions of parameters that a name mentions; 0 if it mentions none."""
+    found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", name.lower().replace("_", "-"))
+    return float(found[1]) if found else 0.0

@@ -1,0 +1,62 @@
+"""A word in the wrong place is answered by what it means: another flag, the nearest size, the same method."""
+
+import pytest
+from helpers import ROOT
+
+from kit.config.hints import hint_for_file, hint_for_word, other_kind
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("llama-7b-qlora", "did you mean 'llama-8b-qlora'?"),
+        ("8b", "did you mean one of llama-8b-full, llama-8b-lora, llama-8b-qlora?"),
+        ("Llama-3.1-8B", "did you mean one of llama-8b-full, llama-8b-lora, llama-8b-qlora?"),
+        ("qwen_72b_lora.yaml", "did you mean 'llama-70b-lora'?"),
+        ("llama-0.5b-full", "did you mean 'llama-1b-full'?"),
+        ("lama-8b-lora", "did you mean 'llama-8b-lora'?"),
+        ("full", "did you mean one of llama-1b-full, llama-3b-full, llama-70b-full, llama-8b-full?"),
+        ("fsdp", "it is a config: --config fsdp"),
+        ("tinny", "did you mean 'tiny'?"),
+        ("nothing/of/mine.yaml", ""),
+    ],
+)
+def test_a_recipe_is_guessed_by_size_and_method(name, hint):
+    assert hint_for_file(name, "recipe") == hint
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("qlora", "it is a method: --method qlora"),
+        ("tiny", "it is a recipe: --recipe tiny"),
+        ("llama-8b-lora.yaml", "it is a recipe: --recipe llama-8b-lora"),
+        ("fsdpp", "did you mean 'fsdp'?"),
+    ],
+)
+def test_a_config_that_is_something_else_is_said_to_be(name, hint):
+    assert hint_for_file(name, "config") == hint
+
+
+def test_a_word_is_given_its_flag(tmp_path):
+    config = tmp_path / "mine.yaml"
+    assert hint_for_word(str(config)) == f"--recipe {config}"
+    config.write_text("# of mine\ndistributed_type: FSDP\n")
+    assert hint_for_word(str(config)) == f"--config {config}"
+    words = {
+        "tiny": "--recipe tiny",
+        "fsdp": "--config fsdp",
+        "lora": "--method lora",
+        "a/b.jsonl": "--dataset a/b.jsonl",
+    }
+    for word, hint in (words | {"whatever": ""}).items():
+        assert hint_for_word(word) == hint
+
+
+def test_recipes_and_configs_are_not_taken_for_each_other():
+    recipe, config = ROOT / "recipes/tiny.yaml", ROOT / "accelerate_configs/fsdp.yaml"
+    problem = other_kind({"dataset": "d"}, "config", recipe)
+    assert str(problem) == f"--config: {recipe} is a recipe; expected an Accelerate config\n    -> --recipe {recipe}"
+    assert f"--config {config}" in str(other_kind({"distributed_type": "FSDP"}, "recipe", config))
+    assert other_kind({"dataset": "d"}, "recipe", recipe) is None
+    assert other_kind({"mixed_precision": "no"}, "config", config) is None
