@@ -25,7 +25,8 @@ from kit.strategy import launch
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
-    recipe, topology = launch.resolve(read_command_line(sys.argv[1:], stands_for={"eval_dataset": "dataset"}))
+    request = read_command_line(sys.argv[1:], stands_for={"eval_dataset": "dataset"})
+    recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 

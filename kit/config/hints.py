@@ -12,7 +12,7 @@ from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.errors import Problem, did_you_mean
 
 _METHODS = choices(Recipe.model_fields["method"].annotation)
-_OF_CONFIGS = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}  # keys of no recipe
+_OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
 _DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 
 
@@ -29,7 +29,8 @@ def hint_for_word(word: str) -> str:
     """Return the flag that a word without a flag seems to belong to, with the word: ``--recipe tiny``."""
     path = Path(word)
     if path.suffix in (".yaml", ".yml"):
-        is_config = path.is_file() and re.search("^distributed_type *:", path.read_text(errors="replace"), re.MULTILINE)
+        keys = re.findall(r"^(\w+) *:", path.read_text(errors="replace"), re.MULTILINE) if path.is_file() else []
+        is_config = other_kind(dict.fromkeys(keys), "recipe", path)
         return f"--config {word}" if is_config else f"--recipe {word}"
     if path.suffix in _DATA:
         return f"--dataset {word}"
@@ -43,10 +44,10 @@ def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | No
     Args:
         values: of the file.
     """
-    is_config = bool(_OF_CONFIGS & set(values))
-    if flag == "recipe" and is_config:
+    of_config, of_recipe = set(values) & set(_OF_CONFIGS), set(values) & set(Recipe.model_fields)
+    if flag == "recipe" and of_config and not of_recipe:
         return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", f"--config {path}")
-    if flag == "config" and not is_config and set(Recipe.model_fields) & set(values):
+    if flag == "config" and of_recipe and not of_config:
         return Problem("--config", f"{path} is a recipe", "an Accelerate config", f"--recipe {path}")
     return None
 

@@ -169,7 +169,9 @@ class Log:
         first, last, lines = self.state.first_evaluation, self.state.last_evaluation, []
         if first != last:
             names = [name for name in last if name in first and not name.startswith("eval_tokens")]
-            lines = [f"{name}: {first[name]:.4f} -> {last[name]:.4f}" for name in names]
+            begin = self.state.first_evaluated_step  # 0: the base
+            after = f" (after step {begin})" if begin > 0 else ""
+            lines = [f"{name}: {first[name]:.4f}{after} -> {last[name]:.4f}" for name in names]
         best = self.state.best
         if self.recipe.keep_best and best.get("step"):  # before the first step there is no checkpoint
             path = self.path.parent / "checkpoints" / name_of(best["step"])

@@ -26,7 +26,7 @@ from kit.config.recipe_file import find_file
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
-from kit.strategy.launcher import continue_restarted, end_with_launcher, stay_ended
+from kit.strategy.launcher import OWN_TORCHRUN, continue_restarted, end_with_launcher, stay_ended
 from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
 
 # Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
@@ -43,11 +43,14 @@ _RANK_VARIABLES = (
 )
 
 
-def resolve(request: Request) -> tuple[Recipe, Topology]:
-    """Return the final recipe and the topology of this process.
+def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
+    """Return the final recipe and the topology of this process, and print what will be done.
 
     Does not return if the topology needs several processes and no launcher started them: the process is then replaced
     by torchrun, which starts this command once for each process.
+
+    Args:
+        trains: the command trains a model, so it has an ``output_dir``.
 
     Raises:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
@@ -80,7 +83,16 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
             problems += _batch_problems(request.recipe, wanted)
     raise_if(problems)
     assert request.recipe is not None and settings is not None
-    recipe = request.recipe
+    config_name = config_name or {"fsdp2": "fsdp"}.get(settings.strategy, settings.strategy)
+    output_dir = os.path.expanduser(request.recipe.output_dir or f"runs/{request.recipe_name}-{config_name}")
+    recipe = request.recipe.model_copy(update={"output_dir": output_dir})
+    if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
+        title = f"{recipe.method}, {TITLES[settings.strategy]}"
+        verb = "checking" if request.launch.dry_run else "fine-tuning"
+        into = f"{verb} {request.recipe_name} ({title}), output_dir {output_dir}"
+        say(
+            into if trains else f"scoring {recipe.model_name_or_path} ({TITLES[settings.strategy]})"
+        )  # imports are slow
 
     num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
@@ -90,7 +102,7 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
 
     topology = Topology(
         strategy=settings.strategy,
-        config_name=config_name or {"fsdp2": "fsdp"}.get(settings.strategy, settings.strategy),
+        config_name=config_name,
         num_processes=num_processes,
         mixed_precision=settings.mixed_precision,
         device_type=device_type,
@@ -102,8 +114,6 @@ def resolve(request: Request) -> tuple[Recipe, Topology]:
         load_on_rank0=settings.load_on_rank0 and recipe.method != "qlora" and settings.strategy == "fsdp2",
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
-    output_dir = recipe.output_dir or f"runs/{request.recipe_name}-{topology.config_name}"
-    recipe = recipe.model_copy(update={"output_dir": os.path.expanduser(output_dir)})
     recipe = continue_restarted(recipe)
     if request.launch.dry_run:
         return recipe, topology

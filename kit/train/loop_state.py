@@ -30,6 +30,7 @@ class LoopState:
     feed: dict[str, Any] = field(default_factory=dict)  # state of the feed at the last save
     evaluated_step: int = -1  # step of the last evaluation; -1: none
     first_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the first evaluation
+    first_evaluated_step: int = -1  # step of the first evaluation; -1: none, or of a version that did not store it
     last_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
     best: dict[str, Any] = field(default_factory=dict)  # step and eval_loss of the evaluation with the lowest loss
     stale_evaluations: int = 0  # number of evaluations in a row that did not improve enough for early stopping
@@ -89,7 +90,8 @@ class LoopState:
         improves = metrics["eval_loss"] < self.best.get("eval_loss", math.inf) - threshold
         self.stale_evaluations = 0 if improves else self.stale_evaluations + 1
         self.evaluated_step, self.last_evaluation = step, metrics
-        self.first_evaluation = self.first_evaluation or metrics
+        if not self.first_evaluation:
+            self.first_evaluation, self.first_evaluated_step = metrics, step
         is_best = metrics["eval_loss"] < self.best.get("eval_loss", math.inf)
         if is_best:
             self.best = {"step": step, "eval_loss": metrics["eval_loss"]}

@@ -41,7 +41,7 @@ def test_a_config_that_is_something_else_is_said_to_be(name, hint):
 def test_a_word_is_given_its_flag(tmp_path):
     config = tmp_path / "mine.yaml"
     assert hint_for_word(str(config)) == f"--recipe {config}"
-    config.write_text("# of mine\ndistributed_type: FSDP\n")
+    config.write_text("# of mine\nmixed_precision: bf16\n")
     assert hint_for_word(str(config)) == f"--config {config}"
     words = {
         "tiny": "--recipe tiny",
@@ -57,6 +57,6 @@ def test_recipes_and_configs_are_not_taken_for_each_other():
     recipe, config = ROOT / "recipes/tiny.yaml", ROOT / "accelerate_configs/fsdp.yaml"
     problem = other_kind({"dataset": "d"}, "config", recipe)
     assert str(problem) == f"--config: {recipe} is a recipe; expected an Accelerate config\n    -> --recipe {recipe}"
-    assert f"--config {config}" in str(other_kind({"distributed_type": "FSDP"}, "recipe", config))
+    assert f"--config {config}" in str(other_kind({"fsdp_config": {}}, "recipe", config))
     assert other_kind({"dataset": "d"}, "recipe", recipe) is None
     assert other_kind({"mixed_precision": "no"}, "config", config) is None

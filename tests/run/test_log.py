@@ -229,6 +229,14 @@ def test_a_measure_that_a_resumed_run_was_first_asked_for_is_not_compared(start)
     assert again.summary() == ["eval_loss: 3.0000 -> 1.0000", "eval_perplexity: 2.0000 -> 2.0000"]
 
 
+def test_a_comparison_that_does_not_begin_at_the_base_says_where_it_begins(start):
+    log = start()
+    evaluate(log, 4, evaluation(3.0))
+    again = start(state=kept(log))
+    evaluate(again, 8, evaluation(1.0))
+    assert again.summary()[0] == "eval_loss: 3.0000 (after step 4) -> 1.0000"
+
+
 def test_one_evaluation_is_no_comparison(start):
     log = start()
     evaluate(log, 1, evaluation(3.0))

@@ -92,7 +92,7 @@ def resolve(monkeypatch):
             if not follow:
                 raise
             count = int(relaunched.command[relaunched.command.index("--nproc_per_node") + 1])
-            monkeypatch.setattr(os, "environ", relaunched.env | ranks(count))
+            monkeypatch.setattr(os, "environ", relaunched.env | ranks(count) | {"KIT_TORCHRUN": "1"})
             monkeypatch.setattr(sys, "argv", relaunched.command[relaunched.command.index(SCRIPT) :])
             return launch.resolve(read_command_line(sys.argv[1:]))[1]
 
@@ -180,6 +180,19 @@ def test_plain_torchrun_is_ddp(resolve):
 def test_fsdp_asked_for_by_variables_survives_the_relaunch(resolve, environments):
     env = {name: value for name, value in environments("fsdp", 2).items() if name.startswith(("ACCELERATE_", "FSDP_"))}
     assert resolve(env=env).strategy == "fsdp2"
+
+
+def test_before_anything_slow_it_is_said_what_will_be_done(resolve, capsys):
+    resolve("--config", "fsdp", "--output_dir", "mine", gpus=2)
+    said = "fine-tuning tiny (full, FSDP2), output_dir mine\n"
+    assert capsys.readouterr().out == said  # once: not again by the ranks
+    resolve("--config", "fsdp", "--output_dir", "mine", "--dry_run", "true", env=ranks(2))
+    assert capsys.readouterr().out == said.replace("fine-tuning", "checking")
+    resolve("--config", "fsdp", env=ranks(2) | {"RANK": "1"})
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError):
+        resolve("--config", "fsdp", "--max_steps", "many")
+    assert capsys.readouterr().out == ""
 
 
 # How many processes
