@@ -3,6 +3,7 @@
 Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
-from kit.errors import Problems
+from kit.errors import Problem, Problems
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
+from kit.model.locate import first_line
 from kit.model.parts import describe_parts, quantised_on_meta, router_aux_loss_coef
 from kit.model.reach import freeze_out_of_reach
 from kit.model.token_rows import describe_new_rows, num_rows
@@ -57,7 +59,7 @@ def check(
         UserError: with all problems.
     """
     silence_libraries()
-    problems = Problems()
+    problems = Problems(check_bitsandbytes(recipe) if topology else [])
     sources = tokenizer = config = meta_model = data = folder = None
     with problems.caught():
         sources = open_sources(recipe)
@@ -86,6 +88,19 @@ def check(
     assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
     return Preflight(recipe, config, meta_model, tokenizer, data, folder, data.total_steps(recipe))
+
+
+def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
+    """Return a problem if the recipe needs bitsandbytes, and it is installed but cannot be imported."""
+    if recipe.method != "qlora" and "8bit" not in recipe.optim:
+        return []
+    key = "method" if recipe.method == "qlora" else "optim"
+    try:
+        importlib.import_module("bitsandbytes")
+    except Exception as error:  # a library of CUDA that is missing or of another version raises many types
+        found = f"bitsandbytes is installed but broken ({first_line(error)})"
+        return [Problem(key, found, fix="`python -m bitsandbytes` says what it misses; then install it again")]
+    return []
 
 
 def describe_plan(checked: Preflight, topology: Topology) -> list[str]:

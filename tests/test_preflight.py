@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -152,3 +153,18 @@ def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, model_folder, tmp
     assert preflight.check(recipe(**flags))  # scores or shows samples, and trains nothing
     assert preflight.check(recipe(**flags, trainable_tokens="<|im_end|>"), SINGLE, "mine")
     assert preflight.check(recipe(**flags, method="full"), SINGLE, "mine")
+
+
+@pytest.mark.parametrize(("changes", "field"), [({"method": "qlora"}, "method"), ({"optim": "adamw_8bit"}, "optim")])
+def test_a_bitsandbytes_that_is_installed_but_broken_is_told_and_not_a_crash_at_loading(
+    recipe, monkeypatch, changes, field
+):
+    def broken(name):
+        raise OSError("libcudart.so.13: cannot open shared object file\nand more")
+
+    monkeypatch.setattr(preflight, "importlib", SimpleNamespace(import_module=broken))
+    with pytest.raises(UserError) as caught:
+        preflight.check(recipe(**changes), SINGLE)
+    assert f"{field}: bitsandbytes is installed but broken (libcudart.so.13: cannot open" in str(caught.value)
+    assert "python -m bitsandbytes" in str(caught.value)
+    preflight.check(recipe(), SINGLE)

@@ -56,6 +56,7 @@ def interrupted(command, folder, log, before, pause):
     try:
         wait_until(lambda: last_step(folder) > before or launcher.poll() is not None, log)
         time.sleep(pause)
+        assert launcher.poll() is None, log.read_text()
         os.killpg(launcher.pid, signal.SIGINT)
         status = launcher.wait(300)
         wait_until(lambda: not is_in_use(folder), log)  # `accelerate launch` may have returned before the run
