@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From below: a package, or a module right in kit/, imports only from floors below its own, and nothing on its floor.
 FLOORS = [
     ["errors", "secrets", "durable"],
-    ["console", "lock", "cache"],
+    ["console", "lock", "cache", "hub"],
     ["config"],
     ["data", "model"],
     ["strategy"],

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import EntryNotFoundError
 
+from kit import hub
 from kit.config.other_kits import GGUF
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, kind
@@ -184,22 +185,18 @@ def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
     """Raise ``UserError`` if the hub does not have ``name``.
 
     Asks nothing offline (``HF_HUB_OFFLINE``), or if all ``files`` are in the local cache. Else makes one short request,
-    because transformers would retry for half a minute for each file.
+    because transformers would retry for half a minute for each file, and a second one if the model is gated.
     """
     try:
-        if constants.HF_HUB_OFFLINE or all(try_to_load_from_cache(name, file, revision=revision) for file in files):
+        if all(try_to_load_from_cache(name, file, revision=revision) for file in files):
             return
-        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-    except HFValidationError as error:
-        found = f"no folder {name!r}, and it is no hub id ({first_line(error)})"
-        raise UserError(Problem(field, found, "a local folder, or a hub id")) from None
-    except HfHubHTTPError as error:
-        found = f"no folder {name!r}, and the hub refuses it ({first_line(error)})"
-        fix = "check the name; a private or gated model needs `hf auth login`"
-        raise UserError(Problem(field, found, fix=fix)) from None
+        if not constants.HF_HUB_OFFLINE:
+            hub.check_access(name, "model", HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS))
+            return
     except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
-        found = f"no folder {name!r}, and the hub cannot be reached ({first_line(error)})"
-        raise UserError(Problem(field, found, "a local folder, or a network")) from None
+        raise UserError(hub.refusal(error, f"no folder {name!r}", name, "model", field)) from None
+    if field == _MODEL:
+        raise UserError(hub.not_cached(f"no folder {name!r}", name, "model", field))
 
 
 def first_line(error: Exception) -> str:

@@ -117,6 +117,26 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_not_for_long(monkeypatch
     assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10
 
 
+def test_offline_a_model_that_is_not_in_the_cache_is_told_once_and_what_is(recipe, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--some--models").mkdir()
+    told = []
+    for look in (open_config, open_tokenizer):
+        with pytest.raises(UserError, match=r"HF_HUB_OFFLINE forbids .*\n    -> did you mean 'some/models'") as caught:
+            look(recipe("some/model"))
+        told += caught.value.problems
+    assert len(set(told)) == 1
+
+
+def test_a_file_is_no_model(tmp_path):
+    with pytest.raises(UserError, match="a GGUF file holds weights for inference; take the model"):
+        locate_model("llama.Q4_K_M.gguf", None)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"is a file; expected a folder with config\.json"):
+        locate_model(str(tmp_path / "model.safetensors"), None)
+
+
 def test_the_folder_of_a_run_is_no_model_and_its_final_is_meant(tmp_path):
     (tmp_path / "run/final").mkdir(parents=True)
     with pytest.raises(UserError, match=f"did you mean {tmp_path}/run/final"):

@@ -15,6 +15,7 @@ from kit.data.read.archives import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
 from kit.errors import Problem, UserError, did_you_mean
+from kit.hub import check_access, not_cached, refusal
 
 HUB_SECONDS = 5.0  # timeout of the first request to the hub
 
@@ -73,30 +74,25 @@ def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bo
     """
     import datasets
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
 
     tried = f"no file or folder {name!r}"
     revision = None
     if not constants.HF_HUB_OFFLINE:
         # One short request first: load_dataset retries for half a minute when the hub cannot be reached.
         try:
-            revision = HfApi().dataset_info(name, timeout=HUB_SECONDS).sha
-        except HfHubHTTPError as error:
-            fix = "check the name; a private or gated data set needs `hf auth login`"
-            raise UserError(
-                Problem(flag, f"{tried}, and the hub refuses it ({type_and_message(error)})", fix=fix)
-            ) from None
+            info = HfApi().dataset_info(name, timeout=HUB_SECONDS)
+            check_access(name, "dataset", info)
+            revision = info.sha
         except Exception as error:  # connection errors differ with the client library in use
-            fix = "if it was downloaded before, set HF_HUB_OFFLINE=1"
-            found = f"{tried}, and the hub cannot be reached ({type_and_message(error)})"
-            raise UserError(Problem(flag, found, fix=fix)) from None
+            raise UserError(refusal(error, tried, name, "dataset", flag)) from None
     try:
         dataset = datasets.load_dataset(name, config, split=split, streaming=streaming)
     except Exception as error:  # builders of data sets raise many types
         if problem := _choice(str(error), name, split, flag, config):
             raise UserError(problem) from None
-        offline = " offline (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-        found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded{offline}: {type_and_message(error)}"
+        if constants.HF_HUB_OFFLINE and isinstance(error, ConnectionError | FileNotFoundError):
+            raise UserError(not_cached(tried, name, "dataset", flag)) from None
+        found = f"{tried}, and split {split!r} of hub id {name!r} cannot be loaded: {type_and_message(error)}"
         raise UserError(Problem(flag, found)) from None
     shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
     if not streaming:

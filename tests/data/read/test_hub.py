@@ -123,7 +123,19 @@ def test_an_unreachable_hub_is_told_without_retries(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
     told = refused("someone/something")
-    assert "the hub cannot be reached (ConnectionError: no route)" in told and "HF_HUB_OFFLINE=1" in told
+    assert "the hub cannot be reached (no route)" in told and "give a local path, or connect" in told
+
+
+def test_offline_a_data_set_that_was_never_downloaded_is_told_with_the_reason(monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionError("Couldn't reach the Hugging Face Hub for dataset 'someone/something': Offline mode")
+
+    import datasets
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    told = refused("someone/something")
+    assert told.count("HF_HUB_OFFLINE forbids to download it") == 1 and "Couldn't" not in told
 
 
 def test_a_break_in_a_stream_ends_with_a_problem(hub, monkeypatch):
