@@ -20,7 +20,7 @@ FLOORS = [
     ["train", "evaluate", "checkpoint", "failures"],
     ["run"],
     ["preflight", "export", "report"],
-    ["cli"],
+    ["cli", "api"],
 ]
 # The same inside kit/data/.
 DATA_FLOORS = [["read", "chat"], ["samples"], ["feed"], ["open"]]

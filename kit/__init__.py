@@ -1,3 +1,25 @@
-"""Fine-tuning recipe kit: one readable loop, every topology, the same maths."""
+"""Fine-tuning recipe kit: one readable loop, every topology, the same maths.
+
+``from kit import finetune, open_run, read_recipe``: these and what is listed in ``__all__`` are promised to Python
+code (docs/python.md); everything else may change. Importing ``kit`` imports nothing else.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.api import Recipe, Run, RunFailed, UserError, finetune, open_run, read_recipe
 
 __version__ = "0.1.0"
+__all__ = ["Recipe", "Run", "RunFailed", "UserError", "__version__", "finetune", "open_run", "read_recipe"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kit' has no attribute {name!r}")
+    from kit import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

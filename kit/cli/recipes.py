@@ -1,11 +1,13 @@
 """``kit recipes``: list the shipped recipes, from the headers of their files."""
 
 import argparse
+import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.config.json_schema import json_schema
 from kit.config.recipe import RECIPES
 from kit.config.validation import load_recipe
 from kit.console import show
@@ -17,7 +19,7 @@ SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The header of a recipe file: the comment in its first lines."""
+    """The header of a recipe file: the lines of comment after that for editors."""
 
     title: str
     launch: list[str]  # the words after the script in its command
@@ -42,15 +44,16 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read the header of a recipe file. Raises ``UserError`` if one of its four lines is missing."""
     text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()[:4] + [""] * 4
+    lines = text.splitlines() + [""] * 4
+    first = lines[0].startswith("# yaml-language-server:")
     forms = {
         "title": r"# (.+)\.",
         "launch": r"# Launch: +accelerate launch recipes/finetune\.py(.*)",
         "model": r"# Model: +(\S+) \((\d[\d.]*[KMB]?) parameters\)",
         "hardware": r"# Hardware: +(.+)",
     }
-    found = {key: re.fullmatch(form, line) for (key, form), line in zip(forms.items(), lines, strict=False)}
-    where = {key: f"{path}:{number}" for number, key in enumerate(forms, 1)}
+    found = {key: re.fullmatch(form, line) for (key, form), line in zip(forms.items(), lines[first:], strict=False)}
+    where = {key: f"{path}:{number}" for number, key in enumerate(forms, 1 + first)}
     raise_if(Problem(where[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
     title, launch, model, hardware = (match.groups() for match in found.values() if match)
     ungated = re.search(r"^# Ungated: +(\S+ \(.+\))$", text, re.MULTILINE)
@@ -68,8 +71,12 @@ def read_header(path: Path) -> Header:
 
 
 def run(argv: list[str]) -> int:
-    """Print a table of all recipes. Then raise ``UserError`` if a recipe cannot be read."""
-    argparse.ArgumentParser(prog="kit recipes", description=HELP).parse_args(argv)
+    """Print a table of all recipes, or the schema of one. Then raise ``UserError`` if a recipe cannot be read."""
+    parser = argparse.ArgumentParser(prog="kit recipes", description=HELP)
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, for editors")
+    if parser.parse_args(argv).schema:
+        show(json.dumps(json_schema(), indent=1))
+        return 0
     rows = []
     open_models: dict[str, str] = {}
     problems: list[Problem] = []

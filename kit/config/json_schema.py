@@ -1,0 +1,33 @@
+"""The JSON schema of a recipe, from which editors complete and check recipe files: made from the settings themselves.
+
+``recipes/recipe.schema.json`` is what ``kit recipes --schema`` prints. Each recipe names it in its first line.
+"""
+
+from typing import Any
+
+from kit.config.recipe import Recipe
+
+SCHEMA_FILE = "recipe.schema.json"  # in recipes/
+FIRST_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}"  # of a recipe beside it
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema. No key is required, because flags may give what the file leaves out."""
+    schema = Recipe.model_json_schema()
+    del schema["required"]
+    for part in (schema, *schema["$defs"].values()):
+        part["properties"] = {name: _described(value) for name, value in part["properties"].items()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Recipe"}
+
+
+def _described(field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a setting in an editor's words: unit and meaning as the description, lists also as text."""
+    unit = f" [{field['unit']}]" if field.get("unit") else ""
+    text = {"description": f"{field.get('group', '')}: {field.get('description', '')}{unit}"}
+    default = {"default": field["default"]} if "default" in field else {}
+    meta = ("expected", "group", "unit", "title", "description", "default")
+    types = {key: value for key, value in field.items() if key not in meta}
+    members = types.pop("anyOf", [types])
+    if any(member.get("type") in ("array", "object") for member in members):
+        members = [*members, *([] if any(member == {"type": "string"} for member in members) else [{"type": "string"}])]
+    return {**text, **default, **(members[0] if len(members) == 1 else {"anyOf": members})}

@@ -1,0 +1,45 @@
+"""The schema that editors use is that of the settings, and every recipe names it."""
+
+import json
+
+import pytest
+
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.json_schema import FIRST_LINE, SCHEMA_FILE, json_schema
+from kit.config.recipe import RECIPES, Recipe
+from kit.config.recipe_file import read_yaml
+
+FILES = sorted(RECIPES.glob("*.yaml"))
+
+
+def test_the_shipped_schema_is_current():
+    """Else: python -m kit.cli.main recipes --schema > recipes/recipe.schema.json"""
+    assert json.loads((RECIPES / SCHEMA_FILE).read_text()) == json_schema()
+
+
+def test_every_setting_is_in_it_with_its_meaning_unit_and_default():
+    schema = json_schema()
+    assert list(schema["properties"]) == list(Recipe.model_fields) and "required" not in schema
+    assert schema["additionalProperties"] is False  # an editor underlines a mistyped key
+    assert list(schema["$defs"]["DatasetEntry"]["properties"]) == list(DatasetEntry.model_fields)
+    steps = schema["properties"]["warmup_steps"]
+    assert steps["description"] == "Optimisation: linear warm-up; below 1 a share of all steps [steps]"
+    assert (steps["type"], steps["minimum"], steps["default"]) == ("number", 0, 0.03)
+    assert schema["properties"]["method"]["enum"] == ["full", "lora", "qlora"]
+
+
+@pytest.mark.parametrize("name", ["lora_target_modules", "report_to", "dataset_columns", "freeze", "new_tokens"])
+def test_what_may_be_text_or_a_list_may_be_both_in_an_editor(name):
+    types = {member.get("type") for member in json_schema()["properties"][name]["anyOf"]}
+    assert "string" in types and types & {"array", "object"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_recipe_names_it_and_fits_it(path):
+    assert path.read_text().splitlines()[0] == FIRST_LINE
+    values, _ = read_yaml(path)
+    properties = json_schema()["properties"]
+    assert set(values) <= set(properties)
+    for name, value in values.items():
+        choices = properties[name].get("enum")
+        assert not choices or value in choices
