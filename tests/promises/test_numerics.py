@@ -47,9 +47,11 @@ def test_a_step_that_is_not_finite_is_skipped_whole_or_stops_the_run(finetune, p
     assert f"error: rank 0: {found}; weights are as before it. Samples: " in stopped.output
     assert re.search(rf"chats\.jsonl:[\d,]*\b{ROW + 1}\b", stopped.output)
     assert len(stopped.rows) == bad and bad < 8  # the epoch has seven steps and a bit
+    assert found in (stopped.folder / "error.txt").read_text()  # a launcher may bury it
 
     # The same command goes on, past it.
     skipped = finetune.ok("stopped", processes, **flags, max_nonfinite_steps=1)
+    assert not (skipped.folder / "error.txt").exists()
     row = next(row for row in skipped.rows if "nonfinite" in row)
     assert row["step"] == bad and row["nonfinite"] == "loss nan, gradient norm nan"
     assert any(place.endswith(f"chats.jsonl:{ROW + 1}") for place in row["samples"])
