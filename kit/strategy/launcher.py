@@ -25,7 +25,10 @@ def end_with_launcher() -> None:
 
     `accelerate launch` does not forward signals, so without this the script would continue after its launcher ended.
     """
-    if not {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID", ACCELERATE_PID} & set(os.environ):
+    is_launched = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID", ACCELERATE_PID} & set(os.environ)
+    if "RANK" not in os.environ:
+        os.environ.pop(ACCELERATE_PID, None)  # perhaps of a command that started this one
+    if not is_launched:
         return
     with suppress(psutil.Error):
         launcher = psutil.Process(os.getppid())

@@ -15,11 +15,13 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
-from kit.strategy.launcher import OWN_TORCHRUN, end_under, end_with_launcher
+from kit.strategy.launcher import ACCELERATE_PID, OWN_TORCHRUN, end_under, end_with_launcher
 
 
 def main(argv: list[str]) -> int:
     """Start the ranks, wait for them, and return the exit status."""
+    if os.environ.get(ACCELERATE_PID, str(os.getppid())) != str(os.getppid()):
+        return 128 + signal.SIGTERM  # `accelerate launch` ended before it could be watched from here
     end_with_launcher()
     os.environ[OWN_TORCHRUN] = "1"
     from torch.distributed import run

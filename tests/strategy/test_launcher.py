@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from helpers import ROOT
 
 from kit.config.recipe import Recipe
-from kit.strategy.launcher import continue_restarted, launcher_is_gone
+from kit.strategy.launcher import continue_restarted, end_with_launcher, launcher_is_gone
 
 
 def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
@@ -92,3 +93,11 @@ def test_a_command_that_no_launcher_started_has_lost_none(monkeypatch):
     assert not launcher_is_gone()
     monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getpid()))  # the parent is another one now
     assert launcher_is_gone()
+
+
+def test_what_a_script_under_a_launcher_starts_has_another_launcher_or_none(monkeypatch):
+    monkeypatch.setenv("KIT_ACCELERATE_PID", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: ["python", "mine.py"])
+    end_with_launcher()
+    assert "KIT_ACCELERATE_PID" not in os.environ and not launcher_is_gone()

@@ -8,6 +8,8 @@ import sys
 import pytest
 from helpers import ROOT, matrix
 
+from kit.strategy import torchrun as torchrun_module
+
 RANK = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
@@ -67,6 +69,11 @@ def test_after_a_signal_the_status_is_that_of_the_ranks(torchrun, number):
     process.send_signal(number)
     assert process.wait(60) == 75
     assert process.stderr.read() == ""
+
+
+def test_no_rank_is_started_after_accelerate_launch_has_ended(monkeypatch):
+    monkeypatch.setenv("KIT_ACCELERATE_PID", "1")
+    assert torchrun_module.main(["--no_such_flag"]) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
