@@ -30,19 +30,10 @@ from kit.train.schedule import schedule_change
 
 _PARTIAL = f".{RUN_FILE}.partial"
 # Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
-_OUTPUTS = (
-    "checkpoints",
-    "final",
-    ".final.partial",
-    METRICS_FILE,
-    "metrics.partial",
-    SKIPPED_FILE,
-    "report.html",
-    ".report.partial",
-    "kit",
-    exits.ERROR_FILE,
-    _PARTIAL,
-)
+_OUTPUTS = [
+    *"checkpoints final .final.partial metrics.partial report.html .report.partial kit".split(),
+    *(METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, _PARTIAL),
+]
 
 
 class RunFolder:
