@@ -128,7 +128,10 @@ def finetune(
     with tempfile.TemporaryDirectory() as temporary:
         if isinstance(recipe, Recipe):
             file = Path(temporary) / "recipe.yaml"
-            file.write_text(json.dumps(recipe.model_dump(exclude_unset=True, mode="json")), encoding="utf-8")
+            values = recipe.model_dump(exclude_unset=True, mode="json")
+            if given := values.get("chat_template_kwargs"):  # a file's values are read as JSON: "false" is not false
+                values["chat_template_kwargs"] = {key: json.dumps(value) for key, value in given.items()}
+            file.write_text(json.dumps(values), encoding="utf-8")
             recipe = str(file)
         words = _words({"recipe": recipe, **changes})
         request = read_command_line(words)
@@ -187,6 +190,8 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
 def _as_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, Mapping) and not all(isinstance(each, str) for each in value.values()):
+        return json.dumps(value)
     if isinstance(value, Mapping):
         value = [f"{key}={each}" for key, each in value.items()]
     if isinstance(value, list | tuple):

@@ -36,6 +36,8 @@ def test_a_recipe_is_read_with_changes_and_mistakes_are_those_of_the_command_lin
     recipe = kit.read_recipe("tiny", max_steps=3, packing=True, dataset_columns={"a": "prompt", "b": "completion"})
     assert (recipe.max_steps, recipe.packing, recipe.method) == (3, True, "full")
     assert recipe.dataset_columns == {"a": "prompt", "b": "completion"}
+    values = {"enable_thinking": False, "today": "false", "n": 3}
+    assert kit.read_recipe("tiny", chat_template_kwargs=values).chat_template_kwargs == values
     with pytest.raises(UserError, match="did you mean 'learning_rate'") as caught:
         kit.read_recipe("tiny", learning_rat=1, max_steps="many")
     assert len(caught.value.problems) == 2
@@ -88,6 +90,16 @@ def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, c
     start("step 1\n")
     assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
     assert capsys.readouterr().out == ""
+
+
+def test_a_recipe_is_the_same_recipe_in_the_process_that_runs_it(start, tmp_path):
+    started = start()
+    entries = [{"path": "a.jsonl", "weight": 1, "columns": {"q": "prompt"}}, {"path": "b,c.jsonl", "weight": 2.5}]
+    settings = {"new_tokens": ["<a>"], "chat_template_kwargs": {"x": "false", "y": False}, "learning_rate": 1e-5}
+    recipe = kit.read_recipe("tiny", dataset=entries, **settings)
+    kit.finetune(recipe)
+    (tmp_path / "again.yaml").write_text(started.given)
+    assert kit.read_recipe(str(tmp_path / "again.yaml")) == recipe
 
 
 def test_what_is_wrong_is_raised_before_anything_is_started(start):
