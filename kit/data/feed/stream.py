@@ -107,6 +107,7 @@ def check_beginning(opened: Opened, encoder: Encoder, skips: bool) -> tuple[int,
     num_rows = piece.counts["num_rows"]
     bad.raise_if_too_many(name, num_rows)
     if not len(piece.samples):
+        raise_if(shown(bad.problems(), name) if not num_rows else [])
         raise UserError(Problem(name, "nothing to learn from in its first rows", "at least one sample"))
     unused = [f"{key} ({count / (num_rows + bad.num_rows):.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
     lines = [f"{name}: {text}" for text in piece.remarks]

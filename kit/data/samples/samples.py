@@ -27,7 +27,7 @@ class Store:
     name: str  # in metrics and tables
     arrays: Mapping[str, np.ndarray]  # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks, weights, max_id
-    fingerprint: str  # the key of the cache entry
+    fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
     folder: Path | None = None  # the cache entry
 
     @property

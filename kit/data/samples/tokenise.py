@@ -50,7 +50,9 @@ def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None,
     left, the source changes meanwhile, or the cache cannot be written.
     """
     key = digest(opened.source.digest, sorted(opened.fields.items()), *encoder.key())
-    folder = cache_folder() / "samples" / key
+    # What is ignored changes no sample, but which rows are refused: it has an entry of its own, and the same fingerprint.
+    entry = digest(key, sorted(opened.ignored)) if opened.ignored else key
+    folder = cache_folder() / "samples" / entry
     stored = open_entry(folder)
     if stored is None:
         with locked(folder):
@@ -62,7 +64,8 @@ def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None,
     arrays, info = stored
     if info["skipped"] and not skips:
         raise_if(shown(BadRows.from_record(info["skipped"]).problems(), opened.source.name))
-    return Samples([Store(opened.source, opened.entry.name, arrays, info, key, folder)])
+    fingerprint = digest(key, [row[:2] for row in info["skipped"]]) if info["skipped"] else key
+    return Samples([Store(opened.source, opened.entry.name, arrays, info, fingerprint, folder)])
 
 
 def _make(folder: Path, opened: Opened, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
@@ -200,6 +203,8 @@ class _Whole:
         if not self.num_tokens:
             found = f"none of {self.counts['num_rows']} samples has a supervised token within max_length"
             fix = f"raise max_length, which is {max_length}"
+            if self.bad.num_rows and not self.counts["num_rows"]:
+                raise UserError(*shown(self.bad.problems(), name))
             if not self.counts["num_truncated"] and not self.counts["num_dropped_long"]:
                 found, fix = f"nothing in {self.counts['num_rows']} samples is supervised", "see `kit inspect`"
             raise UserError(Problem(name, found if self.counts["num_rows"] else "no rows", "at least one", fix))

@@ -377,3 +377,27 @@ def test_too_many_bad_rows_are_not_skipped(tmp_path, tokenizer, cache):
     with pytest.raises(UserError, match=r"train.jsonl: 2 of 10 rows \(20.0%\) cannot be used; expected at most 10%"):
         open_all(tokenizer, on_bad_row="skip")
     assert not list(cache.glob("*/entry.json"))
+
+
+def test_what_is_ignored_is_not_taken_from_an_entry_where_it_was_not(tmp_path, tokenizer):
+    rows = [pair | {"label": i != 3} for i, pair in enumerate(pairs(20))]
+    write(tmp_path / "train.jsonl", *rows)
+    ignoring = open_all(tokenizer, dataset_columns={"label": "ignore"})
+    with pytest.raises(UserError, match=r"an answer marked as bad would be learned \(at train.jsonl:4\)"):
+        open_all(tokenizer)
+    skipping = open_all(tokenizer, on_bad_row="skip")
+    assert (len(ignoring.train), len(skipping.train)) == (20, 19)
+    assert len(open_all(tokenizer, on_bad_row="skip", dataset_columns={"label": "ignore"}).train) == 20
+    assert ignoring.fingerprint != skipping.fingerprint
+
+
+def test_ignoring_what_changes_no_sample_is_the_same_data(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(pair | {"label": True} for pair in pairs(5)))
+    assert open_all(tokenizer, dataset_columns={"label": "ignore"}).fingerprint == open_all(tokenizer).fingerprint
+
+
+@pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 1}])
+def test_why_the_only_row_is_skipped_is_told(streaming, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"text": ""})
+    with pytest.raises(UserError, match=r"train.jsonl:1 text: empty"):
+        open_all(tokenizer, on_bad_row="skip", **streaming)
