@@ -235,6 +235,11 @@ def read_tools(where: str, tools: Any) -> list[Any]:
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):
             raise UserError(Problem(f"{where}[{i}]", kind(tool), "an object"))
+        function = tool.get("function", tool)
+        if not isinstance(function, dict):
+            raise UserError(Problem(f"{where}[{i}].function", kind(function), "an object with a name"))
+        if not isinstance(function.get("name", ""), str):
+            raise UserError(Problem(f"{where}[{i}].name", kind(function["name"]), "text"))
     return _writable(where, tools)
 
 

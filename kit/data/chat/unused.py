@@ -94,7 +94,7 @@ class Unused:
         if column in ("role", "parent_id") and self._format == "text":
             return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
         if self._format == "input_ids":
-            return _harm_to_ids(column, value, row[self._fields["input_ids"]])
+            return _harm_to_ids(column, value, row.get(self._fields["input_ids"]))
         return "", ""
 
     def _as_instruction(self, column: str) -> str:
@@ -123,13 +123,13 @@ def _keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
     for message in messages if isinstance(messages, list) else []:
         if not isinstance(message, dict):
             continue
-        for key in message.keys() - MESSAGE_KEYS if len(message) > 2 else ():
+        for key in sorted(message.keys() - MESSAGE_KEYS) if len(message) > 2 else ():
             if not _is_empty(message[key]):
                 is_answer = message.get("role", message.get("from")) not in ("system", "user", "human", "tool")
                 yield f"{column}.{key}", *_harm_of_key(key, message[key], is_answer)
         parts = message.get("content", message.get("value"))
         for part in parts if isinstance(parts, list) else ():
-            for key in part.keys() - {"type", "text"} if isinstance(part, dict) else ():
+            for key in sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) else ():
                 if not _is_empty(part[key]):
                     is_learned = key in DETAILS or key in LEARNED_KEYS or key in ("train", "weight")
                     harm = "which part is learned, and only whole messages can be chosen" if is_learned else ""

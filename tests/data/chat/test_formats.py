@@ -111,6 +111,8 @@ BAD_ROWS = [
     ({"messages": [USER, ANSWER], "tools": "add"}, "tools: not JSON"),
     ({"messages": [USER, ANSWER], "tools": {"name": "add"}}, "tools: an object; expected a list of tools"),
     ({"messages": [USER, ANSWER], "tools": [3]}, "tools[0]: a number; expected an object"),
+    ({"messages": [USER, ANSWER], "tools": [{"function": "add"}]}, "tools[0].function: a text; expected an object"),
+    ({"messages": [USER, ANSWER], "tools": [{"name": None}]}, "tools[0].name: null; expected text"),
     ({"messages": [USER, ANSWER], "chat_template_kwargs": [3]}, "chat_template_kwargs: a list; expected an object"),
     ({"messages": [USER, ANSWER], "chat_template_kwargs": "a"}, "chat_template_kwargs: not JSON"),
 ]

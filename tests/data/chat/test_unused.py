@@ -91,3 +91,8 @@ def test_what_is_not_used_is_counted_once_a_row():
     assert looked(parts)[1] == {"messages.content.cache_control": 1}
     sharegpt = {"conversations": [{"from": role, "value": "a", "markdown": "x"} for role in ("human", "gpt")]}
     assert looked(sharegpt)[1] == {"conversations.markdown": 1} and "human" not in ROLES
+
+
+@pytest.mark.parametrize("more", [{"labels": [1]}, {"attention_mask": [0, 1]}, {"position_ids": [0]}])
+def test_a_row_without_the_ids_of_the_others_is_looked_at_too(more):
+    assert Unused({"input_ids": "input_ids"}, ()).check({"attention_mask": [1], **more}) is not None
