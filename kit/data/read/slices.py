@@ -69,7 +69,8 @@ class Slice:
                 if self.start <= first < self.stop:
                     rows.append(row)
                 first += row[1] is not None
-            yield Block(rows[0][0], len(rows), block.size, rows)
+            if rows:
+                yield Block(rows[0][0], len(rows), block.size, rows)
 
     def rows(self, block: Block) -> Iterator[Row]:
         """Parse a block, see ``Part``."""
@@ -80,7 +81,10 @@ def _num_filled(block: Block, has_schema: bool) -> int:
     """The number of rows in a block without blank lines."""
     if isinstance(block.payload, list):
         return sum(row is not None for _, row in block.payload)
-    return block.num_rows if has_schema else sum(bool(line.strip()) for line in block.payload.split(b"\n"))
+    if has_schema:
+        return block.num_rows
+    # As rows are parsed: a BOM, and the spaces of Unicode, are blank too.
+    return sum(bool(line.decode("utf-8-sig", "replace").strip()) for line in block.payload.split(b"\n"))
 
 
 def _num_rows(part: Part) -> int:

@@ -21,7 +21,7 @@ from kit.cache import file_digest, file_stamp
 from kit.data.read.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
 from kit.data.read.hub import Found, is_saved, open_hub, open_saved
 from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
-from kit.data.read.slices import SLICE, sliced, split_of
+from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import SPREAD
 from kit.errors import Problem, Problems, UserError, did_you_mean
@@ -109,7 +109,7 @@ def open_source(
             found = _open_files(name, files, flag, streaming)
         else:
             found = open_hub(name, split, flag, config, streaming)
-        if (saved or files) and SLICE.search(split):
+        if (saved or files) and "[" in split:
             if streaming:
                 fix = "leave --streaming out"
                 raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))

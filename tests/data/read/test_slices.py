@@ -55,6 +55,7 @@ def test_a_slice_is_another_data_set(folder):
         ("train[:0]", "'train[:0]' of 10 rows has no row"),
         ("train[a:b]", "expected a slice such as train[:1000]"),
         ("train[:150%]", "'train[:150%]'"),
+        ("train[:5", "'train[:5'"),
     ],
 )
 def test_a_wrong_slice_is_told(spec, message, folder):
@@ -66,3 +67,11 @@ def test_a_wrong_slice_is_told(spec, message, folder):
 def test_a_stream_has_no_slices(folder):
     write_any("a.jsonl", text_rows(10))
     assert "'train[:5]': a stream has no slices" in refused("a.jsonl", "train[:5]", streaming=True)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_what_is_read_as_a_blank_line_is_no_row_of_a_slice(name, folder):
+    rows = [json.dumps({"text": text}) if name == "a.jsonl" else text for text in "abc"]
+    (folder / name).write_text("\n".join(["\ufeff", "\u00a0", rows[0], "", "\u2003", *rows[1:]]), encoding="utf-8")
+    assert [row for row in contents(source_of(name, "train[-1:]")) if row] == [{"text": "c"}]
+    assert [row for row in contents(source_of(name, "train[:1]")) if row] == [{"text": "a"}]
