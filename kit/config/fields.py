@@ -51,6 +51,11 @@ def column_mapping(value: Any) -> Any:
 
 
 TEMPLATE_KWARGS = "name=value, separated by commas, or a JSON object"
+PYTHON_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}  # as text, a template would take each of them for true
 
 
 def template_kwargs(value: Any) -> Any:
@@ -68,13 +73,21 @@ def template_kwargs(value: Any) -> Any:
     if given is None:
         return None
     fits = isinstance(given, dict) and all(name.isidentifier() and item is not None for name, item in given.items())
+    try:
+        json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        fits = False
     return given if fits else str(value)
 
 
 def json_or_text(value: Any) -> Any:
-    """Parse text that is JSON; return any other value as it is."""
+    """Parse text that is JSON, or True, False or None as in Python; other text stays. Of a list or dict, each item."""
+    if isinstance(value, dict):
+        return {key: json_or_text(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [json_or_text(item) for item in value]
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(PYTHON_WORDS.get(value, value)) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return value
 

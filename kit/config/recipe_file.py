@@ -66,7 +66,7 @@ def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[P
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # a template tells false from "false"
-        values["chat_template_kwargs"] = {key: json_or_text(value) for key, value in given.items()}
+        values["chat_template_kwargs"] = json_or_text(given)
     for key in PATHS:
         values |= {key: _relative_to(path.parent, values[key])} if key in values else {}
     return values, {key: f"{_shown_path(path)}:{line} {key}" for key, line in lines.items()}, problems

@@ -62,6 +62,9 @@ def test_values_for_a_template_are_json_or_text():
     assert template_kwargs("a=false, b=high,c=x=y") == {"a": False, "b": "high", "c": "x=y"}
     assert template_kwargs('{"a": "3", "b": [1]}') == {"a": "3", "b": [1]}
     assert template_kwargs({"a": "3", "b": False}) == {"a": "3", "b": False}  # a record of a run keeps its types
+    assert template_kwargs("a=False,b=True") == {"a": False, "b": True}  # the text "False" is true in a template
+    for mistake in ("a=None", "a=NaN", '{"a": [1e999]}', "a=\udcff"):
+        assert template_kwargs(mistake) == mistake
     for mistake in ("a", "a=1,b", "a=1,a=2", "a b=1", '{"a": null}', "{a: 1}", "[1]", 3):
         assert template_kwargs(mistake) == str(mistake)  # refused as text, where a mapping is expected
 

@@ -44,6 +44,7 @@ def test_paths_of_a_recipe_are_looked_up_beside_it_first(recipe_file, tmp_path):
         ("dataset_columns: {question: prompt}", {"question": "prompt"}),
         ("chat_template_kwargs: {a: false, b: high}", {"a": False, "b": "high"}),
         ("chat_template_kwargs: a=false", {"a": False}),
+        ("chat_template_kwargs: {a: False, b: {c: false, d: [1, x]}}", {"a": False, "b": {"c": False, "d": [1, "x"]}}),
         ("dataset_columns: question=prompt", {"question": "prompt"}),
         ("warmup_steps: 0.5", 0.5),
         ("eval_split_size: 200", 200),

@@ -11,7 +11,6 @@ Promises:
 
 import copy
 import datetime
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +78,8 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
             read[name] = _variables(_compile_jinja_template(text), text)
         except jinja2.TemplateSyntaxError:  # told when it is rendered
             read[name] = set(kwargs)
-    check_kwargs(kwargs, set().union(*read.values()))
+    # What the tokenizer gives, such as bos_token, would win over a default.
+    check_kwargs(kwargs, set().union(*read.values()) - set(tokenizer.special_tokens_map))
     named = {name: _with_defaults(text, kwargs, read[name]) for name, text in named.items()}
     return named if isinstance(source, dict) else named[""]
 
@@ -107,7 +107,7 @@ def _variables(compiled: jinja2.Template, source: str) -> set[str]:
 
 def _with_defaults(source: str, kwargs: Mapping[str, Any], read: set[str]) -> str:
     """``source`` with values for variables that are given none. The line break after a statement is not rendered."""
-    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in kwargs.items() if key in read}
+    texts = {key: repr(value) for key, value in kwargs.items() if key in read}  # Jinja has no null
     return "".join(f"{{%- set {key} = {key} | default({text}) %}}\n" for key, text in texts.items()) + source
 
 

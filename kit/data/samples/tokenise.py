@@ -50,7 +50,7 @@ def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None,
     left, the source changes meanwhile, or the cache cannot be written.
     """
     key = digest(opened.source.digest, sorted(opened.fields.items()), *encoder.key())
-    # What is ignored changes no sample, but which rows are refused: it has an entry of its own, and the same fingerprint.
+    # What is ignored changes no sample, but which rows are refused: another entry with the same fingerprint.
     entry = digest(key, sorted(opened.ignored)) if opened.ignored else key
     folder = cache_folder() / "samples" / entry
     stored = open_entry(folder)

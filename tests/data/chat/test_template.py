@@ -205,3 +205,18 @@ def test_every_special_token_of_the_shapes_is_one_to_the_tokenizer(tokenizer):
     assert all(len(tokenizer(token, add_special_tokens=False).input_ids) == 1 for token in SPECIAL)
     for path in GOLDEN.glob("*.jinja"):
         assert Template(path.read_text(), tokenizer).split_literals == []
+
+
+def test_a_value_is_the_same_in_the_saved_template(tokenizer, tmp_path):
+    value = {"a": None, "b": [True, 1e-7, 'it\'s \\n "é" %} }} \u200b\n']}
+    (tmp_path / "own.jinja").write_text(
+        "{{ value.a is none }} {{ value.b[0] is true }} {{ value.b[1] }} {{ value.b[2] }}"
+    )
+    saved = resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"value": value})
+    assert Template(saved, tokenizer).render([], None) == f"True True {value['b'][1]} {value['b'][2]}"
+
+
+def test_a_token_that_the_tokenizer_gives_is_no_value(tokenizer, tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ eos_token }}{{ mode }}")
+    with pytest.raises(UserError, match=r"'eos_token', so it would change nothing; expected one of .*mode"):
+        resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"eos_token": "x"})
