@@ -95,6 +95,15 @@ def listed(value: Any) -> Any:
     return parsed if isinstance(parsed, list) else value
 
 
+def _are_messages(*values: Any) -> bool:
+    """Whether all values are lists of messages that are written as JSON text."""
+    lists = [listed(value) if isinstance(value, str) else None for value in values]
+    return all(
+        isinstance(each, list) and each and all(isinstance(item, dict) and "role" in item for item in each)
+        for each in lists
+    )
+
+
 def _explain(given: Any, problems: Problems) -> None:
     """Say of a text that stands where a list should, and is no JSON list, how to write it."""
     if isinstance(given, str) and problems:
@@ -105,12 +114,17 @@ def _explain(given: Any, problems: Problems) -> None:
 
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
     prompt, completion = values["prompt"], values["completion"]
+    if _are_messages(prompt, completion):
+        prompt, completion = listed(prompt), listed(completion)
     if isinstance(prompt, list) != isinstance(completion, list):
         found = f"prompt is {kind(prompt)}, completion {kind(completion)}"
         problems.append(Problem("prompt", found, "two texts, or two lists of messages"))
         return {}
     if not isinstance(prompt, list):
         problems += check_text("prompt", prompt) + check_text("completion", completion)
+        if not problems and all(text.lstrip().startswith("[{'") and "'role'" in text for text in (prompt, completion)):
+            problems.append(Problem("prompt", kind(prompt), "a text, or a list of messages"))
+            _explain(prompt, problems)
         return {"prompt": prompt, "completion": completion} | _tools(values, problems)
     sample = {
         "prompt": read_messages("prompt", prompt, problems, needs_answer=False),

@@ -204,3 +204,12 @@ def test_roles_of_sharegpt_in_messages_are_told_with_the_flag_that_reads_them(me
     answer = {"from": "gpt", "value": "Hello"} if "from" in message else ANSWER
     assert "--dataset_columns messages=conversations reads them" in told({"messages": [message, answer]})
     assert sample_of({"messages": [message, answer]}, conversations="messages") == {"messages": [USER, ANSWER]}
+
+
+def test_a_prompt_and_a_completion_may_be_messages_as_json_text_but_not_as_python_prints_them():
+    row = {"prompt": [USER], "completion": [ANSWER]}
+    assert sample_of({key: json.dumps(value) for key, value in row.items()}) == row
+    printed = told({key: str(value) for key, value in row.items()})
+    assert printed.startswith("prompt: a text that is no JSON list") and "json.dumps" in printed
+    texts = {"prompt": json.dumps([{"role": "user"}]), "completion": "[1, 2]"}
+    assert sample_of(texts) == texts
