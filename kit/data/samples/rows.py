@@ -30,7 +30,6 @@ from kit.errors import Problem
 CODE_VERSION = 4
 # The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
-MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 # One sample in the cache.
 SAMPLE = np.dtype(
@@ -74,7 +73,7 @@ class Piece:
 
     samples: np.ndarray  # SAMPLE [N], `start` counted from the start of this piece
     input_ids: np.ndarray  # int32 [T]
-    weight_codes: np.ndarray  # uint8 [T], each token's index in `weights`
+    weight_codes: np.ndarray  # uint8 (or larger, for many weights) [T], each token's index in `weights`
     weights: list[float]
     rows: Sequence[int] = ()  # [N], index of the given row that each sample is from
     bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
@@ -211,10 +210,7 @@ class Encoder:
             piece.weight_codes = weights.astype(np.uint8)
         else:
             values, codes = np.unique(weights, return_inverse=True)
-            piece.weights, piece.weight_codes = values.tolist(), (codes % MAX_WEIGHTS).astype(np.uint8)
-            if len(values) > MAX_WEIGHTS:
-                found = f"{len(values)} different weights in {len(kept)} samples"
-                piece.problems.append(Problem("weight", found, f"at most {MAX_WEIGHTS} in a data set"))
+            piece.weights, piece.weight_codes = values.tolist(), codes.astype(np.min_scalar_type(len(values)))
         piece.samples = samples = np.zeros(len(kept), SAMPLE)
         samples["length"], samples["start"] = lengths, np.cumsum(lengths) - lengths
         samples["part"], samples["number"], samples["text_hash"] = parts, numbers, np.array(text_hashes, np.uint64)

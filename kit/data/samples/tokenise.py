@@ -31,11 +31,12 @@ from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_e
 from kit.data.read.parts import Block
 from kit.data.read.sources import Source, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
-from kit.data.samples.rows import MAX_WEIGHTS, Encoder, Opened, Piece
+from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.errors import Problem, UserError, raise_if
 
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
+MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
 MAX_PROBLEMS = 1000  # after so many bad rows tokenising stops
 
 
@@ -183,7 +184,8 @@ class _Whole:
             return
         self.weights += [weight for weight in piece.weights if weight not in self.weights]
         if len(self.weights) > MAX_WEIGHTS:
-            self.problems.append(Problem("weight", f"more than {MAX_WEIGHTS} different weights in a data set"))
+            found = f"more than {MAX_WEIGHTS} different weights in a data set"
+            self.problems.append(Problem("weight", found, fix="round them; a stream may have any number"))
             return
         codes = np.array([self.weights.index(weight) for weight in piece.weights], np.uint8)
         piece.samples["start"] += self.num_tokens

@@ -264,6 +264,19 @@ def test_a_later_bad_row_is_skipped_and_listed_once_or_ends_the_run(tmp_path, to
         run_through(feed)
 
 
+def test_each_of_many_weights_is_that_of_its_row(tmp_path, tokenizer):
+    weights = [0.25 + i / 1024 for i in range(400)]
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    write(tmp_path / "part-0.jsonl", *({"messages": [turns[0], {**turns[1], "weight": weight}]} for weight in weights))
+    (feed,) = feeds(tokenizer, 1, 8, shuffle_buffer_size=400, chat_template="chatml")
+    seen = {
+        weight for step in range(50) for batch in feed.take(step).micro_batches for weight in batch.weights.tolist()
+    }
+    assert seen == set(weights)
+    with pytest.raises(UserError, match="weight: more than 256 different weights"):
+        open_all(tokenizer, dataset="part-0.jsonl", chat_template="chatml")
+
+
 @pytest.mark.slow
 def test_too_many_bad_rows_end_a_stream(tmp_path, tokenizer):
     bad_later(tmp_path, 800)
