@@ -30,6 +30,7 @@ _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A prompt that opens a thought, and what ends one: </think>, <|END_THINKING|>, [/THINK].
 _OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
+VALUES = (False, True, "none")  # of variables for thinking
 _QUESTION = {"role": "user", "content": "?"}
 _OPENING = 'give the answer "train": false, and it is only read'
 
@@ -53,7 +54,8 @@ class Finder:
 
     def __init__(self, template: Template, stops: Stops) -> None:
         self._template, self._stops = template, stops
-        self._cure, self._searches = "", 10  # refused answers for which a cure is still looked for
+        self._cures = list(product(sorted(filter(re.compile("think|reason").search, template.variables)), VALUES))
+        self._searches = 10  # refused answers for which all of these are tried; later ones, only what helped before
 
     def find(self, messages: Messages, i: int, tools: Tools) -> Answer:
         """Find message number ``i``, an answer."""
@@ -225,16 +227,16 @@ class Finder:
 
     def _cure_of(self, messages: Messages, i: int, tools: Tools) -> str:
         """The ``chat_template_kwargs`` with which a refused answer would be found; an empty string if none help."""
-        names = [name for name in sorted(self._template.variables) if re.search("think|reason", name)]
-        for name, value in product(names if self._searches else [], (False, True, "none")):
+        for name, value in self._cures:
             with suppress(UserError):
-                finder = Finder(self._template.given({name: value}), self._stops)
-                finder._find(messages, i, tools)
+                Finder(self._template.given({name: value}), self._stops)._find(messages, i, tools)
+                self._cures, self._searches = [(name, value)], 0
                 shown = value if isinstance(value, str) else str(value).lower()
-                self._cure, self._searches = f"--chat_template_kwargs {name}={shown} makes a prompt that fits", 0
-                break
-        self._searches = max(0, self._searches - 1)
-        return self._cure
+                return f"--chat_template_kwargs {name}={shown} makes a prompt that fits"
+        self._searches -= 1
+        if not self._searches:
+            self._cures = []
+        return ""
 
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:

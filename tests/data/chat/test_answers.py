@@ -4,7 +4,7 @@ import pytest
 from data_helpers import CALL, HEADER, PROMPT, SIMPLE, byte_level_tokenizer, chat, marked, with_keys
 
 from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OPEN_THOUGHT
-from kit.data.chat.tokens import UNROLLED, encode
+from kit.data.chat.tokens import UNROLLED, encode, encode_all
 from kit.data.chat.turns import NO_END_OF_TURN
 from kit.errors import UserError
 
@@ -209,3 +209,15 @@ def test_a_first_answer_that_a_template_cannot_write_is_refused_with_the_cure(to
     only_read = with_keys({"messages": TWO["messages"][1:]}, assistant_0={"weight": 0})
     [text], _ = learned(only_read, tokenizer, template + HEADER + SIMPLE)
     assert text.count("[[") == 1 and text.endswith("[[Bye now<|im_end|>]]\n")
+
+
+def test_a_cure_of_one_answer_is_no_advice_for_another_that_it_does_not_help(tokenizer):
+    header = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    thought = "{% if not enable_thinking | default(true) %}<think></think>{% else %}<think>\n{% endif %}"
+    answer = "{% if m.role == 'assistant' and not enable_thinking | default(true) %}<think></think>{% endif %}"
+    source = (
+        header + "<|im_start|>{{ m.role }}\n" + answer + SIMPLE.removesuffix("{% endif %}") + thought + "{% endif %}"
+    )
+    cured, other = encode_all([chat("Hi", "Hello"), chat("Hi", "Hello", system="Be kind")], tokenizer, source)
+    assert "enable_thinking=false" in cured.fix
+    assert "no system" in other.found and not other.fix
