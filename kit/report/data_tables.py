@@ -7,22 +7,27 @@ import numpy as np
 from kit.data.samples.samples import Samples
 
 
-def sources_table(train: Samples, is_split: bool) -> list[dict[str, Any]]:
-    """The table of the sources.
+def sources_table(train: Samples, held_out: Samples | None) -> list[dict[str, Any]]:
+    """The table of the sources. ``held_out``: the samples of the same sources that are for evaluation.
 
-    If each row makes one sample, "samples" + "held out" + "left out" = "rows".
+    If each row makes one sample, "samples" + "held out" + "left out" + "unused" = "rows". Unused are repeats that
+    ``dedup`` leaves out, and samples beyond ``max_train_samples`` or ``max_eval_samples``.
     """
     rows = []
+    num_all = sum(len(store.arrays["samples"]) for store in train.stores)
+    are_all_used = len(train) + (len(held_out) if held_out else 0) == num_all
     for number, store in enumerate(train.stores):
         of_source = train.sources == number
         lengths, num_targets = train.lengths[of_source], train.num_targets[of_source]
         counts = store.report
+        num_held_out = int((held_out.sources == number).sum()) if held_out else 0
         rows.append(
             {
                 "data set": store.name,
                 "rows": counts["num_rows"],
                 "samples": len(lengths),
-                **({"held out": counts["num_samples"] - len(lengths)} if is_split else {}),
+                **({"held out": num_held_out} if held_out else {}),
+                **({} if are_all_used else {"unused": counts["num_samples"] - len(lengths) - num_held_out}),
                 "left out": counts["num_dropped_long"] + counts["num_dropped_unsupervised"],
                 "cut": counts["num_truncated"] + counts["num_split"],
                 "blank lines": counts["num_blank_lines"],

@@ -89,7 +89,7 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
     return Look(
         ", ".join(train.names),
         [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", note) for note in notes],
-        sources_table(train, recipe.eval_split_size > 0),
+        sources_table(train, data.evaluation if recipe.eval_split_size else None),
         unused_table(train),
         check(train, data.evaluation, tokenizer, recipe),
         train.lengths,

@@ -92,8 +92,9 @@ def test_the_rows_of_the_table_add_up(tmp_path, tokenizer):
     write(tmp_path / "b.jsonl", *[{"text": "Bye"}] * 9)
     flags = {"dataset": "a.jsonl,b.jsonl", "max_length": 8, "excess_length_strategy": "drop"}
     rows = looked(tokenizer, eval_split_size=6, max_eval_samples=2, **flags).sources
-    assert sum(row["held out"] for row in rows) == 6 and sum(row["left out"] for row in rows) > 0
-    assert all(row["rows"] == row["samples"] + row["held out"] + row["left out"] for row in rows)
+    assert [sum(row[key] for row in rows) for key in ("held out", "unused")] == [2, 4]
+    assert sum(row["left out"] for row in rows) > 0
+    assert all(row["rows"] == row["samples"] + row["held out"] + row["left out"] + row["unused"] for row in rows)
     assert "held out" not in looked(tokenizer, **flags).sources[0]
 
 

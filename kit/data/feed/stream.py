@@ -28,7 +28,7 @@ from kit.data.feed.feed import Ahead, GlobalBatch
 from kit.data.feed.lanes import COUNTS, Element, StreamedSource, SubStream, num_sub_streams
 from kit.data.feed.order import MIX, uniform
 from kit.data.feed.ranks import Ranks
-from kit.data.read.sources import shown
+from kit.data.read.sources import MEND, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows, SkippedFile
 from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import MAX_UNUSED, Samples
@@ -107,7 +107,7 @@ def check_beginning(opened: Opened, encoder: Encoder, skips: bool) -> tuple[int,
     num_rows = piece.counts["num_rows"]
     bad.raise_if_too_many(name, num_rows)
     if not len(piece.samples):
-        raise_if(shown(bad.problems(), name) if not num_rows else [])
+        raise_if(shown(bad.problems(), name, MEND) if not num_rows else [])
         raise UserError(Problem(name, "nothing to learn from in its first rows", "at least one sample"))
     unused = [f"{key} ({count / (num_rows + bad.num_rows):.1%})" for key, count in piece.unused.most_common(MAX_UNUSED)]
     lines = [f"{name}: {text}" for text in piece.remarks]

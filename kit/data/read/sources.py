@@ -34,7 +34,8 @@ SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "tes
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
-FIX = "mend or remove such rows, or leave them out with --on_bad_row skip"
+MEND = "mend or remove such rows"
+FIX = f"{MEND}, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it
 
@@ -271,7 +272,7 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
     raise UserError(*(shown(bad, name) or [Problem(name, "no rows", "at least one")]))
 
 
-def shown(problems: Sequence[Problem], name: str) -> list[Problem]:
+def shown(problems: Sequence[Problem], name: str, fix: str = FIX) -> list[Problem]:
     """The first ``NUM_SHOWN`` problems, and one that counts the others. The advice for bad rows is given only once."""
     told = list(problems[:NUM_SHOWN])
     rows = [i for i, problem in enumerate(told) if ROW.search(problem.where) and not problem.fix]
@@ -279,5 +280,5 @@ def shown(problems: Sequence[Problem], name: str) -> list[Problem]:
         told.append(Problem(name, f"... and {more} more problem{'s' if more > 1 else ''}", num_others=more))
     if rows:
         last = -1 if more else rows[-1]
-        told[last] = replace(told[last], fix=FIX)
+        told[last] = replace(told[last], fix=fix)
     return told

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kit import durable
 from kit.console import say
-from kit.data.read.sources import shown
+from kit.data.read.sources import MEND, shown
 from kit.errors import Problem, UserError
 
 SKIPPED_FILE = "skipped_rows.jsonl"
@@ -77,7 +77,7 @@ class BadRows:
         if self.num_rows > max(1, MAX_SKIPPED_SHARE * num):
             found = f"{self.num_rows} of {num} rows ({self.num_rows / num:.1%}) cannot be used"
             problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
-            raise UserError(problem, *shown(self.problems(), name))
+            raise UserError(problem, *shown(self.problems(), name, MEND))
 
     def record(self) -> list[list[Any]]:
         """The rows as JSON values."""

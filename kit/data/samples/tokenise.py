@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.data.read.parts import Block
-from kit.data.read.sources import Source, shown
+from kit.data.read.sources import MEND, Source, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, Store
@@ -206,7 +206,7 @@ class _Whole:
             found = f"none of {self.counts['num_rows']} samples has a supervised token within max_length"
             fix = f"raise max_length, which is {max_length}"
             if self.bad.num_rows and not self.counts["num_rows"]:
-                raise UserError(*shown(self.bad.problems(), name))
+                raise UserError(*shown(self.bad.problems(), name, MEND))
             if not self.counts["num_truncated"] and not self.counts["num_dropped_long"]:
                 found, fix = f"nothing in {self.counts['num_rows']} samples is supervised", "see `kit inspect`"
             raise UserError(Problem(name, found if self.counts["num_rows"] else "no rows", "at least one", fix))
