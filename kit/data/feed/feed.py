@@ -93,7 +93,7 @@ class Feed:
         samples, epoch = self._samples, self._order.epoch(0)
         lines = []
         if not self._recipe.shuffle:
-            packs = " and packs hold neighbours, so they are less full" if self._recipe.packing else ""
+            packs = ", and packs hold neighbours, so they are less full" if self._recipe.packing else ""
             lines.append(f"shuffle false: every epoch has the samples in the order of the data{packs}")
         if self._recipe.packing:
             share = fill_share(epoch, samples.lengths[epoch.members], self._recipe.max_length)
