@@ -79,5 +79,8 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
         if isinstance(arguments, dict) and arguments and str(arguments) in text:
             raise template.refusal(f"messages[{i}]: the template writes the arguments of {name!r} not as JSON")
         parts = [arguments] if isinstance(arguments, str) else arguments
-        if at < len(name) or any(part not in text for part in parts):
+        in_json = (json.dumps(part, ensure_ascii=False)[1:-1] for part in parts)
+        if at < len(name) or any(
+            part not in text and form not in text for part, form in zip(parts, in_json, strict=True)
+        ):
             raise template.refusal(f"messages[{i}]: the template leaves out the call of {name!r}, or part of it")

@@ -133,3 +133,10 @@ def test_reasoning_that_is_left_out_is_named_with_the_cure(tokenizer):
         UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out.*\n.*<think>"
     ):
         check_answer(Template("", tokenizer), "B", answer, 1)
+
+
+def test_a_name_that_json_escapes_is_found(tokenizer):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {'a"b': 1}}}
+    template = Template("{{ messages[0].tool_calls[0].function | tojson }}", tokenizer)
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    check_answer(template, template.render([message], None), message, 0)
