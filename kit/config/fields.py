@@ -51,11 +51,8 @@ def column_mapping(value: Any) -> Any:
 
 
 TEMPLATE_KWARGS = "name=value, separated by commas, or a JSON object"
-PYTHON_WORDS = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-}  # as text, a template would take each of them for true
+# As text, a template would take each of them for true.
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def template_kwargs(value: Any) -> Any:
