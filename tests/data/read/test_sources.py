@@ -100,8 +100,7 @@ def test_a_split_may_have_a_name_of_its_own(folder):
         ("*.pt", "'train.pt' ends in '.pt'"),
         ("empty", "'empty' is a folder without state.json and without data files"),
         ("a" * 300 + ".jsonl", "cannot be read (File name too long)"),
-        ("someone/something", "no file or folder 'someone/something', and split 'train' of hub id"),
-        ("someone/something", "offline (HF_HUB_OFFLINE is set)"),
+        ("someone/something", "no file or folder 'someone/something', and it is not in the cache; HF_HUB_OFFLINE forbids"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(name, message, folder, monkeypatch):
