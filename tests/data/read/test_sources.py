@@ -100,7 +100,7 @@ def test_a_split_may_have_a_name_of_its_own(folder):
         ("*.pt", "'train.pt' ends in '.pt'"),
         ("empty", "'empty' is a folder without state.json and without data files"),
         ("a" * 300 + ".jsonl", "cannot be read (File name too long)"),
-        ("someone/something", "no file or folder 'someone/something', and it is not in the cache; HF_HUB_OFFLINE forbids"),
+        ("someone/something", "and it is not in the cache; HF_HUB_OFFLINE forbids to download it"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(name, message, folder, monkeypatch):
