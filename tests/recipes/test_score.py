@@ -188,7 +188,7 @@ def test_memory_that_runs_out_is_explained(finetune, flags, model_folder):
 
 @pytest.mark.slow
 def test_a_lost_rank_is_named(finetune, fp32, flags, model_folder):
-    flags = flags | {"model_name_or_path": model_folder, "config": fp32["ddp"], "ddp_timeout": 20}
+    flags = flags | {"model_name_or_path": model_folder, "config": fp32["ddp"], "ddp_timeout": 60}
     status, output = failed(finetune, without_the_second_rank, 2, **flags)
     assert status == "1" and "Traceback" not in output, output
     assert "error: rank 0: rank 1 is gone, last seen: rank 1 evaluating\n" in output
