@@ -159,7 +159,11 @@ def without_the_second_rank(rank):
     """It dies in the evaluation, some heartbeats on, without a word, as by a scheduler or for lack of memory."""
     from transformers.models.llama.modeling_llama import LlamaMLP
 
+    forward = LlamaMLP.forward
+
     def die(self, hidden):
+        if hidden.is_meta:  # the checks before the start
+            return forward(self, hidden)
         time.sleep(3)
         os._exit(9)
 
@@ -188,7 +192,7 @@ def test_memory_that_runs_out_is_explained(finetune, flags, model_folder):
 
 @pytest.mark.slow
 def test_a_lost_rank_is_named(finetune, fp32, flags, model_folder):
-    flags = flags | {"model_name_or_path": model_folder, "config": fp32["ddp"], "ddp_timeout": 60}
+    flags = flags | {"model_name_or_path": model_folder, "config": fp32["ddp"], "ddp_timeout": 20}
     status, output = failed(finetune, without_the_second_rank, 2, **flags)
     assert status == "1" and "Traceback" not in output, output
     assert "error: rank 0: rank 1 is gone, last seen: rank 1 evaluating\n" in output
