@@ -165,9 +165,16 @@ def check_parts(recipe: Recipe, meta_model: Any) -> list[Problem]:
 
 
 def _weights(model: Any) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
-    """Yield for each parameter its kind in words, itself, and its number of values (those that 4 bits stand for)."""
+    """Yield for each parameter its kind in words, itself, and its number of values (those that 4 bits stand for).
+
+    Tied ones come once, as the embedding that comes first.
+    """
+    seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
             if type(module).__name__ == "Linear4bit" and name == "weight":
                 yield "4-bit", parameter, module.in_features * module.out_features
             elif "lora_" in prefix:

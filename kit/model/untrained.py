@@ -64,7 +64,7 @@ def check_stop_tokens(recipe: Recipe, meta_model: Any, tokenizer: Any, stop_ids:
     told = (
         f"{names} ends the answers, but this model was never trained to write it, and {recipe.method} freezes its row"
     )
-    fix = f"--trainable_tokens '{names}' trains that row too; or --lora_modules_to_save {heads}"
+    fix = f"--trainable_tokens '{names}' trains that row too; or --lora_modules_to_save {heads}; or --method full"
     return [Problem("trainable_tokens", told, "a run that can learn to stop", fix)]
 
 

@@ -26,7 +26,7 @@ from kit.config.recipe_file import find_file
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
-from kit.strategy.launcher import OWN_TORCHRUN, continue_restarted, end_with_launcher, stay_ended
+from kit.strategy.launcher import OWN_TORCHRUN, asked_of_accelerate, continue_restarted, end_with_launcher, stay_ended
 from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
 
 # Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
@@ -190,6 +190,13 @@ def _launch_problems(
     strategy = settings.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
     script = f"{shlex.quote(os.path.relpath(sys.argv[0]))} {arguments}".strip()
+    asked = asked_of_accelerate() if launched is None else None
+    if asked and asked > 1 and asked != num_processes:
+        wish = f"--config {'ddp' if strategy == 'single' else request.launch.config} --num_processes {asked}"
+        found = f"accelerate launch was given {asked}, and started one process"
+        flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
+        fix = f"give it to the script: accelerate launch {shlex.quote(os.path.relpath(sys.argv[0]))} {wish} {flags}"
+        return [Problem("--num_processes", found, fix=fix.rstrip())]
     if strategy == "single" and num_processes > 1:
         if launched and launched > 1:
             fix = f"type: accelerate launch --num_processes 1 {script}"

@@ -1,7 +1,9 @@
 """React to what the launcher does: it may die, and torchrun may start the ranks again (``--max_restarts``)."""
 
 import os
+import re
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -39,6 +41,18 @@ def end_with_launcher() -> None:
             # Not PR_SET_PDEATHSIG: the kernel sends that signal also when a mere thread of the launcher ends. The
             # launcher seems alive at that moment, and a second SIGTERM follows: both look like a user's.
             threading.Thread(target=_end_after, args=(launcher.pid,), name="end with launcher", daemon=True).start()
+
+
+def asked_of_accelerate() -> int | None:
+    """Return the ``--num_processes`` that `accelerate launch`, the parent of this process, was given; None without."""
+    with suppress(psutil.Error, ValueError):
+        words = psutil.Process(os.getppid()).cmdline()
+        if not any("accelerate" in word for word in words[:3]) or sys.argv[0] not in words:
+            return None
+        own = " ".join(words[: words.index(sys.argv[0])]).replace("-processes", "_processes")
+        if found := re.search(r"--num_processes[ =](\d+)", own):
+            return int(found[1])
+    return None
 
 
 def _end_after(launcher: int) -> None:

@@ -160,3 +160,12 @@ def test_a_dense_model_is_described_in_one_line():
     (line,) = describe_parts(attach_adapter(model, recipe()), recipe())
     assert line.startswith(f"weights: {total:,} parameters; adapters on 14 Linear; trained: adapters ")
     assert "frozen: Linear " in line and "Embedding " in line
+
+
+def test_tied_embeddings_count_once():
+    config = tiny_config("llama")
+    config.tie_word_embeddings = True
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    (line,) = describe_parts(model, recipe(method="full"))
+    assert line.startswith(f"weights: {model.num_parameters():,} parameters; trained: Linear")

@@ -473,3 +473,14 @@ def test_the_printed_command_works_as_printed(flags, tmp_path):
     assert status == 0, err
     assert "Dry run: nothing written" in out
     assert not list((tmp_path / "here").iterdir())
+
+
+def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_told(resolve, environments, monkeypatch):
+    """Without GPUs, `accelerate launch --num_processes 4` starts one."""
+    monkeypatch.setattr(launch, "asked_of_accelerate", lambda: 4)
+    env = environments("single", 1)
+    for words in ((), ("--config", "fsdp")):
+        with pytest.raises(UserError, match="accelerate launch was given 4, and started one process") as caught:
+            resolve(*words, env=env)
+        assert f"--config {words[1] if words else 'ddp'} --num_processes 4 " in str(caught.value)
+    assert resolve("--config", "ddp", "--num_processes", 4, env=env).num_processes == 4

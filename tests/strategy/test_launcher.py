@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT
 
 from kit.config.recipe import Recipe
-from kit.strategy.launcher import continue_restarted, end_with_launcher, launcher_is_gone
+from kit.strategy.launcher import asked_of_accelerate, continue_restarted, end_with_launcher, launcher_is_gone
 
 
 def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
@@ -101,3 +101,19 @@ def test_what_a_script_under_a_launcher_starts_has_another_launcher_or_none(monk
     monkeypatch.setattr(psutil.Process, "cmdline", lambda self: ["python", "mine.py"])
     end_with_launcher()
     assert "KIT_ACCELERATE_PID" not in os.environ and not launcher_is_gone()
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("python accelerate launch --num_processes 4 run.py --num_processes 2", 4),
+        ("python -m accelerate.commands.launch --num-processes=3 run.py", 3),
+        ("python accelerate launch run.py --num_processes 2", None),
+        ("bash accelerate.sh --num_processes 4", None),
+        ("torchrun --num_processes 4 run.py", None),
+    ],
+)
+def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch, words, asked):
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: words.split())
+    monkeypatch.setattr("sys.argv", ["run.py"])
+    assert asked_of_accelerate() == asked

@@ -31,6 +31,22 @@ LEARNED_KEYS = {"training": "train", "loss": "train", "loss_weight": "weight", "
 DETAILS = ("train_detail", "training_detail")
 
 
+def read_keys(ignored: Collection[str]) -> list[str]:
+    """Return those of ``ignored`` that are keys of messages that the kit would read: ``messages.thinking``."""
+    return sorted(name for name in ignored if name.partition(".")[2] in MESSAGE_KEYS)
+
+
+def without_keys(row: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return ``row`` without the keys of messages in ``names``, as ``read_keys`` returned them."""
+    for name in names:
+        column, _, key = name.partition(".")
+        messages = listed(row.get(column))
+        if isinstance(messages, list):
+            less = [{k: v for k, v in m.items() if k != key} if isinstance(m, dict) else m for m in messages]
+            row = {**row, column: less}
+    return row
+
+
 class Unused:
     """What the rows of one data set hold besides the fields of its format."""
 

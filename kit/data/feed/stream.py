@@ -52,7 +52,7 @@ class Stream:
     @property
     def fingerprint(self) -> str:
         """Identifies the training data and how they are encoded."""
-        sources = [(opened.source.digest, sorted(opened.fields.items()), opened.entry.weight) for opened in self.opened]
+        sources = [(opened.source.digest, opened.key, opened.entry.weight) for opened in self.opened]
         return digest(sources, *self.encoder.key())
 
     @property

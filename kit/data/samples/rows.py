@@ -19,7 +19,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.formats import IGNORE, plain_text, to_sample
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
-from kit.data.chat.unused import WATCHED, Unused
+from kit.data.chat.unused import WATCHED, Unused, read_keys, without_keys
 from kit.data.read.parts import Block
 from kit.data.read.sources import Source
 from kit.data.read.text import Ending
@@ -59,6 +59,11 @@ class Opened:
     def ignored(self) -> frozenset[str]:
         """The columns, and keys of messages, that the user wants to be ignored."""
         return frozenset(theirs for theirs, ours in (self.entry.columns or {}).items() if ours == IGNORE)
+
+    @property
+    def key(self) -> list[Any]:
+        """What of the columns decides what is learned, for keys of the cache and fingerprints."""
+        return [*sorted(self.fields.items()), *read_keys(self.ignored)]
 
     @cached_property
     def columns(self) -> list[str]:
@@ -121,7 +126,7 @@ class Encoder:
         """
         source, fields = opened.source, opened.fields
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
-        unused = Unused(fields, opened.ignored)
+        unused, ignored_keys = Unused(fields, opened.ignored), read_keys(opened.ignored)
         unread = set(source.columns) - set(opened.columns)
         origins: list[tuple[int, int, int]] = []
         samples = []
@@ -138,6 +143,7 @@ class Encoder:
             elif isinstance(row, Problem):
                 refuse(part, number, [replace(row, where=row.where.removeprefix(source.origin(part, number)).strip())])
             else:
+                row = without_keys(row, ignored_keys)
                 harm = unused.check(row)
                 if source.parts[part].has_schema:  # then only some columns were read
                     unused.counts.update(unread)

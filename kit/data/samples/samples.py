@@ -69,7 +69,7 @@ class Store:
             num_all = len(skipped) + num_rows
             share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
             lines.append(f"warning: {name}: {share} cannot be used and are skipped, first {first}")
-            lines.append(f"{name}: all skipped rows are listed in {self.folder}/{SKIPPED_FILE}")
+            lines.append(f"{name}: a run lists them in {SKIPPED_FILE} in its output_dir; now in {self.folder}")
         if unused := self.unused:
             told = [f"{key} ({share:.1%} of the rows)" for key, share in list(unused.items())[:MAX_UNUSED]]
             more = f" and {len(unused) - MAX_UNUSED} more (`kit inspect`)" if len(unused) > MAX_UNUSED else ""

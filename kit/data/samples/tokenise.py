@@ -50,8 +50,8 @@ def tokenise(opened: Opened, encoder: Encoder, num_processes: int | None = None,
     Raises ``UserError`` with the rows that cannot be used, or if too many of them would be skipped; or if no sample is
     left, the source changes meanwhile, or the cache cannot be written.
     """
-    key = digest(opened.source.digest, sorted(opened.fields.items()), *encoder.key())
-    # What is ignored changes no sample, but which rows are refused: another entry with the same fingerprint.
+    key = digest(opened.source.digest, opened.key, *encoder.key())
+    # What is ignored and not read changes no sample, but which rows are refused: another entry, the same fingerprint.
     entry = digest(key, sorted(opened.ignored)) if opened.ignored else key
     folder = cache_folder() / "samples" / entry
     stored = open_entry(folder)

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from data_helpers import ANSWER, USER
+from data_helpers import ANSWER, USER, open_all, write
 
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.messages import ROLES
 from kit.data.chat.unused import Unused
+from kit.errors import UserError
 
 PAIR = {"prompt": "a", "completion": "b"}
 CHAT = {"messages": [USER, ANSWER]}
@@ -96,3 +97,15 @@ def test_what_is_not_used_is_counted_once_a_row():
 @pytest.mark.parametrize("more", [{"labels": [1]}, {"attention_mask": [0, 1]}, {"position_ids": [0]}])
 def test_a_row_without_the_ids_of_the_others_is_looked_at_too(more):
     assert Unused({"input_ids": "input_ids"}, ()).check({"attention_mask": [1], **more}) is not None
+
+
+def test_a_key_of_messages_that_is_read_can_be_ignored_on_purpose(tmp_path, tokenizer):
+    rows = [{"messages": [USER, ANSWER | {"thinking": f"Hm {i}"}]} for i in range(3)]
+    write(tmp_path / "a.jsonl", *rows)
+    flags = {"dataset": str(tmp_path / "a.jsonl"), "chat_template": "chatml"}
+    with pytest.raises(UserError, match="reasoning_content"):
+        open_all(tokenizer, **flags)
+    train = open_all(tokenizer, **flags, dataset_columns="messages.thinking=ignore").train
+    write(tmp_path / "a.jsonl", *({"messages": [USER, ANSWER]} for _ in rows))
+    plain = open_all(tokenizer, **flags).train
+    assert [train[i][0].tolist() for i in range(3)] == [plain[i][0].tolist() for i in range(3)]
