@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import matrix
 from torch import nn
 
 from kit import evaluate as evaluate_module
@@ -266,7 +267,7 @@ def test_text_asks_nothing_and_so_is_not_answered(setting, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num", [1, 7])
+@pytest.mark.parametrize("num", matrix([7, 1]))
 def test_real_ranks_agree_with_one_process(finetune, fp32, chat_file, tmp_path, num):
     odd = tmp_path / "odd.jsonl"
     odd.write_text("".join(line + "\n" for line in chat_file.read_text().splitlines()[:num]))

@@ -83,7 +83,7 @@ def test_a_killed_rank_ends_the_run_soon_by_name(launch, config, victim):
     print(f"{config}, rank {victim} killed: {seconds:.1f} s")
 
 
-@pytest.mark.parametrize(("config", "victim"), matrix([("fsdp", 1), ("ddp", 1), ("ddp", 0)]))
+@pytest.mark.parametrize(("config", "victim"), matrix([("fsdp", 1), ("ddp", 1), ("ddp", 0)], always=0))
 def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, victim):
     run = launch(config=config, num_processes=2, max_steps=5000, ddp_timeout=10)
     run.wait_for_steps(3)
@@ -106,7 +106,7 @@ def test_a_signal_to_one_rank_has_the_run_saved_and_gone_soon(launch, config):
     print(f"{config}, SIGTERM to rank 1: {seconds:.1f} s")
 
 
-@pytest.mark.parametrize("launchers", matrix([1, 2]))
+@pytest.mark.parametrize("launchers", matrix([1, 2], always=0))
 def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(launch, finetune, launchers):
     """Of two launchers, as on two machines, only the one whose rank was killed counts a restart."""
     flags = {"method": "lora", "lora_dropout": 0.1, "max_steps": 60, "save_steps": 5, "config": "ddp"}

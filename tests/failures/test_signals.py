@@ -49,8 +49,8 @@ def hear_hang_ups(rank):
     ("config", "processes", "number", "rank"),
     matrix(
         [
-            ("fsdp", 2, signal.SIGTERM, 0),
             ("single", 1, signal.SIGTERM, 0),
+            ("fsdp", 2, signal.SIGTERM, 0),
             ("single", 1, signal.SIGINT, 0),
             ("single", 1, signal.SIGHUP, 0),
             ("ddp", 2, signal.SIGUSR1, 1),
@@ -253,7 +253,8 @@ ACCELERATE = ["-m", "accelerate.commands.launch"]
             (ACCELERATE, "single", signal.SIGTERM),
             ([], "ddp", signal.SIGUSR1),
             ([], "fsdp", signal.SIGTERM),
-        ]
+        ],
+        always=0,
     ),
 )
 def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, launcher, config, number):

@@ -130,7 +130,7 @@ def refused(*words):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS, always=5))
+@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS, always=3))
 def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bases, sequences, method, tie, config):
     run = trained(method, tie, config)
     plain = ask(open_plainly(run.folder / "final", bases[tie], method), sequences)
@@ -151,7 +151,7 @@ def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bas
     assert largest(plain, ask(untrained, sequences)) > 0.1
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), matrix([run for run in RUNS if run[2] != "single"], always=4))
+@pytest.mark.parametrize(("method", "tie", "config"), matrix([run for run in RUNS if run[2] != "single"], always=2))
 def test_final_is_the_same_from_every_topology(trained, method, tie, config):
     final = weights_of(trained(method, tie, config).folder / "final")
     alone = weights_of(trained(method, tie, "single").folder / "final")
@@ -160,14 +160,14 @@ def test_final_is_the_same_from_every_topology(trained, method, tie, config):
     assert max((final[name] - alone[name]).abs().max().item() for name in final) <= 1e-5
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS, always=5))
+@pytest.mark.parametrize(("method", "tie", "config"), matrix(RUNS, always=3))
 def test_the_exported_last_checkpoint_is_final_byte_for_byte(trained, tmp_path, method, tie, config):
     run = trained(method, tie, config)
     export(last_checkpoint(run), tmp_path / "model")
     assert contents(tmp_path / "model") == contents(run.folder / "final")
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", matrix(["full", "lora"]))
 def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetune, fp32, tmp_path, chat_file, method):
     """The base is in bf16, as published ones are, and the chat template is not its own."""
     base = make_model(tmp_path / "base")
@@ -198,7 +198,7 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
         assert {tensor.dtype for tensor in weights_of(tmp_path / "wide").values()} == {torch.float32}
 
 
-@pytest.mark.parametrize(("method", "tie", "config"), [("lora", "tied", "ddp"), ("qlora", "untied", "fsdp")])
+@pytest.mark.parametrize(("method", "tie", "config"), matrix([("lora", "tied", "ddp"), ("qlora", "untied", "fsdp")]))
 def test_a_checkpoint_is_merged_in_one_go_as_its_final_is(
     trained, bases, sequences, tmp_path, capsys, method, tie, config
 ):

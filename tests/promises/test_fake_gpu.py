@@ -33,7 +33,7 @@ def test_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
     assert all(name.startswith("float64 kit/train/objective.py") for name in wide), wide
 
 
-@pytest.mark.parametrize("case", matrix(OFFLOAD))
+@pytest.mark.parametrize("case", matrix(OFFLOAD, always=0))
 def test_with_offload_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert "optimiser" not in many(report)["components"]["cuda"]
@@ -65,13 +65,14 @@ def test_the_peak_does_not_grow_with_the_number_of_micro_batches(fake_gpu, case)
     assert growth(report) < 0.02 * many(report)["peaks"]["cuda"]
 
 
+@pytest.mark.long
 def test_gradients_of_ddp_are_held_once_whatever_is_accumulated(fake_gpu):
     report = ran(fake_gpu(**PADDED, method="full", topology="ddp", world=8))
     # buckets begin at multiples of a few bytes
     assert many(report)["components"]["cuda"]["gradients"] == pytest.approx(report["gradient bytes"], rel=0.01)
 
 
-@pytest.mark.parametrize("case", matrix([{"method": method, "packing": True} for method in METHODS]))
+@pytest.mark.parametrize("case", matrix([{"method": method, "packing": True} for method in METHODS], always=0))
 def test_packs_take_the_kernel_for_variable_lengths(fake_gpu, case):
     report = ran(fake_gpu(**case, micro_batches=2))
     assert any("varlen" in name or "flash_attention" in name for name in many(report)["attention"])
@@ -87,7 +88,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", matrix(FAULTS, always=2))
+@pytest.mark.parametrize("fault", matrix(FAULTS))
 def test_each_kind_of_fault_is_named(fake_gpu, fault):
     case = PADDED | FAULTS[fault]
     report = fake_gpu(**case, fault=fault)

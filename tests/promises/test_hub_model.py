@@ -30,6 +30,7 @@ def hub(tmp_path, model_folder):
     return make_main
 
 
+@pytest.mark.long
 def test_a_run_is_known_by_the_commit_of_its_model(hub, chat_file, tmp_path):
     def start(commit):
         words = [f"--model_name_or_path={NAME}", f"--dataset={chat_file}", f"--output_dir={tmp_path / 'run'}"]

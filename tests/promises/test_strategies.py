@@ -6,7 +6,7 @@ import pytest
 from helpers import matrix
 
 TOPOLOGIES = [("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)]
-ALWAYS = [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("single", 1, "qlora"), ("fsdp1", 2, "lora")]
+ALWAYS = [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("single", 1, "qlora")]
 EACH = [(*topology, method) for topology in TOPOLOGIES for method in ("full", "lora", "qlora")]
 COMBINATIONS = ALWAYS + [each for each in EACH if each not in ALWAYS]
 

@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from helpers import export, make_model, run_ranks
+from helpers import export, make_model, matrix, run_ranks
 
 
 def loss(run):
@@ -50,7 +50,7 @@ def test_an_adapter_is_scored_on_the_base_given_with_it(finetune, fp32, flags, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", matrix(["full", "lora"]))
 def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
     """Prompts and completions were put into a chat template: its evaluation is of no other texts."""
     path = tmp_path / "pairs.jsonl"
@@ -66,7 +66,7 @@ def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize(("config", "processes"), [("single", 1), ("fsdp", 2), ("fsdp1", 2)])
+@pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("single", 1), ("fsdp1", 2)]))
 def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags, config, processes, method):
     run = finetune.ok("run", config=fp32["single"], method=method, max_steps=3, optim="adamw_8bit")
     flags["config"] = fp32[config]

@@ -8,6 +8,7 @@ import pytest
 from helpers import ROOT
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_default_run_learns_its_task(tmp_path):
     command = [

@@ -197,7 +197,7 @@ print(sum(int(weights.sum()) for _, weights in train))
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux only")
-@pytest.mark.parametrize("processes", matrix([1, 2]))
+@pytest.mark.parametrize("processes", matrix([1, 2], always=0))
 def test_a_data_set_four_times_larger_than_the_memory_it_may_use(processes, tmp_path):
     room = 24 << 20
     line = json.dumps({"text": "Hello there, how are you? 42 " * 300}) + "\n"
