@@ -168,6 +168,10 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     accelerator, plan = start(recipe, asked)
     torch.set_num_threads(1)
     model = build_model(recipe, config, plan)
+    if recipe.router_aux_loss_coef == 0:  # then its own loss shall not contain it either
+        for module in model.modules():
+            if hasattr(getattr(module, "config", None), "output_router_logits"):
+                module.config.output_router_logits = False
     four_bit = any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters())
     prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe))
     if packing:
