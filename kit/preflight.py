@@ -3,7 +3,6 @@
 Promises: all problems are reported together; nothing is written except the tokenised data in the cache.
 """
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
-from kit.errors import Problem, Problems
+from kit.errors import Problem, Problems, raise_if
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
 from kit.model.locate import first_line
@@ -59,7 +58,8 @@ def check(
         UserError: with all problems.
     """
     silence_libraries()
-    problems = Problems(check_bitsandbytes(recipe) if topology else [])
+    raise_if(check_bitsandbytes(recipe) if topology else [])  # alone: other checks would fail at the same import
+    problems = Problems()
     sources = tokenizer = config = meta_model = data = folder = None
     with problems.caught():
         sources = open_sources(recipe)
@@ -96,7 +96,7 @@ def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
         return []
     key = "method" if recipe.method == "qlora" else "optim"
     try:
-        importlib.import_module("bitsandbytes")
+        import bitsandbytes  # noqa: F401
     except Exception as error:  # a library of CUDA that is missing or of another version raises many types
         found = f"bitsandbytes is installed but broken ({first_line(error)})"
         return [Problem(key, found, fix="`python -m bitsandbytes` says what it misses; then install it again")]

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from types import SimpleNamespace
+import sys
+from importlib.abc import MetaPathFinder
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -159,12 +160,14 @@ def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, model_folder, tmp
 def test_a_bitsandbytes_that_is_installed_but_broken_is_told_and_not_a_crash_at_loading(
     recipe, monkeypatch, changes, field
 ):
-    def broken(name):
-        raise OSError("libcudart.so.13: cannot open shared object file\nand more")
+    class Broken(MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name == "bitsandbytes":
+                raise OSError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr(preflight, "importlib", SimpleNamespace(import_module=broken))
+    monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     with pytest.raises(UserError) as caught:
         preflight.check(recipe(**changes), SINGLE)
     assert f"{field}: bitsandbytes is installed but broken (libcudart.so.13: cannot open" in str(caught.value)
     assert "python -m bitsandbytes" in str(caught.value)
-    preflight.check(recipe(), SINGLE)
