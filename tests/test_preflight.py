@@ -79,7 +79,7 @@ def test_the_template_that_is_learned_from_is_the_one_that_is_saved(recipe, mode
     assert preflight.check(recipe(chat_template="alpaca")).tokenizer.chat_template not in (own, None)
     (tmp_path / "switch.jinja").write_text("{{ mode }}" + own)
     switched = preflight.check(recipe(chat_template=str(tmp_path / "switch.jinja"), chat_template_kwargs="mode=off"))
-    assert switched.tokenizer.chat_template == '{%- set mode = mode | default("off") %}\n{{ mode }}' + own
+    assert switched.tokenizer.chat_template == "{%- set mode = mode | default('off') %}\n{{ mode }}" + own
 
 
 @pytest.mark.slow
