@@ -105,6 +105,10 @@ def _check_gradients(prepared: "Prepared") -> None:
     """
     if prepared.ranks.count == 1 and prepared.optimizer.state:
         return
+    # In each step, so without the names, which take a walk through all modules.
+    groups = prepared.optimizer.param_groups
+    if all(p.grad is not None or not p.numel() for group in groups for p in group["params"]):
+        return
     trained = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
     without = [name.removeprefix("module.") for name, p in trained if p.grad is None]
     if not without:
