@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kit import durable, lock
+from kit import lock
 from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, read_state
 from kit.config.recipe import Recipe
 from kit.console import is_main, say
-from kit.data.samples.bad_rows import SKIPPED_FILE
+from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, changes, differences
@@ -166,7 +166,7 @@ class RunFolder:
         if is_main():
             drop_after(self.checkpoints, step)
             if skipped_rows:
-                durable.write_text(self.path / SKIPPED_FILE, "".join(f"{json.dumps(row)}\n" for row in skipped_rows))
+                write_listed(self.path / SKIPPED_FILE, skipped_rows)
             (self.path / exits.ERROR_FILE).unlink(missing_ok=True)
             self._write()
 

@@ -1,7 +1,7 @@
 """Rows that cannot be used: what is told of them, and whether they may be skipped."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,7 +85,7 @@ class BadRows:
 
     def write(self, path: Path) -> None:
         """Write the rows to a ``SKIPPED_FILE``."""
-        durable.write_text(path, "".join(f"{json.dumps(row)}\n" for row in self.listed()))
+        write_listed(path, self.listed())
 
     @classmethod
     def from_record(cls, record: Sequence[Sequence[Any]]) -> "BadRows":
@@ -104,6 +104,11 @@ def listed(rows: Iterable[BadRow]) -> list[dict[str, Any]]:
         text = str(row.problem).split("\n")[0].removeprefix(": ")
         lines.setdefault(row.origin, []).append(text)
     return [{"row": origin, "problems": problems} for origin, problems in lines.items()]
+
+
+def write_listed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write what ``listed`` returned to a ``SKIPPED_FILE``."""
+    durable.write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 class SkippedFile:

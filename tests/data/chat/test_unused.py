@@ -109,3 +109,6 @@ def test_a_key_of_messages_that_is_read_can_be_ignored_on_purpose(tmp_path, toke
     write(tmp_path / "a.jsonl", *({"messages": [USER, ANSWER]} for _ in rows))
     plain = open_all(tokenizer, **flags).train
     assert [train[i][0].tolist() for i in range(3)] == [plain[i][0].tolist() for i in range(3)]
+    # chatml writes no names, so both are learned from, but a run with one is not a run with the other
+    named = open_all(tokenizer, **flags, dataset_columns="messages.name=ignore").train
+    assert named.fingerprint != plain.fingerprint
