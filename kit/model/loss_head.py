@@ -77,11 +77,12 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
             return _LossWithGradient.apply(hidden, targets, plain_head_forward, transform, chunk_tokens)
         # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
         losses = []
-        for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
-            if torch.is_grad_enabled():
-                losses.append(checkpoint(chunk_loss, chunk, chunk_targets, use_reentrant=False))
-            else:
-                losses.append(chunk_loss(chunk, chunk_targets))
+        with _weights_cast_once(hidden.device.type):
+            for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
+                if torch.is_grad_enabled():
+                    losses.append(checkpoint(chunk_loss, chunk, chunk_targets, use_reentrant=False))
+                else:
+                    losses.append(chunk_loss(chunk, chunk_targets))
         return torch.cat(losses)
 
     def model_forward(
@@ -118,6 +119,13 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
+
+
+def _weights_cast_once(device_type: str) -> Any:
+    """Under autocast, let weights be cast once for all chunks, although ``start`` lets autocast keep no copies."""
+    if not torch.is_autocast_enabled(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, torch.get_autocast_dtype(device_type), cache_enabled=True)
 
 
 class _LossWithGradient(torch.autograd.Function):

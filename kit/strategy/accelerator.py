@@ -45,7 +45,12 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
     """
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, check_cuda_p2p_ib_support
+    from accelerate.utils import (
+        AutocastKwargs,
+        DistributedDataParallelKwargs,
+        GradientAccumulationPlugin,
+        check_cuda_p2p_ib_support,
+    )
 
     on_cpu = topology.device_type == "cpu"
     if recipe.deterministic:
@@ -79,7 +84,11 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
         log_with=list(recipe.report_to) or None,
         project_dir=recipe.output_dir,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_each_batch=sync_each_batch),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            # Else autocast keeps its bf16 copies of all float32 weights until the forward pass ends.
+            AutocastKwargs(cache_enabled=False),
+        ],
     )
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin)

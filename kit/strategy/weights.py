@@ -57,8 +57,10 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
         with _gathered(accelerator, model) if _whole_model_fits(accelerator, model) else nullcontext():
             yield partial(inner.generate, synced_gpus=True)
         return
-    # `generate` bypasses the wrapped forward, which enables autocast.
-    with accelerator.autocast():
+    from accelerate.utils import AutocastKwargs
+
+    # `generate` bypasses the wrapped forward, which enables autocast. Here its copies serve all tokens.
+    with accelerator.autocast(AutocastKwargs(cache_enabled=True)):
         if strategy == "fsdp1":
             from torch.distributed.fsdp import FullyShardedDataParallel
 

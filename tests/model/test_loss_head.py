@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.model.loss_head import install_loss_head
@@ -202,6 +203,24 @@ def test_it_sees_adapters_even_on_the_head(targets):
     install_loss_head(base)
     assert_same_loss_and_gradients(model, reference, *batch())
     assert any("lm_head" in name for name in gradients(model)) == ("lm_head" in targets)
+
+
+def test_without_a_cache_of_autocast_the_heads_weights_are_cast_once_for_all_chunks():
+    model = tiny()
+    install_loss_head(model, chunk_tokens=3)
+    inputs, wanted = batch()
+    shape = model.get_output_embeddings().weight.shape
+    casts = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._to_copy.default and args[0].shape == shape:
+                casts.append(kwargs["dtype"])
+            return func(*args, **(kwargs or {}))
+
+    with Casts(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        model(**inputs, **wanted)
+    assert casts == [torch.bfloat16]
 
 
 def test_recomputing_layers_changes_nothing():

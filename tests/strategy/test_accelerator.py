@@ -1,9 +1,12 @@
 """The strategy that was asked for is the one that runs, or the run stops; a dry run says the same of it."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from kit.config.recipe import Recipe
 from kit.errors import TrainingError
@@ -63,6 +66,24 @@ def test_bf16_on_a_gpu_without_it_is_refused(llama, monkeypatch):
     (problem,) = check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama)
     assert str(problem).startswith("mixed_precision: bf16, which Tesla T4 does not have; expected no")
     assert check_strategy(topology(mixed_precision="bf16"), llama) == []
+
+
+def test_autocast_keeps_no_second_copy_of_the_weights(accelerate_starts_afresh, recipe):
+    accelerator, _ = start(recipe, topology(mixed_precision="bf16"))
+    layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(4))
+    copies = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._to_copy.default and args[0].shape == (64, 64):
+                copies.append(weakref.ref(result))
+            return result
+
+    with accelerator.autocast(), Copies():
+        for layer in layers:
+            checkpoint(layer, torch.ones(2, 64), use_reentrant=False).sum()
+        assert len(copies) == 4 and not any(copy() is not None for copy in copies)
 
 
 def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, recipe, llama, model):
