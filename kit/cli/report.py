@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     _check_twice(options.runs)
     path = options.output or (options.runs[0] / FILE if len(options.runs) == 1 else COMPARISON)
     _check_output(path, is_ours=options.output is None and len(options.runs) == 1)
-    runs = _write(options.runs, path, options.watch)
+    runs = _write(options.runs, path, options.watch, needs_steps=not options.watch)
     if options.watch:
         show(f"report: {path}, written every {options.watch:g} s until the end of the run; Ctrl-C ends this")
         try:
@@ -51,8 +51,12 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _write(folders: list[Path], path: Path, watch: float = 0.0) -> "list[Run]":
-    """Write the page, and return the runs as they were read. Raises ``UserError`` with the problems of all runs."""
+def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_steps: bool = False) -> "list[Run]":
+    """Write the page, and return the runs as they were read.
+
+    Raises:
+        UserError: with the problems of all runs; one without a step is a problem only if ``needs_steps``.
+    """
     from kit.report.comparison import comparison_page
     from kit.report.page import write_page
     from kit.report.run_page import run_page
@@ -62,10 +66,10 @@ def _write(folders: list[Path], path: Path, watch: float = 0.0) -> "list[Run]":
     for folder in folders:
         with problems.caught():
             runs.append(open_run(folder))
-            if not runs[-1].rows and not watch:
+            if needs_steps and not runs[-1].rows:
                 raise UserError(Problem(str(folder), "no step is logged yet", fix="--watch waits for the first one"))
     problems.raise_if_any()
-    text = run_page(runs[0], watch) if len(runs) == 1 else comparison_page(runs, watch)
+    text = run_page(runs[0], reload_seconds) if len(runs) == 1 else comparison_page(runs, reload_seconds)
     write_page(path, text)
     return runs
 

@@ -73,7 +73,8 @@ def series(label: str, rows: Iterable[Mapping[str, Any]], key: str, scale: float
 def draw(charts: Sequence[Chart]) -> str:
     """Return the HTML of the charts that have a point. All have the same extent on each axis."""
     charts = [chart for chart in charts if any(line.values for line in chart.series)]
-    return "".join(_figure(chart, extents(charts)) for chart in charts)
+    ends = extents(charts)
+    return "".join(_figure(chart, ends) for chart in charts)
 
 
 def extents(charts: Sequence[Chart]) -> dict[Axis, float]:
@@ -133,15 +134,9 @@ class _Scale:
     is_log: bool
 
     def y(self, value: float) -> float:
-        low, high, value = (
-            (math.log10(v) for v in (self.low, self.high, value))
-            if self.is_log
-            else (
-                self.low,
-                self.high,
-                value,
-            )
-        )
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
         return round(TOP + _PLOT_HEIGHT * (1 - (value - low) / (high - low)), 1)
 
     def ticks(self) -> list[float]:

@@ -11,9 +11,10 @@ from kit.report.page import escaped, page, section, table, write_page
 from kit.report.remarks import remarks
 from kit.report.runs import Row, Run, open_run
 from kit.report.summary import facts, facts_list
-from kit.report.words import chosen_and_defaults, meaning, setting, words
+from kit.report.words import chosen_and_defaults, meaning, setting, start_text, words
 
 FILE = "report.html"  # in an output_dir
+_UNSEEN = ("fingerprint", "num_encoded")  # they say nothing to a reader
 _MOST_SIDE_BY_SIDE = 4  # data sets, as columns of a table
 
 
@@ -45,13 +46,12 @@ def run_page(run: Run, reload_seconds: float = 0) -> str:
         f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(str(run.folder.absolute()))}</p>",
         facts_list(facts(run)),
         f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
-        f"<h2>Course</h2><div class=charts>{draw(charts)}</div>",
+        f"<h2>Course</h2>{_marks(run)}<div class=charts>{draw(charts)}</div>",
         section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
         _evaluations(run),
         _answers(run),
         _data(run.record["data"]),
         _recipe(run),
-        _starts(run),
         section("Versions", _pairs("package", "version", run.record["versions"])),
     ]
     return page(
@@ -71,8 +71,15 @@ def _evaluations(run: Run) -> str:
     if not run.evaluations:
         return ""
     keys = list(dict.fromkeys(key for row in run.evaluations for key in row if key.startswith("eval_")))
-    rows = [{"after step": row["step"], **{words(key): row.get(key) for key in keys}} for row in run.evaluations]
+    rows = [
+        {"after step": row["step"], **{words(key): _measured(key, row.get(key)) for key in keys}}
+        for row in run.evaluations
+    ]
     return section("Evaluation", table(["after step", *map(words, keys)], rows))
+
+
+def _measured(key: str, value: float | None) -> float | str | None:
+    return f"{value:.1%}" if key == "eval_exact_match" and value is not None else value
 
 
 def _answers(run: Run) -> str:
@@ -103,14 +110,15 @@ def _data(data: Mapping[str, Any]) -> str:
         named = {f"{source.get('name')}": {k: v for k, v in source.items() if k != "name"} for source in sources}
         if len(named) == len(sources):
             return text + section("Data sets", _side_by_side(named))
-    keys = list(dict.fromkeys(key for source in sources for key in source))
+    keys = list(dict.fromkeys(key for source in sources for key in source if key not in _UNSEEN))
     rows = [{words(key): source.get(key) for key in keys} for source in sources]
     return text + section("Data sets", table(list(map(words, keys)), rows))
 
 
 def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """A table with a column for each mapping, and a row for each of their keys."""
-    keys = list(dict.fromkeys(key for column in columns.values() for key in column if key != "fingerprint"))
+    """A table with a column for each mapping, and a row for each key that has a value other than 0 in one of them."""
+    keys = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
+    keys = [key for key in keys if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
     rows = [{"": words(key), **{name: column.get(key) for name, column in columns.items()}} for key in keys]
     return table(["", *columns], rows)
 
@@ -130,14 +138,10 @@ def _recipe(run: Run) -> str:
     return section(title, one) + f"<details>{summary}<div class=scroll>{other}</div></details>"
 
 
-def _starts(run: Run) -> str:
-    if len(run.starts) < 2:
-        return ""
-    rows = [
-        {"after step": each["step"], "time (UTC)": each["time"], "changed": "\n".join(map(str, each["changed"]))}
-        for each in run.starts
-    ]
-    return section("Starts", table(["after step", "time (UTC)", "changed"], rows))
+def _marks(run: Run) -> str:
+    """What the vertical lines in the charts mean."""
+    texts = [start_text(each) for each in run.starts if each["step"]]
+    return "".join(f"<p class=line><i class=key-mark></i>{escaped(text)}</p>" for text in texts)
 
 
 def _pairs(name: str, value: str, pairs: Mapping[str, Any]) -> str:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from kit.report.page import escaped
 from kit.report.remarks import peak_bytes, predicted_bytes
 from kit.report.runs import Run, duration
+from kit.report.words import clock
 
 _GIB = 2**-30
+_SHORT = 24  # characters of a fact that fit into a narrow box
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -15,6 +17,8 @@ def facts(run: Run) -> dict[str, str]:
     found = {"status": run.status}
     if run.seconds is not None:
         found["duration"] = duration(run.seconds)
+    if run.starts:
+        found["begun (UTC)"] = clock(run.starts[0]["time"])
     hardware = f"CPU, {strategy.num_threads} threads a process" if strategy.device == "cpu" else strategy.device
     found["hardware"] = f"{strategy.num_processes} x {hardware}" if strategy.device != "cpu" else hardware
     found["strategy"] = strategy.describe(recipe)
@@ -53,7 +57,10 @@ def mean_utilisation(run: Run) -> float | None:
 
 def facts_list(named: Mapping[str, str]) -> str:
     """Return named facts as HTML."""
-    items = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>" for name, text in named.items())
+    items = "".join(
+        f"<div{' class=wide' if len(text) > _SHORT else ''}><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
+        for name, text in named.items()
+    )
     return f"<dl class=facts>{items}</dl>"
 
 

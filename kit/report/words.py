@@ -22,7 +22,6 @@ _WORDS = {
     "num_dropped_unsupervised": "left out: nothing to learn from",
     "num_blank_lines": "blank lines",
     "num_skipped": "left out: cannot be used",
-    "fingerprint": "fingerprint",
 }
 
 
@@ -68,6 +67,11 @@ def meaning(key: str) -> str:
 
 def start_text(start: Mapping[str, Any]) -> str:
     """Describe a start of a run in one line."""
-    changed = "; ".join(map(str, start["changed"]))
+    changed = "; ".join(map(str, start["changed"])).replace(" -> ", " \u2192 ")
     what = f"continued after step {start['step']:,}" if start["step"] else "began"
-    return f"{what} ({start['time']})" + (f", changed: {changed}" if changed else "")
+    return f"{what} ({clock(start['time'])} UTC)" + (f", changed: {changed}" if changed else "")
+
+
+def clock(time: str) -> str:
+    """Return an ISO 8601 time in UTC as people write it: ``2026-03-01 09:30:00``."""
+    return time.replace("T", " ").removesuffix("+00:00")
