@@ -67,14 +67,20 @@ def section(title: str, body: str) -> str:
     return f"<h2>{title}</h2><div class=scroll>{body}</div>"
 
 
-def table(columns: list[str], rows: list[dict[str, Any]]) -> str:
-    """Return an HTML table of ``rows``, each a mapping from column to value; a value that a row lacks is empty."""
+def table(columns: list[str], rows: list[dict[str, Any]], stacks: bool = True) -> str:
+    """Return an HTML table.
+
+    Args:
+        rows: each a mapping from column to value; a value that a row lacks is empty.
+        stacks: on a narrow screen, each row becomes a block with a line for each value. Without it, the columns must
+            be few and their values short.
+    """
     head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
     cells = (
         "".join(f"<td data-name='{escaped(name)}'>{_shown(row.get(name))}</td>" for name in columns) for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<table class=rows><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table{' class=rows' if stacks else ''}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _controls(axes: Sequence[str]) -> str:

@@ -15,7 +15,8 @@ from kit.report.words import chosen_and_defaults, meaning, setting, start_text, 
 
 FILE = "report.html"  # in an output_dir
 _UNSEEN = ("fingerprint", "num_encoded")  # they say nothing to a reader
-_MOST_SIDE_BY_SIDE = 4  # data sets, as columns of a table
+_FEW_COLUMNS = 4  # of numbers fit on a narrow screen
+_MOST_SIDE_BY_SIDE = 3  # data sets, as columns of a table
 
 
 def write_report(folder: Path) -> Path:
@@ -70,12 +71,15 @@ def _oddity(row: Row) -> str:
 def _evaluations(run: Run) -> str:
     if not run.evaluations:
         return ""
-    keys = list(dict.fromkeys(key for row in run.evaluations for key in row if key.startswith("eval_")))
+    # The number of tokens is the same in each: that of the evaluation data.
+    of_evaluation = (key for row in run.evaluations for key in row if key.startswith("eval_"))
+    keys = [key for key in dict.fromkeys(of_evaluation) if not key.startswith("eval_tokens")]
     rows = [
         {"after step": row["step"], **{words(key): _measured(key, row.get(key)) for key in keys}}
         for row in run.evaluations
     ]
-    return section("Evaluation", table(["after step", *map(words, keys)], rows))
+    columns = ["after step", *map(words, keys)]
+    return section("Evaluation", table(columns, rows, stacks=len(columns) > _FEW_COLUMNS))
 
 
 def _measured(key: str, value: float | None) -> float | str | None:
@@ -120,7 +124,7 @@ def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:
     keys = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
     keys = [key for key in keys if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
     rows = [{"": words(key), **{name: column.get(key) for name, column in columns.items()}} for key in keys]
-    return table(["", *columns], rows)
+    return table(["", *columns], rows, stacks=len(columns) >= _FEW_COLUMNS)
 
 
 def _recipe(run: Run) -> str:
@@ -145,6 +149,5 @@ def _marks(run: Run) -> str:
 
 
 def _pairs(name: str, value: str, pairs: Mapping[str, Any]) -> str:
-    return table(
-        [name, value], [{name: one, value: "not installed" if two is None else str(two)} for one, two in pairs.items()]
-    )
+    rows = [{name: one, value: "not installed" if two is None else str(two)} for one, two in pairs.items()]
+    return table([name, value], rows, stacks=False)

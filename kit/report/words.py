@@ -8,7 +8,6 @@ from kit.config.recipe import Recipe
 _WORDS = {
     "eval_loss": "loss",
     "eval_perplexity": "perplexity",
-    "eval_tokens": "supervised tokens",
     "eval_exact_match": "exact match",
     "name": "data set",
     "num_rows": "rows",

@@ -7,7 +7,6 @@ from report_helpers import evaluation_row, make_run, opened, record, step_row
 from kit.report.comparison import comparison_page, differences, labels_of, results
 from kit.report.runs import open_run
 
-
 MEASURED = ("duration", "training loss", "evaluation loss", "lowest (step)", "exact match", "tokens/s per process")
 MEASURED += ("peak memory, GiB",)
 
