@@ -38,10 +38,13 @@ def run(argv: list[str]) -> int:
     runs = _write(options.runs, path, options.watch, needs_steps=not options.watch)
     if options.watch:
         show(f"report: {path}, written every {options.watch:g} s until the end of the run; Ctrl-C ends this")
+        took = 0.0
         try:
             while any(each.is_at_work for each in runs):
-                time.sleep(options.watch)
+                time.sleep(max(options.watch, took))  # a long run takes seconds to read: leave the machine to it
+                began = time.perf_counter()
                 runs = _write(options.runs, path, options.watch)
+                took = time.perf_counter() - began
         except KeyboardInterrupt:
             pass
         runs = _write(options.runs, path)  # the page no longer loads itself again

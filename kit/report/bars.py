@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kit.report.chart import short, ticks
+from kit.report.axes import short, ticks
 from kit.report.page import escaped
 
 WIDTH, HEIGHT = 480, 200

@@ -5,7 +5,6 @@ Promises: a remark follows from the record or the metrics, gives the figures, an
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
 
 from kit.failures.exits import ERROR_FILE
 from kit.report.runs import Run
@@ -16,6 +15,7 @@ MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time
 MUCH_CUT = 0.05  # share of the samples
 OVERFITTING, MORE_MEMORY = 1.02, 1.1  # ratios: eval_loss to its lowest; measured memory to the predicted
 FEWEST_ROWS = 20  # for a tendency
+NUM_LISTED = 5  # data sets named in a remark
 
 
 def remarks(run: Run) -> list[str]:
@@ -36,15 +36,13 @@ def _end(run: Run) -> Iterator[str]:
 def _steps(run: Run) -> Iterator[str]:
     skipped = [row["step"] for row in run.rows if "nonfinite" in row]
     if skipped:
-        number = "1 step was" if len(skipped) == 1 else f"{len(skipped):,} steps were"
         yield (
-            f"{number} skipped because the loss or the gradient was not finite, first step {skipped[0]:,}: look at "
-            "their samples below. Often the learning rate is too high."
+            f"{_steps_named(skipped)} skipped because loss or gradient was not finite. The samples are listed below. A "
+            "frequent cause is a learning rate that is too high."
         )
     spikes = [row["step"] for row in run.rows if "loss_spike" in row]
     if spikes:
-        number = "1 step" if len(spikes) == 1 else f"{len(spikes):,} steps"
-        yield f"{number} had a loss far above the usual, first step {spikes[0]:,}: look at their samples below."
+        yield f"{_steps_named(spikes)} marked by a loss far above the usual. The samples are listed below."
     limit, norms = run.recipe.max_grad_norm, [row["grad_norm"] for row in run.training if "grad_norm" in row]
     clipped = sum(norm > limit for norm in norms) / len(norms) if norms and limit else 0.0
     if clipped > MUCH_CLIPPING and len(norms) >= FEWEST_ROWS:
@@ -52,6 +50,10 @@ def _steps(run: Run) -> Iterator[str]:
             f"The gradient was clipped in {clipped:.0%} of the steps (max_grad_norm {limit:g}), so its length hardly "
             "mattered."
         )
+
+
+def _steps_named(steps: list[int]) -> str:
+    return f"Step {steps[0]:,} was" if len(steps) == 1 else f"{len(steps):,} steps, the first {steps[0]:,}, were"
 
 
 def _losses(run: Run) -> Iterator[str]:
@@ -94,19 +96,26 @@ def _waste(run: Run) -> Iterator[str]:
 
 
 def _data(run: Run) -> Iterator[str]:
-    sources: list[dict[str, Any]] = [source for source in run.record["data"]["sources"] if isinstance(source, dict)]
-    for source in sources:
-        counts = {key: value for key, value in source.items() if isinstance(value, int) and value}
-        left_out = [
-            f"{counts[key]:,} {words(key).removeprefix('left out: ')}" for key in counts if "left out" in words(key)
-        ]
-        if left_out:
-            yield f"{source.get('name')}: rows were left out: {', '.join(left_out)}."
-        cut = counts.get("num_truncated", 0)
-        if cut > MUCH_CUT * counts.get("num_samples", 0):
-            share = f"{cut / counts['num_samples']:.0%}" if counts.get("num_samples") else f"{cut:,}"
-            limit = f"{run.recipe.max_length:,} tokens (max_length)"
-            yield f"{source.get('name')}: {share} of the samples were cut at {limit}."
+    left_out, cut = [], []
+    for source in run.record["data"]["sources"]:
+        counts = (
+            {key: value for key, value in source.items() if isinstance(value, int)} if isinstance(source, dict) else {}
+        )
+        for key, number in counts.items():
+            if words(key).startswith("left out: ") and number:
+                left_out.append(f"{number:,} of {source.get('name')} ({words(key).removeprefix('left out: ')})")
+        share = counts.get("num_truncated", 0) / max(counts.get("num_samples", 0), 1)
+        if share > MUCH_CUT:
+            cut.append(f"{share:.0%} of {source.get('name')}")
+    if left_out:
+        yield f"Rows were left out: {_listed(left_out)}."
+    if cut:
+        yield f"Samples were cut at {run.recipe.max_length:,} tokens (max_length): {_listed(cut)}."
+
+
+def _listed(texts: list[str]) -> str:
+    more = len(texts) - NUM_LISTED
+    return ", ".join(texts[:NUM_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def mean(run: Run, key: str) -> float | None:

@@ -121,8 +121,8 @@ def _data(data: Mapping[str, Any]) -> str:
 
 def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:
     """A table with a column for each mapping, and a row for each key that has a value other than 0 in one of them."""
-    keys = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
-    keys = [key for key in keys if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
+    known = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
+    keys = [key for key in known if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
     rows = [{"": words(key), **{name: column.get(key) for name, column in columns.items()}} for key in keys]
     return table(["", *columns], rows, stacks=len(columns) >= _FEW_COLUMNS)
 

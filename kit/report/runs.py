@@ -7,6 +7,7 @@ was killed.
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ class Run:
         """The name of its folder."""
         return self.folder.absolute().name
 
-    @property
+    @cached_property
     def training(self) -> list[Row]:
         """The rows of steps with an update."""
         return [row for row in self.rows if "loss" in row]
 
-    @property
+    @cached_property
     def evaluations(self) -> list[Row]:
         """The rows of evaluations."""
         return [row for row in self.rows if "eval_loss" in row]

@@ -16,10 +16,8 @@ from kit.report.chart import (
     Mark,
     draw,
     extents,
-    log_ticks,
     series,
     thinned,
-    ticks,
 )
 
 ROWS = [{"step": i, "tokens_seen": 10 * i, "seconds": i / 2, "loss": 8 / i} for i in range(1, 5)]
@@ -73,29 +71,13 @@ def test_a_spike_stays_however_many_points_there_are():
     assert thinned([1.0, 2.0, 3.0]) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0, 4, [0, 1, 2, 3, 4]), (0, 160, [0, 50, 100, 150]), (0, 0.0015, [0, 0.0005, 0.001, 0.0015]), (3, 3, [3])],
-)
-def test_ticks_are_round_numbers(low, high, expected):
-    assert ticks(low, high) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.01, 15, [0.01, 0.1, 1, 10]),
-        (0.9, 12, [1, 2, 5, 10]),
-        (2, 6, [2, 3, 4, 5, 6]),
-        (2.1, 2.4, [2.1, 2.2, 2.3, 2.4]),
-    ],
-)
-def test_ticks_of_a_logarithmic_axis_are_round_too(low, high, expected):
-    assert log_ticks(low, high) == pytest.approx(expected)
-
-
-def test_many_powers_of_ten_do_not_crowd_the_axis():
-    assert 2 <= len(log_ticks(1e-12, 1e12)) <= 6
+def test_a_long_line_is_a_band_with_its_means():
+    rows = [{"step": i, "loss": 4.0 if i % 2 else 2.0} for i in range(10 * MAX_POINTS)]
+    figure = draw([Chart("loss", [series("", rows, "loss")])])
+    band, means = curves(figure)
+    assert len(band) <= MAX_POINTS and "class='line c0 band'" in figure
+    middle = (min(y for _, y in band) + max(y for _, y in band)) / 2
+    assert [y for _, y in means] == pytest.approx([middle] * len(means), abs=2)  # a stretch of odd length is uneven
 
 
 @pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [3.0], [-1.0, -1.0], [1e-100, 1e100], [5.0, 5.0]])
@@ -120,6 +102,15 @@ def test_a_restart_is_marked_where_it_was_on_every_axis():
         re.search(f"<g class=x-{axis}>.*?class=mark d='M([0-9.]+) ", figure)[1] for axis in ("step", "tokens", "time")
     ]
     assert len(set(at)) == 1  # step 2 of 4, 20 of 40 tokens, 1 of 2 seconds
+
+
+def test_a_restart_is_marked_at_the_same_place_in_a_chart_of_few_points():
+    few = [{"step": 4, "tokens_seen": 40, "seconds": 2.0, "eval_loss": 1.0}]
+    marks = [Mark(2, "again")]
+    page = draw(
+        [Chart("a", [series("", ROWS, "loss")], marks=marks), Chart("b", [series("", few, "eval_loss")], marks=marks)]
+    )
+    assert len(set(re.findall("class=mark d='M([0-9.]+) ", page))) == 1
 
 
 def test_names_are_text():

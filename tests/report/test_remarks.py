@@ -22,8 +22,11 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
     ("rows", "text"),
     [
         ([], "No step has been done yet."),
-        ([step_row(1), {"step": 2, "nonfinite": "loss nan", "samples": ["d:1"]}], "1 step was skipped because"),
-        ([step_row(1), step_row(2, loss_spike=3.0, samples=["d:1"])], "1 step had a loss far above the usual, first"),
+        ([step_row(1), {"step": 2, "nonfinite": "loss nan", "samples": ["d:1"]}], "Step 2 was skipped because"),
+        (
+            [step_row(1), step_row(2, loss_spike=3.0, samples=["d:1"])],
+            "Step 2 was marked by a loss far above the usual.",
+        ),
         ([falling(step, grad_norm=7.0) for step in MANY], "The gradient was clipped in 100% of the steps"),
         ([step_row(step, loss=2.0) for step in MANY], "The training loss did not fall: 2 in the first 5 logged steps"),
         (
@@ -50,11 +53,17 @@ def test_what_the_record_tells(tmp_path):
         "The run ended with an error:\nerror: no memory",
         "This was a rehearsal on a CPU of a config for GPUs: its speed and its memory say nothing about GPUs.",
         "The run needed 3.0 GiB of memory, 1.0 GiB were predicted.",
-        "one: rows were left out: 2 too long, 1 cannot be used.",
-        "one: 100% of the samples were cut at 2,048 tokens (max_length).",
+        "Rows were left out: 2 of one (too long), 1 of one (cannot be used).",
+        "Samples were cut at 2,048 tokens (max_length): 100% of one.",
     ]
 
 
 def test_a_share_is_measured_without_the_slow_first_step(tmp_path):
     run = open_run(make_run(tmp_path, [step_row(1, data_wait_share=0.9), step_row(2, data_wait_share=0.1)]))
     assert mean(run, "data_wait_share") == 0.1 and mean(run, "absent") is None
+
+
+def test_of_many_data_sets_a_few_are_named(tmp_path):
+    data = record()["data"] | {"sources": [{"name": f"d{i}", "num_samples": 10, "num_truncated": 9} for i in range(7)]}
+    [remark] = remarks(opened(tmp_path, [falling(1)], data=data))
+    assert remark.endswith(": 90% of d0, 90% of d1, 90% of d2, 90% of d3, 90% of d4 and 2 more.")
