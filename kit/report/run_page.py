@@ -82,8 +82,10 @@ def _evaluations(run: Run) -> str:
     return section("Evaluation", table(columns, rows, stacks=len(columns) > _FEW_COLUMNS))
 
 
-def _measured(key: str, value: float | None) -> float | str | None:
-    return f"{value:.1%}" if key == "eval_exact_match" and value is not None else value
+def _measured(key: str, value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.1%}" if key == "eval_exact_match" else f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
 
 
 def _answers(run: Run) -> str:
