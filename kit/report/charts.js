@@ -94,15 +94,18 @@ function remember(name, value) {
 }
 
 const inputs = () => [...document.querySelectorAll("input")];
+// A chart may appear while a run goes on, so its place on the page does not name it.
+const nameOf = (input) => input.id || input.closest("figure").querySelector(".title").textContent;
 const details = () => [...document.querySelectorAll("details")];
 const asked = new URLSearchParams(location.search);  // ?theme=dark&axis=time
 
-(recall("inputs") ?? []).forEach((isChecked, i) => inputs()[i] && (inputs()[i].checked = isChecked));
+const chosen = recall("inputs") ?? {};
+inputs().forEach((input) => (input.checked = chosen[nameOf(input)] ?? input.checked));
 (recall("details") ?? []).forEach((isOpen, i) => details()[i] && (details()[i].open = isOpen));
 for (const id of ["theme-" + asked.get("theme"), "x-" + asked.get("axis")]) {
   if (document.getElementById(id)) document.getElementById(id).checked = true;
 }
-document.addEventListener("change", () => remember("inputs", inputs().map((input) => input.checked)));
+document.addEventListener("change", () => remember("inputs", Object.fromEntries(inputs().map((input) => [nameOf(input), input.checked]))));
 document.addEventListener("toggle", () => remember("details", details().map((each) => each.open)), true);
 document.querySelectorAll("figure[data-points]").forEach(prepare);
 
