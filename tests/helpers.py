@@ -22,7 +22,7 @@ WORDS = "red green blue small large round cat dog bird fish house river stone pa
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Children fork from a server that has done the slow imports: a run then starts in under a second.
 _forkserver = multiprocessing.get_context("forkserver")
-_SLOW_IMPORTS = "torch transformers accelerate peft.tuners.lora datasets bitsandbytes matplotlib.backends.backend_svg"
+_SLOW_IMPORTS = "torch transformers accelerate peft.tuners.lora datasets bitsandbytes"
 _forkserver.set_forkserver_preload(
     [*_SLOW_IMPORTS.split(), *(module.name for module in pkgutil.walk_packages(kit.__path__, "kit."))]
 )

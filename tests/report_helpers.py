@@ -1,7 +1,13 @@
-"""Samples looked at as `kit inspect` does."""
+"""Samples looked at as `kit inspect` does, and forged runs for a report."""
+
+import json
+from dataclasses import asdict
 
 from data_helpers import open_all, recipe
+from helpers import actual_strategy
 
+from kit.config.recipe import Recipe
+from kit.report.runs import open_run
 from kit.report.samples_page import look
 
 
@@ -11,3 +17,39 @@ def looked(tokenizer, num_samples=5, **flags):
 
 def checks(gathered):
     return {text: verdict for verdict, text in gathered.checks}
+
+
+def record(**changes):
+    """The ``run.json`` of a run of four steps that has not ended."""
+    data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"num_samples": 3}}
+    data["sources"] = [{"name": "one", "num_samples": 7}]
+    settings = Recipe(model_name_or_path="m", method="lora", dataset="<b>.jsonl", max_steps=9).model_dump(mode="json")
+    values = {"recipe": settings, "strategy": asdict(actual_strategy()), "data": data, "versions": {"torch": "2.13.0"}}
+    return values | {"total_steps": 9} | changes
+
+
+def step_row(step, **changes):
+    """A line of the metrics about a step."""
+    row = {"step": step, "loss": 5 - step / 2, "grad_norm": 0.5, "learning_rate": 1e-3, "tokens_per_second": 90.0}
+    row |= {"tokens_seen": 100 * step, "seconds": 2.0 * step, "peak_memory_bytes": 2**30}
+    return row | {"data_wait_share": 0.01, "padding_share": 0.125} | changes
+
+
+def evaluation_row(step, **changes):
+    """A line of the metrics about an evaluation."""
+    row = {"step": step, "eval_loss": 2.25, "eval_perplexity": 9.4877, "eval_tokens": 11, "eval_exact_match": 0.5}
+    return row | {"tokens_seen": 100 * step, "seconds": 2.0 * step} | changes
+
+
+def make_run(folder, rows=None, **changes):
+    """Writes what a run leaves; the changes are of ``run.json``. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(record(**changes)))
+    rows = [*map(step_row, range(1, 5)), evaluation_row(4)] if rows is None else rows
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def opened(folder, rows=None, **changes):
+    """The same, as a report reads it."""
+    return open_run(make_run(folder, rows, **changes))

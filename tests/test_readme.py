@@ -75,6 +75,8 @@ def test_every_flag_named_in_the_pages_exists():
         "output_dir",
         "html",
         "measure_drift",
+        "watch",
+        "output",
         "schema",
     }
     theirs |= {"learning_rte"}  # the mistake that is answered

@@ -18,6 +18,7 @@ from kit.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+NESTED = ("feed", "optimizer_scalars")  # keys of the state; the feed of a stream stores lists of lists
 FORMAT = 1
 
 
@@ -29,12 +30,14 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
 
     Raises:
         UserError: the file is damaged, or a value has another type than in ``like``, or a list or an object has
-            anything but numbers.
+            anything but numbers. Only those in ``NESTED`` may hold other lists and objects.
     """
     form = {"step": 0, "optimizer_scalars": {}, **(like or {})}
     try:
         state = {**(like or {}), **json.loads((path / STATE).read_text(encoding="utf-8"))}
-        wrong = [key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key])]
+        wrong = [
+            key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key], key in NESTED)
+        ]
         wrong += ["step"] if not wrong and state["step"] < 0 else []
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
@@ -42,10 +45,11 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
     return state
 
 
-def _is_numeric(value: Any) -> bool:
-    """Whether a list or an object has only numbers, at any depth. True for a value that is neither."""
+def _is_numeric(value: Any, is_nested: bool) -> bool:
+    """Whether a list or an object has only numbers, at any depth if ``is_nested``. True for a value that is neither."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    return all(_is_numeric(item) and not isinstance(item, str | bool | None) for item in inner)
+    other = str | bool | None if is_nested else str | bool | None | list | dict
+    return all(_is_numeric(item, is_nested) and not isinstance(item, other) for item in inner)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Tables about the data sets of a run, for people: what became of their rows, and what of the rows is not used."""
+"""Tables for people: about the data sets of a run (what became of their rows, what of the rows is not used), and as
+text for a terminal.
+"""
 
 from typing import Any
 
@@ -48,3 +50,11 @@ def unused_table(train: Samples) -> list[dict[str, Any]]:
         for store in train.stores
         for name, share in store.unused.items()
     ]
+
+
+def text_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a table of ``rows``, which all have the same keys, for a terminal."""
+    values = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
+    cells = [list(rows[0]), *values]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]

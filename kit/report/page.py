@@ -1,42 +1,60 @@
-"""HTML pages in one file: no script, pictures inside, so they open in a browser without network."""
+"""HTML pages in one file: style, script and pictures inside, so they open in a browser without network.
 
+Promises: text of a run or of data stays text. A page runs no script but the kit's own, which the browser checks by its
+hash, and loads nothing.
+"""
+
+import base64
+import hashlib
 import html
-import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-from matplotlib.figure import Figure
-
+from kit.errors import Problem, UserError
 from kit.secrets import redacted
 
 # Replaces control characters, which a terminal would interpret, by their escapes: \x1b. Tabs and line breaks stay.
 VISIBLE = {code: repr(chr(code))[1:-1] for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-overflow-wrap: anywhere }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
-p.line { color: #57606a; margin: .15rem 0 }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem }
-svg { width: 100%; height: auto } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left;
-overflow-wrap: normal; vertical-align: top; padding: .25rem .75rem;
-border-bottom: 1px solid #d0d7de } .scroll { overflow-x: auto }
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
+GENERATOR = "<meta name=generator content='kit report'>"  # a page with it is the kit's own, and may be overwritten
 
 
-def page(title: str, parts: list[str], style: str = "") -> str:
+def page(title: str, parts: Iterable[str], style: str = "", axes: Sequence[str] = (), reload_seconds: float = 0) -> str:
     """Return an HTML document, without credentials.
 
     Args:
         title: as text, not HTML.
         parts: HTML of the body.
         style: CSS in addition to that of all pages.
+        axes: of the charts; the reader can choose one.
+        reload_seconds: the browser loads the page again after so many; 0: never.
     """
-    head = "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    reload = f" data-reload={reload_seconds:g}" if reload_seconds else ""
+    # Without scripts, the browser loads the page again by itself.
+    refresh = (
+        f"<noscript><meta http-equiv=refresh content={max(round(reload_seconds), 1)}></noscript>" if reload else ""
+    )
+    head = f"<!doctype html><html lang=en{reload}><meta charset=utf-8>"
+    head += f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">{GENERATOR}{refresh}'
+    head += "<meta name=viewport content='width=device-width'>"
     head += f"<title>{escaped(title)}</title><style>{STYLE}{style}</style>"
-    return redacted(f"{head}{''.join(parts)}</html>\n")
+    return redacted(f"{head}{_controls(axes)}{''.join(parts)}<script>{SCRIPT}</script></html>\n")
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Replace the page at ``path`` atomically, and return ``path``. Raises ``UserError`` if it cannot be written."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.partial")  # several processes may write it
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        return temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(Problem(str(path), f"cannot be written ({error.strerror})")) from None
 
 
 def escaped(text: str) -> str:
@@ -49,22 +67,40 @@ def section(title: str, body: str) -> str:
     return f"<h2>{title}</h2><div class=scroll>{body}</div>"
 
 
-def table(columns: list[str], rows: list[dict[str, Any]]) -> str:
-    """Return an HTML table of ``rows``, each a mapping from column to value."""
+def table(columns: list[str], rows: list[dict[str, Any]], stacks: bool = True) -> str:
+    """Return an HTML table.
+
+    Args:
+        rows: each a mapping from column to value; a value that a row lacks is empty.
+        stacks: on a narrow screen, each row becomes a block with a line for each value. Without it, the columns must
+            be few and their values short.
+    """
     head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{_shown(row.get(name))}</td>' for name in columns)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    cells = (
+        "".join(f"<td data-name='{escaped(name)}'>{_shown(row.get(name))}</td>" for name in columns) for row in rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table{' class=rows' if stacks else ''}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def svg(figure: Figure) -> str:
-    """Return a figure as SVG text for a page. Equal figures give equal text."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+def _controls(axes: Sequence[str]) -> str:
+    groups = [("x", "x axis", axes)] if len(axes) > 1 else []
+    groups.append(("theme", "theme", ("auto", "light", "dark")))
+    fields = "".join(
+        f"<fieldset><legend>{legend}</legend>"
+        + "".join(
+            f"<label><input type=radio name={name} id={name}-{word}{'' if i else ' checked'}>{word}</label>"
+            for i, word in enumerate(choices)
+        )
+        + "</fieldset>"
+        for name, legend, choices in groups
+    )
+    return f"<form class='controls screen' autocomplete=off>{fields}</form>"
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -72,4 +108,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     text = escaped(str(value))
-    return f"<pre>{text}</pre>" if " " in text or "\n" in text else text
+    return f"<pre>{text}</pre>" if any(space in text for space in ("\n", "\t", "  ")) else text

@@ -1,20 +1,22 @@
-"""``report.html``: a page with curves, evaluations, data and settings of a run.
+"""``report.html``: a page about one run, with its curves, warnings, evaluations, answers, data and settings."""
 
-It needs only ``run.json`` and ``metrics.jsonl``, so it can be written at any time, also for a run that is still running
-or was killed.
-"""
-
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from kit.console import is_main, say
-from kit.errors import Problem, UserError
-from kit.report.page import escaped, page, section, svg, table
-from kit.run.record import read_metrics, read_run
+from kit.report.chart import draw, extents
+from kit.report.curves import charts_of
+from kit.report.page import escaped, page, section, table, write_page
+from kit.report.remarks import remarks
+from kit.report.runs import Row, Run, open_run
+from kit.report.summary import facts, facts_list
+from kit.report.words import chosen_and_defaults, meaning, setting, start_text, words
+
+FILE = "report.html"  # in an output_dir
+_UNSEEN = ("fingerprint", "num_encoded")  # they say nothing to a reader
+_FEW_COLUMNS = 4  # of numbers fit on a narrow screen
+_MOST_SIDE_BY_SIDE = 3  # data sets, as columns of a table
 
 
 def write_report(folder: Path) -> Path:
@@ -23,48 +25,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         UserError: there is no run, or the folder cannot be written to.
     """
-    given, strategy = read_run(folder / "run.json")
-    line = strategy.describe(given)
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    rows = read_metrics(folder)
-    training = [row for row in rows if "loss" in row]
-    evaluation = [row for row in rows if "eval_loss" in row]
-    charts = [
-        chart(
-            "loss, nats per supervised token", [("training", training, "loss"), ("evaluation", evaluation, "eval_loss")]
-        ),
-        chart("gradient norm", [("", training, "grad_norm")]),
-        chart("learning rate", [("", training, "learning_rate")]),
-        chart("tokens per second", [("", training, "tokens_per_second")]),
-        chart("peak memory of rank 0, GiB", [("", training, "peak_memory_bytes")], scale=2**-30),
-    ]
-    names = [key for key in (training[-1] if training else {}) if key.startswith("loss/")]
-    if names:
-        charts.append(chart("loss by data set", [(key.removeprefix("loss/"), training, key) for key in names]))
-    if any("eval_exact_match" in row for row in evaluation):
-        charts.append(chart("exact match", [("", evaluation, "eval_exact_match")]))
-    odd = [{**row, "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in rows if "samples" in row]
-    sources = run["data"]["sources"]
-    recipe = [{"key": key, "value": _setting(value)} for key, value in _given(run["recipe"]).items()]
-    folder_path = folder.absolute()
-    parts = [
-        f"<h1>{escaped(folder_path.name)}</h1>",
-        *(f"<p class=line>{escaped(text)}</p>" for text in (str(folder_path), line, _progress(run, training))),
-        f"<div class=charts>{''.join(f'<div>{picture}</div>' for picture in charts)}</div>",
-        section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
-        section("Evaluation", table(["step", *_eval_keys(evaluation)], evaluation)) if evaluation else "",
-        section("Answers", _answers(evaluation[-1]["answers"])) if evaluation and "answers" in evaluation[-1] else "",
-        section("Data", _data_table(run["data"])),
-        section("Data sets", table(list(sources[0]), sources)),
-        section("Recipe", table(["key", "value"], recipe)),
-        section("Versions", table(list(run["versions"]), [run["versions"]])),
-    ]
-    temporary = folder / ".report.partial"
-    try:
-        temporary.write_text(page(f"{folder_path.name}: {folder_path}", parts), encoding="utf-8")
-        return temporary.replace(folder / "report.html")
-    except OSError as error:
-        raise UserError(Problem(str(folder), f"report.html cannot be written ({error.strerror})")) from None
+    return write_page(folder / FILE, run_page(open_run(folder)))
 
 
 def write_report_at_end(folder: Path) -> None:
@@ -77,77 +38,118 @@ def write_report_at_end(folder: Path) -> None:
         say(f"warning: no report ({type(error).__name__}: {error})")
 
 
-def _progress(run: dict[str, Any], training: list[dict[str, Any]]) -> str:
-    """How many steps the run has done, as text."""
-    if run.get("finished_steps"):
-        early = f": {run['ended_early']}" if run.get("ended_early") else ""
-        return f"finished after {run['finished_steps']} steps{early}"
-    steps = training[-1]["step"] if training else 0
-    return f"not finished: {steps} steps so far" + (
-        ", stopped by a signal" if run.get("interrupted") is not None else ""
+def run_page(run: Run, reload_seconds: float = 0) -> str:
+    """Return the page of a run as HTML. For ``reload_seconds`` see ``kit.report.page.page``."""
+    charts = charts_of(run)
+    warnings = "".join(f"<li>{escaped(text)}</li>" for text in remarks(run))
+    odd = [{"step": row["step"], "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in run.odd_steps]
+    parts = [
+        f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(str(run.folder.absolute()))}</p>",
+        facts_list(facts(run)),
+        f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
+        f"<h2>Course</h2>{_marks(run)}<div class=charts>{draw(charts)}</div>",
+        section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
+        _evaluations(run),
+        _answers(run),
+        _data(run.record["data"]),
+        _recipe(run),
+        section("Versions", _pairs("package", "version", run.record["versions"])),
+    ]
+    return page(
+        f"{run.name}: {run.folder.absolute()}", parts, axes=list(extents(charts)), reload_seconds=reload_seconds
     )
 
 
-def _oddity(row: dict[str, Any]) -> str:
+def _oddity(row: Row) -> str:
     """Why the metrics list the samples of this step: it was skipped, or its loss was a spike."""
     if "nonfinite" in row:
         return f"skipped: {row['nonfinite']}"
-    return f"loss {row['loss']:.4g}, {row['loss_spike']:.1f} times the usual"
+    loss = f"loss {row['loss']:.4g}, " if "loss" in row else ""
+    return f"{loss}{row['loss_spike']:.1f} times the usual"
 
 
-def chart(title: str, series: list[tuple[str, list[dict[str, Any]], str]], scale: float = 1.0) -> str:
-    """Draw a chart with the step as x-axis, as SVG text.
-
-    Args:
-        series: (label, rows of metrics, key of the value) for each line.
-        scale: factor for all values.
-    """
-    figure = Figure(figsize=(4.6, 2.7))  # fixed margins: to search for them doubles the time
-    axes = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.97, "bottom": 0.19, "top": 0.88})
-    for label, rows, key in series:
-        points = [(row["step"], row[key] * scale) for row in rows if isinstance(row.get(key), int | float)]
-        if points:
-            marker = "o" if len(points) < 20 else None
-            axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=label)
-    axes.set_ylim(bottom=0)  # else small noise would fill the chart
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel("step", fontsize=10)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(labelsize=9)
-    axes.grid(alpha=0.3)
-    if len(axes.lines) > 1:
-        axes.legend(fontsize=9)
-    return svg(figure)
+def _evaluations(run: Run) -> str:
+    if not run.evaluations:
+        return ""
+    # The number of tokens is the same in each: that of the evaluation data.
+    of_evaluation = (key for row in run.evaluations for key in row if key.startswith("eval_"))
+    keys = [key for key in dict.fromkeys(of_evaluation) if not key.startswith("eval_tokens")]
+    rows = [
+        {"after step": row["step"], **{words(key): _measured(key, row.get(key)) for key in keys}}
+        for row in run.evaluations
+    ]
+    columns = ["after step", *map(words, keys)]
+    return section("Evaluation", table(columns, rows, stacks=len(columns) > _FEW_COLUMNS))
 
 
-def _eval_keys(rows: list[dict[str, Any]]) -> list[str]:
-    return [key for key in rows[-1] if key.startswith("eval_")]
+def _measured(key: str, value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.1%}" if key == "eval_exact_match" else f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
 
 
-def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if value not in (None, "", [], {})}
+def _answers(run: Run) -> str:
+    """The answers of the last evaluation, with those to the same prompts of the first one."""
+    answered = [row for row in run.evaluations if row.get("answers")]
+    if not answered:
+        return ""
+    first, last = answered[0], answered[-1]
+    before = {answer["prompt"]: answer["text"] for answer in first["answers"]}
+    names = [f"after step {row['step']:,}" if row["step"] else "before training" for row in (first, last)]
+    rows = []
+    for answer in last["answers"]:
+        row = {"asked": answer["prompt"], "expected": answer["reference"]}
+        row |= {names[0]: before.get(answer["prompt"])} if first is not last else {}
+        rows.append({**row, names[1]: answer["text"], "exact": answer["exact"]})
+    return section("Answers", table(list(rows[0]), rows))
 
 
-def _setting(value: Any) -> Any:
-    """A setting as a recipe would write it; each entry of a list in a line of its own."""
-    if isinstance(value, list):
-        return "\n".join(
-            ", ".join(f"{key}: {_setting(inner)}" for key, inner in _given(entry).items())
-            if isinstance(entry, dict)
-            else str(entry)
-            for entry in value
+def _data(data: Mapping[str, Any]) -> str:
+    columns = {"training": data["train"], "evaluation": data.get("evaluation")}
+    text = section(
+        "Data", _side_by_side({name: column for name, column in columns.items() if isinstance(column, dict)})
+    )
+    sources = [source for source in data["sources"] if isinstance(source, dict)]
+    if not sources:
+        return text
+    if len(sources) <= _MOST_SIDE_BY_SIDE:
+        named = {f"{source.get('name')}": {k: v for k, v in source.items() if k != "name"} for source in sources}
+        if len(named) == len(sources):
+            return text + section("Data sets", _side_by_side(named))
+    keys = list(dict.fromkeys(key for source in sources for key in source if key not in _UNSEEN))
+    rows = [{words(key): source.get(key) for key in keys} for source in sources]
+    return text + section("Data sets", table(list(map(words, keys)), rows))
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table with a column for each mapping, and a row for each key that has a value other than 0 in one of them."""
+    known = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
+    keys = [key for key in known if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
+    rows = [{"": words(key), **{name: column.get(key) for name, column in columns.items()}} for key in keys]
+    return table(["", *columns], rows, stacks=len(columns) >= _FEW_COLUMNS)
+
+
+def _recipe(run: Run) -> str:
+    chosen, defaults = chosen_and_defaults(run.recipe)
+    columns = ["setting", "value", "meaning"]
+    one, other = (
+        table(
+            columns, [{"setting": key, "value": setting(value), "meaning": meaning(key)} for key, value in part.items()]
         )
-    if isinstance(value, dict):
-        return ",".join(f"{column}={field}" for column, field in value.items())
-    return value if isinstance(value, bool | float) else str(value)
+        for part in (chosen, defaults)
+    )
+    summary = f"<summary>{len(defaults)} settings at their defaults</summary>"
+    name = run.record.get("recipe_name")
+    title = f"Recipe {escaped(name)}" if isinstance(name, str) and name else "Recipe"
+    return section(title, one) + f"<details>{summary}<div class=scroll>{other}</div></details>"
 
 
-def _data_table(data: dict[str, Any]) -> str:
-    sets = [name for name in ("train", "evaluation") if data[name]]
-    rows = [{"": measure, **{name: data[name].get(measure) for name in sets}} for measure in data["train"]]
-    return table(["", *sets], rows)
+def _marks(run: Run) -> str:
+    """What the vertical lines in the charts mean."""
+    texts = [start_text(each) for each in run.starts if each["step"]]
+    return "".join(f"<p class=line><i class=key-mark></i>{escaped(text)}</p>" for text in texts)
 
 
-def _answers(answers: list[dict[str, Any]]) -> str:
-    columns = {"asked": "prompt", "expected": "reference", "answered": "text", "exact": "exact"}
-    return table(list(columns), [{title: answer[key] for title, key in columns.items()} for answer in answers])
+def _pairs(name: str, value: str, pairs: Mapping[str, Any]) -> str:
+    rows = [{name: one, value: "not installed" if two is None else str(two)} for one, two in pairs.items()]
+    return table([name, value], rows, stacks=False)

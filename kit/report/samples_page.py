@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from tokenizers.decoders import DecodeStream
 
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import NOT_USED, Samples
+from kit.report.bars import histogram_svg
 from kit.report.data_checks import LEAK, Finding, Verdict, check, counted
-from kit.report.data_tables import sources_table, unused_table
-from kit.report.page import VISIBLE, escaped, page, section, svg, table
+from kit.report.data_tables import sources_table, text_table, unused_table
+from kit.report.page import VISIBLE, escaped, page, section, table
 from kit.secrets import secret_spans
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
@@ -178,8 +177,8 @@ def as_text(gathered: Look, colour: bool) -> str:
     counts, edges = histogram(gathered.lengths, 48)
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
-    lines = [line.translate(VISIBLE) for line in [*lines, *_text_table(gathered.sources)]]
-    lines += ["", *(line.translate(VISIBLE) for line in _text_table(gathered.unused))] if gathered.unused else []
+    lines = [line.translate(VISIBLE) for line in [*lines, *text_table(gathered.sources)]]
+    lines += ["", *(line.translate(VISIBLE) for line in text_table(gathered.unused))] if gathered.unused else []
     for sample in gathered.samples:
         lines += ["", f"--- {sample.origin.translate(VISIBLE)}: {sample.about}"]
         lines.append("".join(_text_run(run, colour) for run in runs_of(sample.tokens)))
@@ -198,32 +197,21 @@ def _text_run(run: list[Token], colour: bool) -> str:
     return f"{start}{text}{mark}\033[0m"
 
 
-def _text_table(rows: list[dict[str, Any]]) -> list[str]:
-    values = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
-    cells = [list(rows[0]), *values]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-
-
 STYLE = """
-.sample { border: 1px solid #d0d7de; border-radius: 6px; padding: .75rem; margin: .75rem 0 }
-.sample h3 { font-size: .95rem; margin: 0 0 .5rem } .sample h3 small { font-weight: normal; color: #57606a }
+.sample { border: 1px solid var(--edge); border-radius: 6px; padding: .75rem; margin: .75rem 0 }
+.sample h3 { font-size: .95rem; margin: 0 0 .5rem } .sample h3 small { font-weight: normal }
 .run { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; padding: .1rem .4rem;
-border-left: 3px solid #d0d7de; color: #57606a; margin: 2px 0 } .run.learned { border-color: #1a7f37; color: #1f2328;
-background: #dafbe1 } .run small { float: right; font: 11px/1.6 system-ui; color: #57606a; margin-left: .5rem }
-.run i { font-style: normal; background: #ddf4ff; border-radius: 3px; color: #0550ae } .run b { font-weight: normal }
-.run b:hover { outline: 1px solid #0969da } ul.checks { list-style: none; padding: 0 }
+border-left: 3px solid var(--edge); color: var(--soft); margin: 2px 0 } .run.learned { border-color: var(--good);
+color: var(--text); background: light-dark(#dafbe1, #12261e) }
+.run small { float: right; font: 11px/1.6 system-ui; margin-left: .5rem }
+.run i { font-style: normal; background: light-dark(#ddf4ff, #121d2f); border-radius: 3px; color: light-dark(#0550ae,
+#79c0ff) } .run b { font-weight: normal }
+.run b:hover { outline: 1px solid var(--c0) } ul.checks { list-style: none; padding: 0 }
 ul.checks li { padding: .1rem 0 .1rem 1.5rem }
-ul.checks li::before { content: "✓"; color: #1a7f37; float: left; margin-left: -1.5rem;
+ul.checks li::before { content: "✓"; color: var(--good); float: left; margin-left: -1.5rem;
 font-weight: bold }
-ul.checks li.look::before { content: "!"; color: #9a6700 } ul.checks li.known::before { content: "·" }
-.legend .run { display: inline-block } .chart svg { max-width: 32rem }
-@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 }
-td, th, .sample { border-color: #30363d }
-.run { color: #8b949e; border-color: #30363d }
-.run.learned { background: #12261e; color: #e6edf3; border-color: #3fb950 }
-.run i { background: #121d2f; color: #79c0ff } .sample h3 small, .run small, .legend small, p.line { color: #8b949e }
-.chart { background: #fff; border-radius: 6px } }
+ul.checks li.look::before { content: "!"; color: var(--warn) } ul.checks li.known::before { content: "·" }
+.legend .run { display: inline-block } .chart svg { max-width: 36rem }
 """
 
 
@@ -260,17 +248,6 @@ def _page_run(run: list[Token]) -> str:
 
 
 def _chart(gathered: Look) -> str:
-    figure = Figure(figsize=(4.6, 2.4), layout="constrained")
-    axes = figure.subplots()
     counts, edges = histogram(gathered.lengths, 60)
-    axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color="#0969da")
-    if gathered.max_length <= edges[-1]:
-        axes.axvline(gathered.max_length, color="#cf222e", linewidth=1, label="max_length")
-        axes.legend(fontsize=10)
-    axes.set_xlabel(f"tokens in a sample (max_length {gathered.max_length:,})", fontsize=10)
-    axes.set_ylabel("samples", fontsize=10)
-    axes.tick_params(labelsize=10)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axis.set_major_formatter("{x:,.0f}")
-    return svg(figure)
+    title = f"samples by their tokens (max_length {gathered.max_length:,})"
+    return histogram_svg(counts.tolist(), edges.tolist(), title, ("max_length", gathered.max_length))

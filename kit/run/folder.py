@@ -24,6 +24,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, changes, differences
 from kit.run.record import METRICS_FILE, RUN_FILE, versions, write_record
+from kit.run.starts import starts
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 from kit.train.schedule import schedule_change
@@ -31,7 +32,7 @@ from kit.train.schedule import schedule_change
 _PARTIAL = f".{RUN_FILE}.partial"
 # Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
 _OUTPUTS = [
-    *"checkpoints final .final.partial metrics.partial report.html .report.partial kit".split(),
+    *"checkpoints final .final.partial metrics.partial report.html kit".split(),
     *(METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, _PARTIAL),
 ]
 
@@ -127,8 +128,7 @@ class RunFolder:
                 # Write the record first: after a kill, the folder is recognised as that of this run.
                 record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
                 write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
-                for name in _OUTPUTS:
-                    path = folder / name
+                for path in [*(folder / name for name in _OUTPUTS), *folder.glob(".report.*.partial")]:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
             if begins_again and not recipe.overwrite_output_dir:
@@ -159,7 +159,8 @@ class RunFolder:
         about: dict[str, Any] = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
-        self._record = {**recipe, **about, "data": data}
+        before = "" if self._recipe.overwrite_output_dir else self._seen[0]
+        self._record = {**recipe, **about, "data": data, "starts": starts(before, {**recipe, **about}, step)}
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
             say(*schedule_change(self._recipe, step, self._manifest.get("total_steps", total_steps), total_steps))

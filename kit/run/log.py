@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kit.train.step import StepResult
 
 SECONDS_BETWEEN_LINES = 5.0
+SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
 
 
 class Log:
@@ -59,6 +60,9 @@ class Log:
         self.last_line = 0.0
         self.tokens = self.steps = 0
         self.training_seconds = 0.0
+        # Of this rank, since the last line: seconds waited for data; tokens computed, and those that are no padding.
+        self.waited_seconds = 0.0
+        self.computed_tokens = self.used_tokens = 0
         if recipe.report_to and not state.tracker_id:
             state.tracker_id = uuid.uuid4().hex[:8]
         self.path = output_dir / METRICS_FILE
@@ -97,6 +101,10 @@ class Log:
             "tokens": int(batch.num_tokens.sum()),
         }
         self.tokens += int(metrics["tokens"])
+        self.state.tokens_seen += int(metrics["tokens"])
+        self.waited_seconds += batch.waited_seconds
+        self.computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
+        self.used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
         self.steps += 1
         if not self.is_main:
             return
@@ -112,12 +120,19 @@ class Log:
         elif step % self.recipe.logging_steps and step != self.total_steps:
             return
         now = time.perf_counter()
-        rate = self.tokens / max(now - self.last_time, 1e-9)
-        self.training_seconds += now - self.last_time
-        self.tokens, self.last_time = 0, now
+        passed = max(now - self.last_time, 1e-9)
+        rate = self.tokens / passed
         row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate}
-        row["seconds"] = self.state.elapsed_seconds
+        row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
         row["peak_memory_bytes"] = memory = _peak_memory_bytes()
+        row["data_wait_share"] = self.waited_seconds / passed
+        if self.computed_tokens:
+            row["padding_share"] = 1 - self.used_tokens / self.computed_tokens
+        if result.objective != SUPERVISED_LOSS:
+            row["objective"] = result.objective
+        self.training_seconds += now - self.last_time
+        self.tokens = self.computed_tokens = self.used_tokens = 0
+        self.waited_seconds, self.last_time = 0.0, now
         row |= {name: count for name, count in batch.counts.items() if count}
         row |= {"samples": [redacted(origin) for origin in batch.origins]} if spike else {}
         row |= result.metrics
@@ -146,6 +161,7 @@ class Log:
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Log an evaluation after ``step`` steps: its metrics, and its answers if there are any."""
         row: dict[str, Any] = {"step": step, **evaluation.metrics}
+        row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
         if evaluation.answers:
             row["answers"] = [
                 {**{name: redacted(text) for name, text in asdict(answer).items()}, "exact": answer.exact}

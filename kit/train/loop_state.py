@@ -36,6 +36,7 @@ class LoopState:
     stale_evaluations: int = 0  # number of evaluations in a row that did not improve enough for early stopping
     nonfinite_steps: int = 0  # number of steps in a row that were skipped
     recent_losses: list[float] = field(default_factory=list)  # of the last RECENT_STEPS finite steps
+    tokens_seen: int = 0  # of all steps so far, over all ranks, without padding
     tracker_id: str = ""  # of the run in trackers; the same for all its starts
     seconds: float = 0.0  # duration of the run, without the time between starts and steps that a kill undid
 
@@ -78,7 +79,8 @@ class LoopState:
         if not result.is_finite:
             return None
         self.recent_losses = [*self.recent_losses, result.loss][-RECENT_STEPS:]
-        is_spike = bool(spike_ratio) and result.loss > spike_ratio * median
+        # A median of 0, as of a data set that is learned by heart, has no multiples.
+        is_spike = bool(spike_ratio) and median > 0 and result.loss > spike_ratio * median
         return LossSpike(result.loss / median, num_losses) if is_spike else None
 
     def end_evaluation(self, step: int, metrics: dict[str, float], threshold: float = 0.0) -> bool:

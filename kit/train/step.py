@@ -34,6 +34,7 @@ class StepResult:
     grad_norm: float  # global gradient norm before clipping
     metrics: dict[str, float] = field(default_factory=dict)  # the objective's other metrics
     stop: bool = False  # whether any rank was asked to stop
+    objective: str = "SupervisedLoss"  # the class of what was minimised; of another one, no eval_loss is comparable
 
     @property
     def is_finite(self) -> bool:
@@ -87,7 +88,8 @@ def train_step(
     # The only synchronisation of the host with the device. With offloaded weights the norm is on the CPU.
     *values, num_asked, norm_value = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
-    result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0)
+    name = type(objective).__name__
+    result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0, objective=name)
     _check_gradients(prepared)
     before_update()
     if result.is_finite:

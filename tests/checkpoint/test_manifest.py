@@ -86,6 +86,7 @@ def test_a_manifest_that_does_not_say_whose_it_is_is_damaged(saved, identity):
 STATES = [[], "x", {}, {"step": "3"}, {"step": 2.5}, {"step": True}, {"feed": []}, {"evaluated_step": None}]
 STATES += [{"first_evaluation": []}, {"last_evaluation": {"eval_loss": "low"}}, {"best": {"eval_loss": None}}]
 STATES += [{"recent_losses": ["x"]}, {"recent_losses": 3}, {"tracker_id": 3}, {"optimizer_scalars": []}]
+STATES += [{"recent_losses": [[1.0]]}, {"best": {"eval_loss": [1.0]}}, {"last_evaluation": {"eval_loss": {}}}]
 STATES += [{"feed": {"cursors": [["x"]]}}, {"optimizer_scalars": {"x": "y"}}]
 
 

@@ -1,59 +1,126 @@
-"""``kit report`` writes the page of a run that was killed or still goes on, and refuses a folder without a run."""
+"""``kit report`` writes the page of one run or of several, also while they run, and refuses what is no run."""
 
 import json
-from dataclasses import asdict
 
 import pytest
+from report_helpers import evaluation_row, make_run, step_row
 
+from kit.cli import report
 from kit.cli.main import main
-from kit.config.recipe import Recipe
-from kit.strategy.topology import ActualStrategy
+from kit.report import runs
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """A run that was killed while it wrote the line of its third step."""
-    strategy = ActualStrategy(
-        type="single",
-        config="single",
-        num_processes=1,
-        mixed_precision="no",
-        device="cpu",
-        rehearsal=False,
-        sharded_layers=None,
-        offload=False,
-        num_threads=1,
-        trainable_parameters=12,
-    )
-    data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": None}
-    run = {
-        "recipe": Recipe(model_name_or_path="m", dataset="d.jsonl", max_steps=9).model_dump(mode="json"),
-        "strategy": asdict(strategy),
-        "data": data | {"sources": [{"name": "d", "num_samples": 7}]},
-        "versions": {"torch": "2.13.0"},
-    }
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/run.json").write_text(json.dumps(run))
-    speed = {"grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 9.0, "peak_memory_bytes": 2**30}
-    rows = [json.dumps({"step": step, "loss": 3.0 / step, **speed}) for step in (1, 2)]
-    (tmp_path / "run/metrics.jsonl").write_text("\n".join([*rows, '{"step": 3, "lo']))
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", [step_row(1), step_row(2)])
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
     return tmp_path / "run"
 
 
-@pytest.mark.slow
+def refused(capsys, *words):
+    """What a refused command says."""
+    assert main(["report", *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ")
+    return err
+
+
 def test_it_is_written_of_a_run_as_far_as_it_has_come(folder, capsys):
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"report: {folder}/report.html\n"
-    assert "2 steps so far" in (folder / "report.html").read_text()
+    assert "2 of 9 steps" in (folder / "report.html").read_text()
     with (folder / "metrics.jsonl").open("a") as file:  # it goes on
-        file.write('\n{"step": 4, "loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 9.0, ')
-        file.write('"peak_memory_bytes": 1}\n')
+        file.write("\n" + json.dumps(step_row(4)) + "\n")
     assert main(["report", str(folder)]) == 0
-    assert "4 steps so far" in (folder / "report.html").read_text()
+    assert "4 of 9 steps" in (folder / "report.html").read_text()
 
 
 def test_a_folder_without_a_run_is_refused_and_stays_as_it_was(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"error: {tmp_path}/run.json: no record of a run")
+    assert refused(capsys, tmp_path).startswith(f"error: {tmp_path}/run.json: no record of a run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_runs_are_compared_on_a_page_and_on_the_terminal(folder, tmp_path, capsys):
+    other = make_run(tmp_path / "other", [step_row(1, loss=0.5), evaluation_row(1)], versions={"torch": "2.12.0"})
+    before = sorted(other.iterdir())
+    assert main(["report", str(folder), str(other)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["run", "state"] and lines[1].split()[:4] == ["run", "not", "finished", "2"]
+    assert ["torch", "2.13.0", "2.12.0"] in [line.split() for line in lines]
+    assert lines[-1] == "report: comparison.html"
+    page = (tmp_path / "comparison.html").read_text()
+    assert "<title>2 runs: run, other</title>" in page and sorted(other.iterdir()) == before
+    assert main(["report", str(folder), str(other)]) == 0  # its own page may be written again
+
+
+def test_equal_runs_differ_in_nothing(folder, tmp_path, capsys):
+    make_run(tmp_path / "other")
+    assert main(["report", str(folder), str(tmp_path / "other"), "--output", "page.html"]) == 0
+    assert "  nothing differs" in capsys.readouterr().out and (tmp_path / "page.html").exists()
+
+
+def test_all_that_is_wrong_with_several_runs_is_told_at_once(folder, tmp_path, capsys):
+    make_run(tmp_path / "empty", [])
+    (tmp_path / "nothing").mkdir()
+    text = refused(capsys, folder, tmp_path / "empty", tmp_path / "nothing")
+    assert text.startswith("error: 2 problems")
+    assert f"{tmp_path}/empty: no step is logged yet\n    -> --watch waits for the first one" in text
+    assert f"{tmp_path}/nothing/run.json: no record of a run" in text
+
+
+def test_a_run_is_given_once(folder, capsys):
+    assert "is given twice; expected each run once" in refused(capsys, folder, folder / "../run")
+
+
+def test_a_file_that_is_no_report_is_not_overwritten(folder, tmp_path, capsys):
+    (tmp_path / "thesis.html").write_text("mine")
+    for path in ("thesis.html", str(folder)):
+        assert "is there already, and is no report" in refused(capsys, folder, "--output", path)
+    assert (tmp_path / "thesis.html").read_text() == "mine"
+    assert "page.html: cannot be written (No such file" in refused(capsys, folder, "--output", "absent/page.html")
+
+
+def test_watching_ends_with_the_run_and_the_last_page_is_still(folder, monkeypatch, capsys):
+    at_work, pages = iter([True, True, False, False]), []
+    original = runs.open_run
+
+    def opened(path):
+        run = original(path)
+        return runs.Run(run.folder, run.recipe, run.strategy, run.record, run.rows, next(at_work))
+
+    def pause(seconds):
+        pages.append((seconds, "data-reload=2" in (folder / "report.html").read_text()))
+
+    monkeypatch.setattr(runs, "open_run", opened)
+    monkeypatch.setattr(report.time, "sleep", pause)
+    assert main(["report", str(folder), "--watch", "2"]) == 0
+    assert pages == [(2.0, True), (2.0, True)] and "data-reload" not in (folder / "report.html").read_text()
+    assert "written every 2 s" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_watching_and_nothing_is_wrong(folder, monkeypatch, capsys):
+    original = runs.open_run
+
+    def opened(path):
+        run = original(path)
+        return runs.Run(run.folder, run.recipe, run.strategy, run.record, run.rows, True)
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "open_run", opened)
+    monkeypatch.setattr(report.time, "sleep", interrupt)
+    (folder / "metrics.jsonl").unlink()  # before its first step
+    assert main(["report", str(folder), "--watch"]) == 0
+    assert "data-reload" not in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("word", ["run", "0", "nan", "-1"])
+def test_watch_takes_seconds(folder, word, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["report", "run", "--watch", word])
+    assert left.value.code == 2
+    assert "seconds" in capsys.readouterr().err or word == "-1"

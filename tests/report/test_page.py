@@ -1,9 +1,13 @@
 """A page is one file that holds text as text, whatever the text says."""
 
-import pytest
-from matplotlib.figure import Figure
+import base64
+import hashlib
+import re
 
-from kit.report.page import escaped, page, section, svg, table
+import pytest
+
+from kit.errors import UserError
+from kit.report.page import GENERATOR, SCRIPT, escaped, page, section, table, write_page
 
 
 def test_text_stays_text_and_cannot_drive_a_terminal():
@@ -18,12 +22,16 @@ def test_text_stays_text_and_cannot_drive_a_terminal():
         (True, "yes"),
         (False, "no"),
         ("<b>", "&lt;b&gt;"),
-        ("two words", "<pre>two words</pre>"),
+        (None, ""),
+        ("two words", "two words"),
         ("a\nb", "<pre>a\nb</pre>"),
+        ("a  b", "<pre>a  b</pre>"),
     ],
 )
 def test_a_cell_shows_a_value_as_a_person_reads_it(value, cell):
-    assert table(["x<y"], [{"x<y": value}]) == f"<table><tr><th>x&lt;y</th></tr><tr><td>{cell}</td></tr></table>"
+    head = "<thead><tr><th>x&lt;y</th></tr></thead>"
+    body = f"<tbody><tr><td data-name='x&lt;y'>{cell}</td></tr></tbody>"
+    assert table(["x<y"], [{"x<y": value}]) == f"<table class=rows>{head}{body}</table>"
 
 
 def test_a_page_is_whole_and_holds_no_credential(monkeypatch):
@@ -34,9 +42,36 @@ def test_a_page_is_whole_and_holds_no_credential(monkeypatch):
     assert "<h2>Data</h2><div class=scroll><p>***</p></div>" in text and "n0t" not in text
 
 
-def test_a_picture_is_inside_the_page_and_has_no_date():
-    figure = Figure(figsize=(2, 1))
-    figure.subplots().plot([1, 2], [3, 4])
-    picture = svg(figure)
-    assert picture.startswith("<svg") and picture.rstrip().endswith("</svg>")
-    assert "<?xml" not in picture and "dc:date" not in picture
+def test_a_page_runs_the_script_of_the_kit_and_no_other():
+    text = page("title", ["<p>"])
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    [policy] = re.findall('http-equiv=Content-Security-Policy content="([^"]*)"', text)
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert text.count("<script") == 1 and f"<script>{SCRIPT}</script>" in text and GENERATOR in text
+
+
+def test_the_script_can_stand_in_a_page():
+    assert "</" not in SCRIPT and "<!--" not in SCRIPT
+
+
+def test_a_live_page_is_loaded_again_also_without_scripts():
+    text = page("title", [], reload_seconds=2.5)
+    assert "<html lang=en data-reload=2.5>" in text and "<noscript><meta http-equiv=refresh content=2>" in text
+    assert "data-reload=" not in page("title", []) and "http-equiv=refresh" not in page("title", [])
+
+
+def test_a_reader_can_choose_among_axes_only_if_there_are_several():
+    assert "id=x-tokens" in page("title", [], axes=["step", "tokens"])
+    assert "id=x-" not in page("title", [], axes=["step"]) and "id=theme-dark" in page("title", [])
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path):
+    assert write_page(tmp_path / "a.html", "one") == tmp_path / "a.html"
+    write_page(tmp_path / "a.html", "two")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"] and (tmp_path / "a.html").read_text() == "two"
+    with pytest.raises(UserError, match=r"b.html: cannot be written \(No such file or directory\)"):
+        write_page(tmp_path / "absent/b.html", "one")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder: cannot be written"):
+        write_page(tmp_path / "folder", "one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "folder"]

@@ -83,7 +83,8 @@ def test_weights_are_shown(tmp_path, tokenizer):
 def test_the_page_holds_its_data_as_text_and_needs_nothing_else(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", chat("<script>alert(1)</script>", "<b>&"))
     page = as_page(looked(tokenizer, chat_template="chatml"))
-    assert "<script" not in page and not re.search(r"(src|href)=['\"]?(https?:)?//", page)
+    assert page.count("<script") == 1 and "alert(1)</" not in page  # the kit's own
+    assert not re.search(r"(src|href)=['\"]?(https?:)?//", page)
     assert page.count("<svg") == 1
 
 
@@ -141,7 +142,7 @@ def test_numbers_are_easy_to_read(tmp_path, tokenizer):
     for shown in (text, page):
         assert "1,101 samples" in shown and "1 of 1,101 samples cut at 4,000 tokens" in shown
         assert "2 steps of 1,100" in shown and "train.jsonl:1101" in shown and "4,000 tokens, 3,999 learned" in shown
-    assert "1,101    1,101" in text and "<td>1,101</td>" in page and "<h1>train</h1>" in page
+    assert "1,101    1,101" in text and ">1,101</td>" in page and "<h1>train</h1>" in page
     gathered = looked(tokenizer, 1, max_steps=1, **flags)
     assert "1 step of 1,100" in gathered.notes
 
@@ -173,6 +174,6 @@ def test_what_nothing_reads_is_shown_as_text_and_on_the_page(tmp_path, tokenizer
     write(tmp_path / "train.jsonl", {"messages": [messages[0] | {"id": 3}, messages[1]], "source": "web"})
     gathered = looked(tokenizer, chat_template="chatml")
     for shown in (as_text(gathered, colour=False), as_page(gathered)):
-        assert "messages.id" in shown and "source" in shown and "100.0%" in shown and shown.count("not used") == 1
+        assert "messages.id" in shown and "source" in shown and "100.0%" in shown and ": not used" not in shown
     write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
     assert "not used" not in as_page(looked(tokenizer, chat_template="chatml")).lower()

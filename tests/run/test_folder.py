@@ -208,6 +208,7 @@ def test_the_record_says_what_ran(recipe, started):
     assert record["strategy"] == asdict(STRATEGY) and record["identity"] == identity(recipe(), "abc", "base")
     assert record["data"] == DATA
     assert record["versions"]["torch"] and record["versions"]["kit"]
+    assert [(each["step"], each["changed"]) for each in record["starts"]] == [(0, [])]
     assert (record["finished_steps"], record["interrupted"]) == (0, None)
     assert sorted(path.name for path in started.iterdir()) == [".lock", "checkpoints", "metrics.jsonl", "run.json"]
 
@@ -271,6 +272,8 @@ def test_to_continue_is_said_with_what_rounds_differently_and_later_checkpoints_
     folder.begin(STRATEGY, DATA, folder.loop_state().step, 8)
     out = capsys.readouterr().out
     assert f"continuing after step 1 of 8 ({started}/checkpoints/step-00000001)\nnote: changed since" in out
+    starts = json.loads((started / "run.json").read_text())["starts"]
+    assert [each["step"] for each in starts] == [0, 1]
     assert "num_processes None -> 2" in out
     assert [path.name for path in (started / "checkpoints").iterdir()] == ["step-00000001"]
     assert sorted(folder.about) == ["identity", "strategy", "total_steps", "versions"]

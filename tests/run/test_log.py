@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from kit.config.recipe import Recipe
+from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
 from kit.run import log as log_module
@@ -104,6 +106,40 @@ def test_numbers_are_written_in_full(start, rows):
     (row,) = rows()
     assert (row["loss"], row["learning_rate"]) == (2 / 3 + 1, 1e-5 / 3)
     assert (row["step"], row["tokens"], row["tokens_per_second"], row["seconds"]) == (1, 100, 100.0, 1.0)
+
+
+def micro_batch(num_tokens, num_computed):
+    ids = torch.zeros(1, num_computed, dtype=torch.int64)
+    none = torch.zeros(0, dtype=torch.int64)
+    fields = {"target_positions": none, "targets": none, "weights": none, "sources": none}
+    return MicroBatch(input_ids=ids, num_tokens=num_tokens, **fields)
+
+
+def test_waiting_and_padding_are_those_since_the_last_line(start, rows, clock):
+    log = start(logging_steps=2, total=6)
+    for step, (waited, used) in enumerate([(0.5, 30), (0.25, 10), (0.0, 40), (0.0, 40)], start=1):
+        clock.now += 1.0
+        of = replace(batch(100), micro_batches=[micro_batch(used, 40), micro_batch(40, 40)], waited_seconds=waited)
+        step_with(log, step, 1.0, of=of)
+    assert [row["data_wait_share"] for row in rows()] == [0.375, 0.0]
+    assert [row["padding_share"] for row in rows()] == [0.25, 0.0]
+
+
+def test_tokens_are_counted_through_a_resume(start, rows):
+    first = start(logging_steps=2)
+    first.run([1, 2, 3])
+    evaluate(first, 3, evaluation(1.0))
+    start(state=kept(first), logging_steps=2).run([4])
+    assert [row["tokens_seen"] for row in rows()] == [200, 300, 400]
+    assert rows()[1]["seconds"] == 3.0  # evaluations too, for the axis of time
+
+
+def test_another_objective_is_named(start, rows):
+    log = start(total=9)
+    for step, name in enumerate(["SupervisedLoss", "FocalLoss"], start=1):
+        result = StepResult(1.0, 1.0, objective=name)
+        log.step(batch(100), result, 1e-3, log.state.end_step(step, result, 0.0))
+    assert [row.get("objective") for row in rows()] == [None, "FocalLoss"]
 
 
 def test_samples_of_a_wild_step_are_named_without_secrets(start, rows, capsys, monkeypatch):

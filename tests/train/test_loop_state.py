@@ -26,7 +26,7 @@ def test_all_of_it_comes_back(monkeypatch):
     state = LoopState(step=3, feed={"cursors": [1]}, evaluated_step=2, first_evaluation={"eval_loss": 2.0})
     state.last_evaluation, state.best = {"eval_loss": 1.0}, {"step": 2, "eval_loss": 1.0}
     state.nonfinite_steps, state.recent_losses, state.tracker_id = 1, [2.0, 1.5], "ab12"
-    state.stale_evaluations = 2
+    state.stale_evaluations, state.tokens_seen = 2, 900
     assert through_a_checkpoint(state) == state
     assert list(state.record()) == [each.name for each in fields(LoopState)]
 
@@ -49,6 +49,14 @@ def test_seconds_are_without_the_time_between_two_starts(monkeypatch):
     again.start_clock()
     clock.now += 2.0
     assert again.elapsed_seconds == 5.0
+
+
+def test_a_loss_above_a_median_of_0_is_no_spike():
+    """As of a data set that is known by heart: no loss is a multiple of 0."""
+    state = LoopState()
+    for step in range(1, 12):
+        end(state, step, 0.0, spike_ratio=3.0)
+    assert end(state, 12, 0.1, spike_ratio=3.0) is None
 
 
 def test_a_loss_far_above_the_median_is_a_spike_through_a_resume():

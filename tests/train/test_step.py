@@ -52,6 +52,7 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
     prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, None)
     objective = SupervisedLoss([f"source {i}" for i in range(num_sources)])
     result = train_step(prepared, objective, given, rate, max_grad_norm)
+    assert result.objective == "SupervisedLoss"
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     return result, before, after
 

@@ -51,6 +51,7 @@ class MicroBatch:
     cu_seq_lens: torch.Tensor | None = None  # int32 [n + 1]: bounds of the segments over the B * T tokens
     max_seq_len: int | None = None  # tokens of the longest segment
     token_mask: torch.Tensor | None = None  # int64 [B, T]: 0 for padding, which routers' statistics leave out
+    num_tokens: int = 0  # without padding
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return a copy with all tensors on ``device``; from pinned memory the host does not wait for it."""
@@ -160,6 +161,7 @@ class Collator:
             targets=torch.from_numpy(input_ids[target_rows, t + 1]),
             weights=torch.from_numpy(weights[target_rows, t + 1]),
             sources=torch.from_numpy(sources[target_rows, t + 1]),
+            num_tokens=sum(num_tokens) if len(items) else 0,
         )
         if not self.packing:
             return replace(micro_batch, attention_mask=torch.from_numpy(attention_mask))

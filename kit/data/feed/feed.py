@@ -4,9 +4,10 @@
 same methods, so the loop need not know which one it uses.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ class GlobalBatch:
     epoch: float  # epochs seen after this step
     origins: Sequence[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
+    waited_seconds: float = 0.0  # how long this rank waited until its data were ready
 
 
 def by_file(origins: Sequence[str]) -> str:
@@ -60,14 +62,18 @@ class Ahead(Generic[T]):
         self._make, self._num_steps = make, num_steps
         self._thread = ThreadPoolExecutor(1)
         self._made: dict[int, Future[T]] = {}
+        self.waited_seconds = 0.0  # in the last ``take``
 
     def take(self, step: int) -> T:
         """Wait for the data of ``step`` and return it; begin to prepare those of the next step."""
+        began = time.perf_counter()
         for number in (step, step + 1):
             # Nothing is prepared beyond the last step: the process would have to wait for it at its end.
             if number not in self._made and number < max(self._num_steps, step + 1):
                 self._made[number] = self._thread.submit(self._make, number)
-        return self._made.pop(step).result()
+        made = self._made.pop(step).result()
+        self.waited_seconds = time.perf_counter() - began
+        return made
 
 
 class Feed:
@@ -82,7 +88,7 @@ class Feed:
 
     def take(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step``, counted from 0."""
-        return self._ahead.take(step)
+        return replace(self._ahead.take(step), waited_seconds=self._ahead.waited_seconds)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must store of the feed: nothing, since the step's number determines its samples."""

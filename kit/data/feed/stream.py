@@ -188,6 +188,7 @@ class StreamFeed:
             epoch=float(summed[-1]) / self._cursors[:, :, 0].size,
             origins=[origin for _, _, element in elements for origin in element.origins],
             counts=self._counts,
+            waited_seconds=self._ahead.waited_seconds,
         )
 
     def state(self) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def test_targets_are_the_tokens_after_their_positions(many):
         expected += [(row * length + t, int(ids[t + 1])) for t in range(len(ids) - 1) if weights[t + 1]]
     assert list(zip(batch.target_positions.tolist(), batch.targets.tolist(), strict=True)) == expected
     assert batch.weights.tolist() == [1.0] * len(expected) and set(batch.sources.tolist()) == {0}
+    assert batch.num_tokens == batch.attention_mask.sum()
 
 
 def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
@@ -72,7 +73,7 @@ def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
     assert batch.token_mask.tolist() == [[1] * length, [1] * lengths[0] + [0] * (length - lengths[0])]
     bounds = [0, lengths[5], length, length + lengths[0], 2 * length]
     assert batch.cu_seq_lens.tolist() == bounds
-    assert batch.cu_seq_lens.dtype == torch.int32
+    assert batch.cu_seq_lens.dtype == torch.int32 and batch.num_tokens == batch.token_mask.sum()
     assert batch.max_seq_len == max(b - a for a, b in pairwise(bounds))
     # nothing is predicted across the border of two samples
     expected = []
@@ -85,7 +86,7 @@ def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, packing):
     batch = Collator(1, pad_token_id=7, packing=packing).collate(many(1), [])
-    assert batch.input_ids.tolist() == [[7]]
+    assert batch.input_ids.tolist() == [[7]] and batch.num_tokens == 0
     assert packing or batch.attention_mask.tolist() == [[1]]
     assert not packing or batch.cu_seq_lens.tolist() == [0, 1]
     assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "sources"))

@@ -1,6 +1,7 @@
 """The feed of a run: every topology is given the same global batches, and a step finds its batch made ahead."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -78,6 +79,18 @@ def test_what_the_next_step_needs_is_made_while_a_step_runs():
     assert made[1].wait(5)
     assert ahead.take(1) == 10
     assert not made[2].wait(0.05)  # there are two steps
+
+
+def test_the_time_that_a_step_waits_for_its_data_is_measured(tmp_path, tokenizer):
+    ahead = Ahead(lambda step: time.sleep(0.05), num_steps=2)
+    ahead.take(0)
+    assert ahead.waited_seconds >= 0.05
+    time.sleep(0.1)  # a step, while the next data are made
+    ahead.take(1)
+    assert ahead.waited_seconds < 0.05
+    write(tmp_path / "train.jsonl", *pairs(20))
+    [feed] = feeds(tokenizer, 1, BATCH)
+    assert feed.take(0).waited_seconds > 0
 
 
 def test_what_fails_ahead_fails_the_step_that_needs_it():
