@@ -9,13 +9,14 @@ import sys
 import traceback
 from types import ModuleType
 
-from kit.cli import inspect, prepare, recipes, report, verify_resume
+from kit.cli import doctor, inspect, prepare, recipes, report, verify_resume
 from kit.console import show
 from kit.errors import Problem, UserError, did_you_mean
 from kit.secrets import redacted
 
 COMMANDS: dict[str, ModuleType] = {
     "recipes": recipes,
+    "doctor": doctor,
     "inspect": inspect,
     "prepare": prepare,
     "report": report,

@@ -54,13 +54,22 @@ class RankStatus:
 class Watch:
     """Writes the status of this rank, and reads those of the others when something fails."""
 
-    def __init__(self, accelerator: "Accelerator", store: Any, timeout_seconds: float, trains: bool = True) -> None:
+    def __init__(
+        self,
+        accelerator: "Accelerator",
+        store: Any,
+        timeout_seconds: float,
+        trains: bool = True,
+        tell: Callable[[str], int] | None = None,
+    ) -> None:
         """
         Args:
             store: a connection to the ranks' key-value store that nothing else uses; None with a single rank.
             timeout_seconds: without progress on any rank for so long, the process ends with an error message.
             trains: whether the same command continues from a checkpoint.
+            tell: called with the message before the process ends; returns the exit status. None: print it, status 1.
         """
+        self._tell = tell or self._print
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._store, self._timeout = store, timeout_seconds
         self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
@@ -157,13 +166,17 @@ class Watch:
             reason = f"{_names(absent)} did not arrive, last seen: {_listed(absent)}"
         else:
             reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(statuses)})"
-        with suppress(OSError):  # standard error is closed
-            print(f"\nerror: rank {self._rank}: {waited}; {reason}", file=sys.stderr, flush=True)
+        status = self._tell(f"{waited}; {reason}")
         for status in gone:  # a stopped process does not react to the launcher's SIGTERM
             if status.host == socket.gethostname() and status.pid:
                 with suppress(OSError):
                     os.kill(status.pid, signal.SIGKILL)
-        os._exit(1)
+        os._exit(status)
+
+    def _print(self, message: str) -> int:
+        with suppress(OSError):  # standard error is closed
+            print(f"\nerror: rank {self._rank}: {message}", file=sys.stderr, flush=True)
+        return 1
 
     def _survey(self) -> tuple[list[RankStatus], list[RankStatus]]:
         """Return the statuses of the silent ranks, and those of all ranks.

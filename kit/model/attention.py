@@ -197,12 +197,13 @@ def varlen_attention(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     # [B, H, T, D] -> [B * T, H, D]
     query, key, value = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
-    attend = _attend_by_kernel if _has_kernel(query) else _attend_by_loop
+    attend = _attend_by_kernel if has_kernel(query) else _attend_by_loop
     attended = attend(query, key, value, cu_seq_lens_q, max_length_q, scaling)
     return attended.unflatten(0, rows_and_columns), None
 
 
-def _has_kernel(query: torch.Tensor) -> bool:
+def has_kernel(query: torch.Tensor) -> bool:
+    """Return whether packed attention has a kernel for the device and dtype of ``query``; else it takes a loop."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     return query.is_cuda and half and torch.cuda.get_device_properties(query.device).major >= 8
 

@@ -54,6 +54,8 @@ class Settings:
     reshard_after_forward: bool
     offload: bool
     load_on_rank0: bool
+    main_process_ip: str | None = None  # by which other machines reach the one of rank 0
+    main_process_port: int | None = None
 
 
 def read_config(path: Path) -> Settings:
@@ -158,6 +160,9 @@ def make_settings(
     num_machines = values.get("num_machines") or 1
     if type(num_machines) is not int or num_machines < 1:
         refuse("num_machines", num_machines, "a whole number from 1")
+    port = values.get("main_process_port")
+    if port is not None and not (str(port).isdecimal() and int(port) < 65536):
+        refuse("main_process_port", port, "a whole number below 65536")
     use_cpu = str(values.get("use_cpu") or False).lower()
     if use_cpu not in ("true", "false", "none"):
         refuse("use_cpu", values["use_cpu"], "true or false")
@@ -181,6 +186,8 @@ def make_settings(
         reshard_after_forward=reshard,
         offload=offload,
         load_on_rank0=load_on_rank0,
+        main_process_ip=str(values["main_process_ip"]) if values.get("main_process_ip") else None,
+        main_process_port=None if port is None else int(port),
     )
 
 

@@ -10,13 +10,11 @@ Promises:
 - torch is imported only to count devices.
 """
 
-import math
 import os
 import shlex
-import signal
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NoReturn
 
 from kit.config.command_line import Request
@@ -28,19 +26,9 @@ from kit.errors import Problem, UserError, raise_if
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
 from kit.strategy.launcher import OWN_TORCHRUN, asked_of_accelerate, continue_restarted, end_with_launcher, stay_ended
 from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
+from kit.strategy.torchrun import INHERITED, torchrun_command
 
-# Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
-_INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-_FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
-_RANK_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+_RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
 
 
 def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
@@ -55,6 +43,59 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     Raises:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
+    _begin()
+    recipe, settings, config_name = _settle(request)
+    if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
+        title = f"{recipe.method}, {TITLES[settings.strategy]}"
+        verb = "checking" if request.launch.dry_run else "fine-tuning"
+        into = f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}"
+        say(
+            into if trains else f"scoring {recipe.model_name_or_path} ({TITLES[settings.strategy]})"
+        )  # imports are slow
+    topology, launched, problems = _decide(request, recipe, settings, config_name)
+    raise_if(problems)
+    recipe = continue_restarted(recipe)
+    if request.launch.dry_run:
+        return recipe, topology
+    if topology.strategy != "single" and launched is None:
+        _relaunch(topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
+    forget_launcher(topology)
+    return recipe, topology
+
+
+def forget_launcher(topology: Topology) -> None:
+    """Delete the environment variables by which a launcher would change ``topology``, now that it is decided."""
+    for name in [name for name in os.environ if name.startswith(INHERITED)]:
+        del os.environ[name]
+    if topology.strategy == "single":
+        for name in _RANK_VARIABLES:  # a single process needs no process group, not even under torchrun
+            os.environ.pop(name, None)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What ``resolve`` would decide, for a command that only looks."""
+
+    recipe: Recipe
+    settings: Settings
+    topology: Topology
+    problems: list[Problem]  # with how the command was launched, and with the number of processes
+
+
+def look(request: Request) -> Planned:
+    """Return what ``resolve`` would decide. Starts nothing, and changes nothing.
+
+    Raises:
+        UserError: with all problems of the recipe, the flags and the config.
+    """
+    _begin()
+    recipe, settings, config_name = _settle(request)
+    topology, _, problems = _decide(request, recipe, settings, config_name)
+    return Planned(recipe, settings, topology, problems)
+
+
+def _begin() -> None:
+    """Watch the launcher, and set what libraries read at their import."""
     end_with_launcher()
     stay_ended()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
@@ -63,6 +104,10 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     # have gaps into which no later tensor fits.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def _settle(request: Request) -> tuple[Recipe, Settings, str]:
+    """The recipe with its ``output_dir``, the settings of the config and its name. Raises all their problems."""
     problems = list(request.problems)
     settings: Settings | None = None
     config_name = None
@@ -85,21 +130,19 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     assert request.recipe is not None and settings is not None
     config_name = config_name or {"fsdp2": "fsdp"}.get(settings.strategy, settings.strategy)
     output_dir = os.path.expanduser(request.recipe.output_dir or f"runs/{request.recipe_name}-{config_name}")
-    recipe = request.recipe.model_copy(update={"output_dir": output_dir})
-    if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
-        title = f"{recipe.method}, {TITLES[settings.strategy]}"
-        verb = "checking" if request.launch.dry_run else "fine-tuning"
-        into = f"{verb} {request.recipe_name} ({title}), output_dir {output_dir}"
-        say(
-            into if trains else f"scoring {recipe.model_name_or_path} ({TITLES[settings.strategy]})"
-        )  # imports are slow
+    return request.recipe.model_copy(update={"output_dir": output_dir}), settings, config_name
 
+
+def _decide(
+    request: Request, recipe: Recipe, settings: Settings, config_name: str
+) -> tuple[Topology, int | None, list[Problem]]:
+    """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
+    wanted = request.launch.num_processes or settings.num_processes
     num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
     num_processes = wanted or launched or (num_devices or 2 if settings.strategy != "single" else 1)
-    raise_if(_launch_problems(request, settings, num_processes, launched, num_devices))
-    raise_if(_batch_problems(recipe, num_processes))
-
+    problems = _launch_problems(request, settings, num_processes, launched, num_devices)
+    problems = problems or _batch_problems(recipe, num_processes)
     topology = Topology(
         strategy=settings.strategy,
         config_name=config_name,
@@ -114,17 +157,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         load_on_rank0=settings.load_on_rank0 and recipe.method != "qlora" and settings.strategy == "fsdp2",
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
-    recipe = continue_restarted(recipe)
-    if request.launch.dry_run:
-        return recipe, topology
-    if topology.strategy != "single" and launched is None:
-        _relaunch(num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
-    for name in [name for name in os.environ if name.startswith(_INHERITED)]:
-        del os.environ[name]
-    if topology.strategy == "single":
-        for name in _RANK_VARIABLES:  # a single process needs no process group, not even under torchrun
-            os.environ.pop(name, None)
-    return recipe, topology
+    return topology, launched, problems
 
 
 def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
@@ -189,13 +222,13 @@ def _launch_problems(
     """
     strategy = settings.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
-    script = f"{shlex.quote(os.path.relpath(sys.argv[0]))} {arguments}".strip()
+    script = f"{_script()} {arguments}".strip()
     asked = asked_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
         wish = f"--config {'ddp' if strategy == 'single' else request.launch.config} --num_processes {asked}"
         found = f"accelerate launch was given {asked}, and started one process"
         flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        fix = f"give it to the script: accelerate launch {shlex.quote(os.path.relpath(sys.argv[0]))} {wish} {flags}"
+        fix = f"give it to the script: accelerate launch {_script()} {wish} {flags}"
         return [Problem("--num_processes", found, fix=fix.rstrip())]
     if strategy == "single" and num_processes > 1:
         if launched and launched > 1:
@@ -215,14 +248,19 @@ def _launch_problems(
     if launched is None and settings.num_machines > 1:
         file = find_file(request.launch.config or "", ACCELERATE_CONFIGS, "config")
         words = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        script = shlex.quote(os.path.relpath(sys.argv[0]))
-        fix = f"on every machine, type: accelerate launch --config_file {file} {script} {words}"
+        fix = f"on every machine, type: accelerate launch --config_file {file} {_script()} {words}"
         found = f"{settings.num_machines} machines, but no launcher started this process"
         return [Problem("num_machines", found, fix=fix.rstrip())]
     local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes
     if num_devices and local > num_devices:
         return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
     return []
+
+
+def _script() -> str:
+    """What a launcher takes to start this command: a script, or a module, whose folder it must not put on the path."""
+    path = os.path.relpath(sys.argv[0])
+    return "-m kit.cli.main" if os.path.basename(path) in ("kit", "main.py") else shlex.quote(path)
 
 
 def _without(words: list[str], flag: str) -> list[str]:
@@ -250,18 +288,6 @@ def _devices() -> tuple[int, str]:
 
 def _relaunch(num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
     """Replace this process by torchrun, which starts the same command ``num_processes`` times."""
-    # Without `--config` the topology comes from the environment, so the new processes need it too.
-    env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(_INHERITED)}
-    # Without this torchrun sets it to 1 and prints a warning. ``accelerator.start`` sets the number of threads.
-    env.setdefault("OMP_NUM_THREADS", "1")
-    # After forwarding a signal, torchrun kills the ranks after 30 seconds. A step and its save may take longer.
-    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
-    command = [sys.executable, str(Path(__file__).with_name("torchrun.py")), "--nproc_per_node", str(num_processes)]
-    # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle
-    # a signal that `nohup` made this process ignore.
-    handled = [name for name in _FORWARDED_SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
-    command += ["--signals-to-handle", ",".join(handled), *sys.argv]
+    command, env = torchrun_command(sys.argv, num_processes, timeout_seconds, keep_environment)
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

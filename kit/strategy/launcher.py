@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,30 @@ ACCELERATE_PID = "KIT_ACCELERATE_PID"
 # Environment variable of ranks that kit.strategy.torchrun started: it asks how they ended.
 OWN_TORCHRUN = "KIT_TORCHRUN"
 _SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True)
+class LaunchedRank:
+    """What a launcher told this process: its rank and the number of ranks, over all machines and on this one."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+
+    @property
+    def several_machines(self) -> bool:
+        """Whether other machines have ranks too."""
+        return self.world > self.local_world
+
+
+def launched_rank() -> LaunchedRank | None:
+    """Return what a launcher told this process; None if no launcher of several ranks started it."""
+    env = os.environ
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+    return LaunchedRank(rank, world, int(env.get("LOCAL_RANK", rank)), int(env.get("LOCAL_WORLD_SIZE", world)))
 
 
 def end_with_launcher() -> None:

@@ -132,7 +132,10 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     store, mine = _connect(timeout_seconds, is_master), uuid.uuid4().hex
     if rank:
         store.set(f"from/{rank}", mine)
-        name = store.get(f"to/{mine}").decode()  # waits for rank 0
+        try:
+            name = store.get(f"to/{mine}").decode()
+        except DistStoreError:
+            raise DistStoreError("rank 0 did not come") from None
         store.set(f"{name}/{rank}", "here")
         store.wait([f"{name}/all"])
         return PrefixStore(name, store)

@@ -130,3 +130,8 @@ def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tupl
     num_micro_batches = recipe.global_batch_size // recipe.per_device_train_batch_size
     more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
     return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.offload else [offload])]
+
+
+def shards(topology: Topology) -> bool:
+    """Return whether each rank holds only a part of weights, gradients and optimiser state."""
+    return topology.strategy.startswith("fsdp")

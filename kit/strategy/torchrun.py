@@ -1,4 +1,4 @@
-"""The launcher that ``kit.strategy.launch`` starts: torchrun, without its own words where a rank has said why it ended.
+"""The kit's own launcher (``torchrun_command``): torchrun, without its own words where a rank has said why it ended.
 
 Run as a script, with the arguments of torchrun. Restarts, signals and everything else are torchrun's own.
 
@@ -7,6 +7,7 @@ ranks ended with after a signal. A rank that was killed is named, because it cou
 """
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,35 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
 from kit.strategy.launcher import ACCELERATE_PID, OWN_TORCHRUN, end_under, end_with_launcher
+
+# Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
+INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+_FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+
+
+def torchrun_command(
+    script: list[str], num_processes: int, timeout_seconds: float, keep_environment: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts ``num_processes`` ranks on this machine, and its environment.
+
+    Args:
+        script: the path of a script and its arguments.
+        timeout_seconds: how long ranks may take to end after a signal.
+        keep_environment: whether the ranks take their topology from the variables of `accelerate launch`.
+    """
+    # Without `--config` the topology comes from the environment, so the new processes need it too.
+    env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(INHERITED)}
+    # Without this torchrun sets it to 1 and prints a warning. ``accelerator.start`` sets the number of threads.
+    env.setdefault("OMP_NUM_THREADS", "1")
+    # After forwarding a signal, torchrun kills the ranks after 30 seconds. A step and its save may take longer.
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
+    command = [sys.executable, __file__, "--nproc_per_node", str(num_processes)]
+    # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle
+    # a signal that `nohup` made this process ignore.
+    handled = [name for name in _FORWARDED_SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
+    return [*command, "--signals-to-handle", ",".join(handled), *script], env
 
 
 def main(argv: list[str]) -> int:

@@ -279,7 +279,7 @@ def test_the_kernel_gets_flat_states_of_half_precision(monkeypatch, autocast):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = model(**batch).logits
         assert not calls
-        monkeypatch.setattr(kit.model.attention, "_has_kernel", lambda query: query.dtype == torch.bfloat16)
+        monkeypatch.setattr(kit.model.attention, "has_kernel", lambda query: query.dtype == torch.bfloat16)
         monkeypatch.setattr(kit.model.attention, "varlen_attn", kernel)
         assert torch.equal(model(**batch).logits, expected)
     assert len(calls) == 3
@@ -317,7 +317,7 @@ def test_the_installed_kernel_takes_what_it_is_given():
 def test_the_kernel_is_for_half_precision_on_ampere_and_later(monkeypatch, is_cuda, dtype, major, answer):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
     query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device="cuda:0")
-    assert kit.model.attention._has_kernel(query) is answer
+    assert kit.model.attention.has_kernel(query) is answer
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -358,7 +358,7 @@ def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypat
     def attend(query, key, value, cu_seq_lens, max_length, scaling):
         return query * cu_seq_lens.sum()  # takes part in the graph, as the kernel does
 
-    monkeypatch.setattr(kit.model.attention, "_has_kernel", lambda query: True)
+    monkeypatch.setattr(kit.model.attention, "has_kernel", lambda query: True)
     monkeypatch.setattr(kit.model.attention, "_attend_by_kernel", attend)
     # The second is for any number of samples.
     assert graphs_after_each_batch(fullgraph=True) == [1, 2, 2, 2]

@@ -66,6 +66,18 @@ def _loaded(name: str, dataset: Any) -> Found:
     return Found(name, [Shard(name, dataset, len(dataset))], files, marks)
 
 
+def ask_hub(name: str, flag: str) -> str | None:
+    """Ask the hub, in one short request, for the newest commit of a data set. Raises ``UserError`` if it refuses."""
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        check_access(name, "dataset", info)
+    except Exception as error:  # connection errors differ with the client library in use
+        raise UserError(refusal(error, f"no file or folder {name!r}", name, "dataset", flag)) from None
+    return info.sha
+
+
 def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bool) -> Found:
     """Open a data set of the hub: download it or, with ``streaming``, read its shards over the network later.
 
@@ -73,18 +85,11 @@ def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bo
     reached, refuses the data set, or has no such config or split.
     """
     import datasets
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     tried = f"no file or folder {name!r}"
-    revision = None
-    if not constants.HF_HUB_OFFLINE:
-        # One short request first: load_dataset retries for half a minute when the hub cannot be reached.
-        try:
-            info = HfApi().dataset_info(name, timeout=HUB_SECONDS)
-            check_access(name, "dataset", info)
-            revision = info.sha
-        except Exception as error:  # connection errors differ with the client library in use
-            raise UserError(refusal(error, tried, name, "dataset", flag)) from None
+    # One short request first: load_dataset retries for half a minute when the hub cannot be reached.
+    revision = None if constants.HF_HUB_OFFLINE else ask_hub(name, flag)
     try:
         dataset = datasets.load_dataset(name, config, split=split, streaming=streaming)
     except Exception as error:  # builders of data sets raise many types

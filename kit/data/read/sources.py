@@ -131,6 +131,20 @@ def _one_config(in_name: str, config: str | None, flag: str) -> str:
     return in_name
 
 
+def hub_id(name: str, split: str, flag: str) -> str | None:
+    """Return the hub id that ``name`` stands for; None for a path. Reads no file.
+
+    Raises ``UserError`` if ``name`` is neither. ``flag`` is the recipe's key, for messages.
+    """
+    path = Path(os.path.expanduser(name))
+    if is_saved(path):
+        return None
+    with_config = None if path.exists() else HUB_ID_WITH_CONFIG.fullmatch(name)
+    if with_config:
+        return with_config[1]
+    return None if _find_files(name, path, split_of(split), flag) else name
+
+
 def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
     """The files that ``name`` stands for, each under the name to show. Empty if ``name`` can only be a hub id.
 

@@ -1,0 +1,121 @@
+"""What the machine gives a run beside its devices: disk, memory, file descriptors, names and ports."""
+
+import errno
+import ipaddress
+import os
+import resource
+import shutil
+import socket
+from pathlib import Path
+
+import psutil
+
+from kit.config.recipe import Recipe
+from kit.doctor.needs import Needs, num_checkpoints
+from kit.doctor.result import Result, ok
+from kit.failures.memory import size
+
+DEFAULT_PORT = 29500  # of torchrun and `accelerate launch`
+# gloo opens 24 + 3 x ranks in each process (counted with 2, 3 and 4 ranks on torch 2.13).
+_GLOO, _GLOO_PER_RANK = 24, 3
+_OWN_FILES = 128  # libraries, data, a checkpoint that is written: more than twice what a rank of recipes/tiny opens
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_disk(recipe: Recipe, needs: Needs) -> Result:
+    """Fail if the disk of ``output_dir`` has no room for the final model and one checkpoint; warn if not for all."""
+    folder = Path(os.path.expanduser(recipe.output_dir or ".")).absolute()
+    folder = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return Result("disk", "fail", f"{folder} cannot be written to", "choose another --output_dir")
+    number = num_checkpoints(recipe)
+    least = needs.final + needs.checkpoint
+    wanted = needs.final + needs.checkpoint * (number or 1)
+    plan = f"{number or 'all'} checkpoints of {size(needs.checkpoint)} and final/ of {size(needs.final)}"
+    found = f"{size(free)} free in {folder}, needed for {plan}: {size(wanted)}" + ("" if number else " for one")
+    cure = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
+    if free < least:
+        return Result("disk", "fail", found, cure)
+    return Result("disk", "warn", found, cure) if free < wanted else ok("disk", found)
+
+
+def check_memory(needs: Needs, local_world: int) -> Result:
+    """Fail if host memory is too small for loading, or for what training and saving keep there.
+
+    Each rank also needs what this process holds by now: Python and the libraries.
+    """
+    free = free_memory()
+    libraries = local_world * psutil.Process().memory_info().rss
+    wanted = libraries + max(needs.loading, needs.host)
+    parts = f"libraries {size(libraries)}, loading {size(needs.loading)}, then training and saving {size(needs.host)}"
+    found = f"{size(free)} free, {size(wanted)} needed ({parts})"
+    if free < wanted:
+        cure = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
+        return Result("memory", "fail", found, cure)
+    return ok("memory", found)
+
+
+def free_memory() -> int:
+    """Return the bytes of host memory that this machine, or the container's limit, still gives."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit, used = ((_CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        return free if limit == "max" else min(free, int(limit) - int(used))
+    except (OSError, ValueError):  # no control group of version 2
+        return free
+
+
+def check_file_descriptors(num_processes: int) -> Result:
+    """Fail if a rank may not open the connections to all others."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = _GLOO + _GLOO_PER_RANK * num_processes if num_processes > 1 else 0
+    wanted = _OWN_FILES + connections
+    found = f"{allowed} allowed, {wanted} needed by a rank of {num_processes}"
+    if resource.RLIM_INFINITY != allowed < wanted:
+        more = "" if most == resource.RLIM_INFINITY or most >= wanted else ", which root must allow (limits.conf)"
+        return Result("file descriptors", "fail", found, f"ulimit -n {max(4096, wanted)}{more}")
+    return ok("file descriptors", found)
+
+
+def check_names(several_machines: bool, main_address: str | None = None) -> Result:
+    """Fail if a name by which other machines shall reach this one, or the main one, means loopback."""
+    host = socket.gethostname()
+    if not several_machines:
+        return ok("host name", f"{host}; one machine only, so nobody has to reach it")
+    for name in dict.fromkeys(filter(None, (main_address, host))):
+        try:
+            address = socket.gethostbyname(name)
+        except OSError as error:
+            cure = "put the name and its address into /etc/hosts of every machine"
+            return Result("host name", "fail", f"{name} has no address ({error})", cure)
+        if ipaddress.ip_address(address).is_loopback:
+            cure = "correct /etc/hosts, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network interface (eth0)"
+            if name == main_address:
+                cure = "give the address of the first machine in the network as --main_process_ip or MASTER_ADDR"
+            elif os.environ.get("GLOO_SOCKET_IFNAME"):
+                continue
+            return Result("host name", "fail", f"{name} means {address}: other machines cannot reach it", cure)
+    return ok("host name", f"{host} is {socket.gethostbyname(host)}")
+
+
+def check_port(port: int | None, is_needed: bool) -> Result:
+    """Fail if the port of the rendezvous is taken; warn if this run does not need it.
+
+    Args:
+        port: of the config; None: the default of the launchers.
+        is_needed: whether the launcher of this run takes this port. The kit's own takes any free one.
+    """
+    number = port or DEFAULT_PORT
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
+        try:
+            probe.bind(("", number))
+        except OSError as error:
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+            cure = f"`ss -ltnp sport = :{number}` says by whom; or give another one: --main_process_port, --master_port"
+            if is_needed:
+                return Result("port", "fail", f"{number} {reason}", cure)
+            found = f"{number} {reason}; the kit's own launcher takes a free one, torchrun and accelerate do not"
+            return Result("port", "warn", found, cure)
+    return ok("port", f"{number} is free")

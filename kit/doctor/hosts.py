@@ -1,0 +1,91 @@
+"""Compare what each rank found on its machine: versions, the kit's source, GPUs, settings of the run, clocks."""
+
+import platform
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from kit.config.recipe import IDENTITY, ROOT, Recipe
+from kit.doctor.result import Result, ok
+from kit.run.record import versions
+
+# Certificates, caches on a shared disk and logs go wrong before training does.
+CLOCK_SECONDS = 5.0
+
+
+def facts(recipe: Recipe, device: str) -> dict[str, Any]:
+    """Return what must be the same on every machine, by the word for it in messages.
+
+    Args:
+        device: the name of this rank's GPU, or ``cpu``.
+    """
+    settings = {key: getattr(recipe, key) for key in IDENTITY}
+    return {
+        "Python": platform.python_version(),
+        **versions(),
+        "code of kit/": code_digest(ROOT / "kit"),
+        "recipe": xxhash.xxh3_64(repr(settings)).hexdigest(),
+        "device": device,
+    }
+
+
+def code_digest(folder: Path) -> str:
+    """Return a digest of all Python files below ``folder``, by their names and content."""
+    state = xxhash.xxh3_64()
+    for path in sorted(folder.rglob("*.py")):
+        state.update(str(path.relative_to(folder)).encode() + b"\\0" + path.read_bytes())
+    return state.hexdigest()
+
+
+def compare_facts(all_facts: list[dict[str, Any]], hosts: list[str]) -> Result:
+    """Fail with every fact in which a rank differs from rank 0; a different GPU is only a warning.
+
+    Args:
+        all_facts: those of each rank.
+        hosts: the machine of each rank.
+    """
+    differences = []
+    for name, value in all_facts[0].items():
+        for rank, own in enumerate(all_facts):
+            if own[name] != value:
+                where = f"rank {rank} ({hosts[rank]})" if len(set(hosts)) > 1 else f"rank {rank}"
+                differences.append((name, f"{name} {own[name]} on {where}, {value} on rank 0"))
+    num_hosts = len(set(hosts))
+    if not differences:
+        found = f"{len(hosts)} ranks on {num_hosts} machine{'s' * (num_hosts > 1)} have the same"
+        return ok("machines", f"{found} versions, code, recipe and device")
+    shown = "; ".join(text for _, text in differences[:6])
+    more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
+    only_device = all(name == "device" for name, _ in differences)
+    cure = "all ranks wait for the slowest" if only_device else (
+        "the same clone and environment on every machine, and the same command: pip install -c constraints.txt -e ."
+    )  # fmt: skip
+    return Result("machines", "warn" if only_device else "fail", shown + more, cure)
+
+
+def compare_clocks(seconds: list[float], hosts: list[str]) -> Result:
+    """Warn if clocks that were read at the same moment differ by more than ``CLOCK_SECONDS``.
+
+    Args:
+        seconds: since the epoch, as each rank read them when all had left a barrier.
+        hosts: the machine of each rank.
+    """
+    late, early = (chosen(range(len(seconds)), key=seconds.__getitem__) for chosen in (max, min))
+    skew = seconds[late] - seconds[early]
+    if skew <= CLOCK_SECONDS:
+        return ok("clocks", f"differ by {skew:.3f} s at most")
+    found = f"{hosts[late]} is {skew:.1f} s ahead of {hosts[early]}"
+    return Result("clocks", "warn", found, "synchronise them: `timedatectl set-ntp true`, or chrony")
+
+
+def own_host() -> str:
+    """Return the name of this machine."""
+    return socket.gethostname()
+
+
+def now() -> float:
+    """Return the seconds since the epoch by this machine's clock."""
+    return time.time()
