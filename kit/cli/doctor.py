@@ -1,28 +1,34 @@
 """``kit doctor``: check this machine, and a run that is planned on it, in seconds.
 
 Without a launcher it starts the ranks of a distributed run itself. Under `torchrun` or `accelerate launch` every rank
-calls it: each machine is checked by its first rank, and all of them together are compared.
+calls it: the first rank of each machine checks that machine, and all machines are compared.
 """
 
-from kit.config.command_line import read_command_line, read_flags
-from kit.console import is_main, say, show
+import sys
+
+from kit.config.command_line import Request, read_command_line
+from kit.console import is_main, show
+from kit.doctor.result import FAILED, Report, Result
 from kit.errors import Problem, UserError, raise_if
+from kit.failures import exits
+from kit.strategy.launch import look
+from kit.strategy.launcher import LaunchedRank, launched_rank
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
 TIMEOUT_SECONDS = 60.0
-# Of machines in a multi-machine launch: reading libraries from a slow disk, and their own checks.
+# What rank 0 may come later than ranks that check no machine: imports and checks of a slow one.
 _LATE_SECONDS = 120.0
 
 USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--json] [--timeout SECONDS] [--flag value ...]
 
-{HELP[0].upper()}{HELP[1:]}. Each line is ok, warn or fail, with the cure.
+{HELP[0].upper()}{HELP[1:]}. Each line is ok, warn or fail, and says what to do.
 
-  --json             print one JSON object at the end instead of lines
+  --json             print one JSON object at the end, instead of lines
   --timeout SECONDS  give up on a rank that does not answer for so long (default: {TIMEOUT_SECONDS:.0f})
 
-Takes the flags of recipes/finetune.py; without any, the recipe is tiny. On several machines, on each of them:
+Takes the flags of recipes/finetune.py; without any, it checks what the recipe tiny needs. On each of several machines:
 torchrun --nnodes 2 ... -m kit.cli.main doctor --config C, or accelerate launch ... -m kit.cli.main doctor ...
-Exit status: 0 if nothing failed, else 2."""
+Exit status: 0 if nothing failed, 2 if something did."""
 
 
 def run(argv: list[str]) -> int:
@@ -32,34 +38,64 @@ def run(argv: list[str]) -> int:
         return 0
     words, as_json, timeout_seconds = _own_flags(argv)
     request = read_command_line(words)
-
-    from kit.doctor.result import Report
-    from kit.doctor.versions import check_versions
-    from kit.strategy.launch import look
-    from kit.strategy.launcher import launched_rank
-
     launched = launched_rank()
     if launched and launched.world > 1:
-        return _run_as_rank(request, as_json, timeout_seconds)
+        with exits.reporting_errors():
+            exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
     raise_if(request.problems)
+    from kit.doctor.versions import check_versions
+
     report = Report(lambda result: None if as_json else show(str(result)))
     report.run("versions", check_versions)
     planned = look(request)
-
     from kit.doctor.machine import check_machine
 
     check_machine(report, planned, None)
     if planned.topology.strategy != "single" and not planned.problems:
         from kit.doctor.starting import start_ranks
 
+        num_processes = planned.topology.num_processes
         if not as_json:
-            say(f"      starting {planned.topology.num_processes} ranks ...")
-        start_ranks(report, words, planned.topology.num_processes, timeout_seconds, bool(request.launch.config))
+            show(f"      starting {num_processes} ranks")
+        start_ranks(report, words, num_processes, timeout_seconds, bool(request.launch.config))
     return report.end(as_json)
 
 
-def _run_as_rank(request: "object", as_json: bool, timeout_seconds: float) -> int:
-    ...
+def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeout_seconds: float) -> int:
+    """Make the checks of this rank under a launcher of the user's, and return the exit status, the same on all ranks.
+
+    The first rank of a machine prints what it finds there, rank 0 also what all find together.
+    """
+    raise_if(request.problems)
+    from kit.doctor.hosts import own_host
+    from kit.doctor.machine import check_machine
+    from kit.doctor.ranks import check_ranks
+    from kit.doctor.versions import check_versions
+
+    def tell(result: Result) -> None:
+        if result.status == "fail" and not is_main():
+            print(result, file=sys.stderr, flush=True)
+        elif launched.local_rank == 0 and not as_json:
+            show(str(result))
+
+    report = Report(tell, own_host() if launched.several_machines else "")
+    if launched.local_rank == 0:
+        report.run("versions", check_versions)
+    planned = look(request)
+    raise_if(planned.problems)
+    if launched.local_rank == 0:
+        check_machine(report, planned, launched)
+
+    def end() -> int:
+        return report.end(as_json) if is_main() else report.exit_status
+
+    everyones = check_ranks(report, planned, timeout_seconds, end, 0 if is_main() else _LATE_SECONDS)
+    if is_main():
+        for result in [result for results in everyones[1:] for result in results]:
+            report.results.append(result)
+            if result.status != "ok" and result.host != own_host() and not as_json:
+                show(str(result))
+    return max(end(), *(FAILED if any(r.status == "fail" for r in results) else 0 for results in everyones), 0)
 
 
 def _own_flags(argv: list[str]) -> tuple[list[str], bool, float]:
@@ -69,7 +105,7 @@ def _own_flags(argv: list[str]) -> tuple[list[str], bool, float]:
     while rest:
         word = rest.pop(0)
         name, has_value, value = word.partition("=")
-        if name == "--json" and not has_value:
+        if word == "--json":
             as_json = True
         elif name == "--timeout":
             text = value if has_value else rest.pop(0) if rest and not rest[0].startswith("--") else ""

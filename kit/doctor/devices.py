@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kit.config.recipe import Recipe
+from kit.console import silence_libraries
 from kit.doctor.needs import Needs
 from kit.doctor.result import Result, ok
 from kit.failures.memory import size
@@ -90,13 +91,14 @@ def check_bf16(topology: Topology) -> Result:
     if topology.device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
         found = f"{torch.cuda.get_device_name()} has no bf16"
         return Result("bf16", "fail", found, "copy the config and set mixed_precision: no")
-    left, right = _random(256, 256), _random(256, 256)
+    left, right = _random(0, 256, 256), _random(1, 256, 256)
     product = left.to(topology.device_type, torch.bfloat16) @ right.to(topology.device_type, torch.bfloat16)
     return _compared("bf16", "a product", _error(product, left @ right), _BF16_ERROR, "install torch again")
 
 
 def check_four_bit(recipe: Recipe, device: str) -> Result:
     """Quantise a matrix, multiply by it, and compare. It fails a run that needs bitsandbytes, and only warns others."""
+    silence_libraries()
     name, needed = "4-bit product", recipe.method == "qlora" or "8bit" in recipe.optim
     if find_spec("bitsandbytes") is None and not needed:
         return ok(name, "bitsandbytes is not installed, and not needed")
@@ -104,7 +106,7 @@ def check_four_bit(recipe: Recipe, device: str) -> Result:
         import bitsandbytes
         from bitsandbytes.functional import quantize_4bit
 
-        weight, inputs = _random(64, 256), _random(8, 256)
+        weight, inputs = _random(0, 64, 256), _random(1, 8, 256)
         quantised, state = quantize_4bit(weight.to(device), quant_type="nf4", compress_statistics=True)
         product = bitsandbytes.matmul_4bit(inputs.to(device), quantised.t(), quant_state=state)
         cure = "`python -m bitsandbytes` says what it misses; then install it again"
@@ -130,7 +132,7 @@ def check_attention(recipe: Recipe, config: Any, topology: Topology) -> Result:
 
     device = topology.device_type
     dtype = torch.bfloat16 if topology.mixed_precision == "bf16" else torch.float32
-    query = _random(1, 4, 32, 64).to(device, dtype)  # [batch, heads, tokens, head size]
+    query = _random(0, 1, 4, 32, 64).to(device, dtype)  # [batch, heads, tokens, head size]
     works = [name for name, attend in _BACKENDS.items() if _runs(attend, query)]
     found = f"{', '.join(works)} run on {device} in {str(dtype).removeprefix('torch.')}"
     if config is None:
@@ -195,8 +197,8 @@ def _runs(attend: Any, query: torch.Tensor) -> bool:
         return False
 
 
-def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def _random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _error(result: torch.Tensor, expected: torch.Tensor) -> float:

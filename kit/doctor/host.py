@@ -90,7 +90,9 @@ def check_names(several_machines: bool, main_address: str | None = None) -> Resu
             cure = "put the name and its address into /etc/hosts of every machine"
             return Result("host name", "fail", f"{name} has no address ({error})", cure)
         if ipaddress.ip_address(address).is_loopback:
-            cure = "correct /etc/hosts, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network interface (eth0)"
+            cure = (
+                "correct /etc/hosts, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network interface (eth0)"
+            )
             if name == main_address:
                 cure = "give the address of the first machine in the network as --main_process_ip or MASTER_ADDR"
             elif os.environ.get("GLOO_SOCKET_IFNAME"):

@@ -2,7 +2,6 @@
 
 import platform
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ def facts(recipe: Recipe, device: str) -> dict[str, Any]:
         "Python": platform.python_version(),
         **versions(),
         "code of kit/": code_digest(ROOT / "kit"),
-        "recipe": xxhash.xxh3_64(repr(settings)).hexdigest(),
+        "recipe": xxhash.xxh3_64(repr(settings).encode()).hexdigest(),
         "device": device,
     }
 
@@ -36,7 +35,7 @@ def code_digest(folder: Path) -> str:
     """Return a digest of all Python files below ``folder``, by their names and content."""
     state = xxhash.xxh3_64()
     for path in sorted(folder.rglob("*.py")):
-        state.update(str(path.relative_to(folder)).encode() + b"\\0" + path.read_bytes())
+        state.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     return state.hexdigest()
 
 
@@ -84,8 +83,3 @@ def compare_clocks(seconds: list[float], hosts: list[str]) -> Result:
 def own_host() -> str:
     """Return the name of this machine."""
     return socket.gethostname()
-
-
-def now() -> float:
-    """Return the seconds since the epoch by this machine's clock."""
-    return time.time()

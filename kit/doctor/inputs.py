@@ -58,7 +58,9 @@ def check_wrap_class(topology: Topology, meta_model: Any) -> Result:
 
 def check_data(recipe: Recipe) -> Result:
     """Fail if a data set is not there, or the hub does not give it. Makes one short request for each of the hub."""
-    problems, local, remote = Problems(), [], []
+    problems = Problems()
+    local: list[str] = []
+    remote: list[str] = []
     for flag, entries in (("dataset", recipe.datasets), ("eval_dataset", recipe.eval_datasets)):
         for entry in entries:
             with problems.caught():

@@ -12,7 +12,7 @@ from kit.strategy.topology import Topology, shards
 if TYPE_CHECKING:
     import torch
 
-# NF4 with double quantisation, bytes a weight: half a byte, a scale of 8 bits for 64 weights, and 32 bits for 256 scales.
+# NF4 with double quantisation, bytes a weight: 4 bits, 8 bits of scale for 64 weights, 32 bits for 256 scales.
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 _GRADIENT_BYTES = _MASTER_BYTES = 4  # float32
 
@@ -33,7 +33,7 @@ def measure(recipe: Recipe, topology: Topology, model: "torch.nn.Module", local_
 
     - State of a rank: frozen weights in the compute dtype (``NF4_BYTES`` each if quantised), and for each trainable
       weight 4 bytes of itself, 4 of its gradient and those of the optimiser; divided by the ranks if they are sharded.
-    - Loading: ranks that keep weights on the CPU hold all of them while they read; with ``load_on_rank0`` one rank does.
+    - Loading: ranks that keep weights on the CPU hold all of them while they read, with ``load_on_rank0`` rank 0 only.
       Others read into their device.
     - Host memory of training: the state where it is on the CPU, and one copy of a checkpoint if saves are asynchronous.
     - Checkpoint: 4 bytes of each trainable weight and the optimiser's; divided over the ranks, on one disk.

@@ -11,19 +11,27 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
 from kit.config.command_line import read_command_line
-from kit.console import is_main
-from kit.doctor.result import FAILED, Report, Result, ok
+from kit.config.recipe import Recipe
+from kit.console import is_main, rank
+from kit.doctor.result import Report, Result, ok
 from kit.errors import TrainingError, UserError, raise_if
 from kit.failures import exits
 from kit.failures.phases import Phase
 from kit.strategy.launch import Planned, forget_launcher, look
+from kit.strategy.topology import Topology
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 # Of which a rank that is not rank 0 is later, so that rank 0, which knows more, tells first.
 _LATER_SECONDS = 3.0
@@ -38,99 +46,112 @@ def hard_limit(timeout_seconds: float) -> float:
 class Deadline:
     """Ends this process after ``hard_limit``, since a library may ignore its own time-out."""
 
-    def __init__(self, report: Report, timeout_seconds: float) -> None:
-        """Start it. ``report`` gets a failed result that says where this rank was."""
-        self.stage = "join the others"
-        self._report, self._limit = report, hard_limit(timeout_seconds)
-        self._timer = threading.Timer(self._limit, self._end)
+    def __init__(self, limit_seconds: float, end: Callable[[str], int]) -> None:
+        """``end``: called with what happened; returns the exit status."""
+        self.stage = "ranks"  # name of the check that this rank is in
+        self._limit, self._end = limit_seconds, end
+        self._timer = threading.Timer(limit_seconds, self._leave)
         self._timer.daemon = True
         self._timer.start()
 
-    def _end(self) -> None:
-        found = f"no end after {self._limit:.0f} s: this rank waits to {self.stage}"
-        self._report.add(Result("ranks", "fail", found, CURE))
-        os._exit(FAILED)
+    def _leave(self) -> None:
+        os._exit(self._end(f"no end after {self._limit:.0f} s"))
 
     def over(self) -> None:
-        """End it: this rank is done."""
+        """End the deadline: this rank is done."""
         self._timer.cancel()
 
 
-def check_ranks(report: Report, planned: Planned, timeout_seconds: float, is_late: float = 0) -> list[list[Result]]:
-    """Make all checks that need every rank. Called by all ranks; only rank 0 adds results, but for failures to answer.
+def check_ranks(
+    report: Report, planned: Planned, timeout_seconds: float, end: Callable[[], int], late_seconds: float = 0
+) -> list[list[Result]]:
+    """Make all checks that need every rank. Called by all ranks.
+
+    If a rank does not answer, ``report`` gets a failed result that names it. This process then ends, if it cannot
+    return from a collective.
 
     Args:
-        report: of this rank.
+        report: of this rank. What all find together is added on rank 0.
         timeout_seconds: how long to wait for a rank that does not answer.
-        is_late: seconds that some ranks come later than others, because they check their machine first.
+        end: called before this process ends by itself; returns the exit status.
+        late_seconds: how much longer to wait until all have joined.
 
     Returns:
-        The results of all ranks' reports so far. Empty if a rank did not answer; the report then says so.
+        The results of each rank; empty if a rank did not answer.
     """
     from accelerate.utils import gather_object
 
-    from kit.doctor import collectives, hosts
     from kit.failures.ranks import Watch
-    from kit.strategy.accelerator import prepare, start
+    from kit.strategy.accelerator import start
     from kit.strategy.rendezvous import open_store
 
-    deadline = Deadline(report, timeout_seconds + is_late)
-    waiting = {"report_to": [], "ddp_timeout": timeout_seconds + is_late}
-    recipe = planned.recipe.model_copy(update=waiting)
-    topology = replace(planned.topology, layer_classes=(), load_on_rank0=False)  # those of the tiny model
+    def fail(message: str) -> int:
+        text = message.replace("--ddp_timeout", "--timeout")
+        report.add(Result(deadline.stage, "fail", f"rank {rank()}: {text}", CURE))
+        return end()
+
+    join_seconds = timeout_seconds + late_seconds
+    deadline = Deadline(hard_limit(join_seconds), fail)
+    recipe = planned.recipe.model_copy(update={"report_to": [], "ddp_timeout": join_seconds})
+    # The tiny model has no layer of the config's names, and its weights are the same on every rank.
+    topology = replace(planned.topology, layer_classes=(), load_on_rank0=False)
     forget_launcher(topology)
     began = time.monotonic()
     try:
         accelerator, _ = start(recipe, topology)
     except TrainingError as error:
         time.sleep(0 if is_main() else _LATER_SECONDS)
-        report.add(Result("ranks", "fail", str(error).replace("--ddp_timeout", "--timeout"), CURE))
+        fail(str(error))
+        deadline.over()
         return []
-
-    def unanswered(message: str) -> int:
-        report.add(Result(deadline.stage, "fail", message.replace("--ddp_timeout", "--timeout"), CURE))
-        return FAILED
-
-    watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, tell=unanswered)
+    watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, tell=fail)
 
     def at(stage: str, doing: str) -> None:
         deadline.stage = stage
         watch.at(Phase(doing))
 
-    def add(result: Result) -> None:
-        if is_main():
-            report.add(result)
-
+    results: list[list[Result]] = []
     try:
-        where = gather_object([hosts.own_host()])
-        seconds = f"{time.monotonic() - began:.1f} s"
-        add(ok("ranks", f"{len(where)} on {len(set(where))} machine{'s' * (len(set(where)) > 1)} joined in {seconds}"))
-        at("machines", "comparing machines")
-        add(hosts.compare_facts(gather_object([hosts.facts(recipe, _device_name(accelerator))]), where))
-        accelerator.wait_for_everyone()
-        add(hosts.compare_clocks(gather_object([hosts.now()]), where))
-        for name in collectives.COLLECTIVES:
-            add(collectives.check_collective(name, accelerator.device, lambda doing, name=name: at(name, doing)))
-        at("gradients", "training a tiny model")
-        model = collectives.TinyModel()
-        import torch
-
-        prepared = prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), lr=0.0))
-        add(collectives.check_gradients(prepared, gather_object))
-        results: list[list[Result]] = gather_object([report.results])
+        for result in _results(accelerator, recipe, topology, at, time.monotonic() - began):
+            if is_main():
+                report.add(result)
+        results = gather_object([report.results])
     except (RuntimeError, TrainingError) as error:
-        explained = watch.explain(error) or error
-        report.add(Result(deadline.stage, "fail", str(explained).splitlines()[0], CURE))
-        return []
+        fail(str(watch.explain(error) or error).splitlines()[0])
     deadline.over()
     return results
 
 
-def _device_name(accelerator: "object") -> str:
-    import torch
+def _results(
+    accelerator: "Accelerator", recipe: Recipe, topology: Topology, at: Callable[[str, str], None], seconds: float
+) -> Iterator[Result]:
+    """Run the checks one after the other. Called by all ranks.
 
-    device = accelerator.device  # type: ignore[attr-defined]
-    return "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
+    Args:
+        at: called with the name of a check, and what this rank begins to do for it.
+        seconds: how long the ranks took to join.
+    """
+    import torch
+    from accelerate.utils import gather_object
+
+    from kit.doctor import collectives, hosts
+    from kit.strategy.accelerator import prepare
+
+    where = gather_object([hosts.own_host()])
+    num_hosts = len(set(where))
+    yield ok("ranks", f"{len(where)} on {num_hosts} machine{'s' * (num_hosts > 1)} joined in {seconds:.1f} s")
+    at("machines", "comparing machines")
+    device = accelerator.device
+    name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
+    yield hosts.compare_facts(gather_object([hosts.facts(recipe, name)]), where)
+    accelerator.wait_for_everyone()
+    yield hosts.compare_clocks(gather_object([time.time()]), where)
+    for name in collectives.COLLECTIVES:
+        yield collectives.check_collective(name, device, partial(at, name))
+    at("gradients", "training a tiny model")
+    model = collectives.TinyModel()
+    prepared = prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), lr=0.0))
+    yield collectives.check_gradients(prepared, gather_object)
 
 
 def main(argv: list[str]) -> int:
@@ -146,7 +167,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_status
-    check_ranks(report, planned, float(argv[0]))
+    check_ranks(report, planned, float(argv[0]), lambda: report.exit_status)
     return report.exit_status
 
 

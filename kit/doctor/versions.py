@@ -27,7 +27,9 @@ def check_versions() -> Result:
     shown = [f"{name} {version}" for name, version in installed.items() if name in table and version]
     found = ", ".join([f"Python {platform.python_version()}", *shown])
     if not table:
-        return Result("versions", "warn", f"{found}; docs/versions.md is not there to compare", "use a clone of the kit")
+        return Result(
+            "versions", "warn", f"{found}; docs/versions.md is not there to compare", "use a clone of the kit"
+        )
     old, new = [], []
     for name, (oldest, newest) in table.items():
         if name not in installed:

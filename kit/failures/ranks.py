@@ -166,12 +166,12 @@ class Watch:
             reason = f"{_names(absent)} did not arrive, last seen: {_listed(absent)}"
         else:
             reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(statuses)})"
-        status = self._tell(f"{waited}; {reason}")
+        exit_status = self._tell(f"{waited}; {reason}")
         for status in gone:  # a stopped process does not react to the launcher's SIGTERM
             if status.host == socket.gethostname() and status.pid:
                 with suppress(OSError):
                     os.kill(status.pid, signal.SIGKILL)
-        os._exit(status)
+        os._exit(exit_status)
 
     def _print(self, message: str) -> int:
         with suppress(OSError):  # standard error is closed
