@@ -85,13 +85,16 @@ def check_ranks(
     from kit.strategy.accelerator import start
     from kit.strategy.rendezvous import open_store
 
-    def fail(message: str) -> int:
+    def fail(message: str) -> None:
         text = message.replace("--ddp_timeout", "--timeout")
         report.add(Result(deadline.stage, "fail", f"rank {rank()}: {text}", CURE))
+
+    def leave(message: str) -> int:
+        fail(message)
         return end()
 
     join_seconds = timeout_seconds + late_seconds
-    deadline = Deadline(hard_limit(join_seconds), fail)
+    deadline = Deadline(hard_limit(join_seconds), leave)
     recipe = planned.recipe.model_copy(update={"report_to": [], "ddp_timeout": join_seconds})
     # The tiny model has no layer of the config's names, and its weights are the same on every rank.
     topology = replace(planned.topology, layer_classes=(), load_on_rank0=False)
@@ -104,7 +107,7 @@ def check_ranks(
         fail(str(error))
         deadline.over()
         return []
-    watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, tell=fail)
+    watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, tell=leave)
 
     def at(stage: str, doing: str) -> None:
         deadline.stage = stage

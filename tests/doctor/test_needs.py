@@ -17,7 +17,9 @@ def model():
 
 
 def needs(recipe, topology, model, local_world=2, **changes):
-    return measure(recipe.model_copy(update={"method": "lora", **changes}), topology, model, local_world, torch.bfloat16)
+    return measure(
+        recipe.model_copy(update={"method": "lora", **changes}), topology, model, local_world, torch.bfloat16
+    )
 
 
 def test_copies_of_ddp_are_whole_and_shards_of_fsdp_are_parts(recipe, topology, model):

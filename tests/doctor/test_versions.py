@@ -16,7 +16,14 @@ def test_the_table_is_the_one_that_is_tested():
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [("2.11.9", "fail"), ("2.12.0+cu130", "ok"), ("2.14.1", "ok"), ("2.14.2rc1", "warn"), ("2.9", "fail"), (None, "fail")],
+    [
+        ("2.11.9", "fail"),
+        ("2.12.0+cu130", "ok"),
+        ("2.14.1", "ok"),
+        ("2.14.2rc1", "warn"),
+        ("2.9", "fail"),
+        (None, "fail"),
+    ],
 )
 def test_a_version_outside_the_range_is_named_with_the_range(version, status, monkeypatch):
     monkeypatch.setattr(versions, "read_table", lambda: {"torch": ("2.12.0", "2.14.1"), "pytest": ("8", "9")})

@@ -1,0 +1,71 @@
+"""``kit doctor`` as a user types it: lines while it works, one JSON object, and a status."""
+
+import json
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from helpers import ROOT
+
+from kit.cli.main import main
+from kit.doctor.result import Result
+
+COMMAND = [sys.executable, "-m", "kit.cli.main", "doctor"]
+
+
+def test_without_arguments_it_checks_this_machine_for_the_recipe_tiny(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ok    versions ") and lines[-1].endswith(" 0 fail")
+    assert any(line.startswith("ok    disk ") for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_check_is_status_2_and_json_is_all_that_is_printed(capsys, monkeypatch):
+    monkeypatch.setattr(
+        "kit.doctor.machine.check_file_descriptors",
+        lambda n: Result("file descriptors", "fail", "64", "ulimit -n 4096"),
+    )
+    assert main(["doctor", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"] == "fail"
+    assert [check["cure"] for check in told["checks"] if check["status"] == "fail"] == ["ulimit -n 4096"]
+
+
+@pytest.mark.parametrize("words", [["--timeout"], ["--timeout=x"], ["--timeout", "0"], ["--timeout", "--json"]])
+def test_a_time_out_that_is_none_is_refused(words, capsys):
+    assert main(["doctor", *words]) == 2
+    assert "--timeout: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_of_the_kits_own_launcher_are_checked_and_one_that_stops_is_named(tmp_path):
+    command = [*COMMAND, "--config", "ddp", "--num_processes", "2", "--timeout", "5", "--output_dir", str(tmp_path)]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+    assert {"ranks", "machines", "clocks", "all-reduce", "broadcast", "gradients"} <= set(found)
+
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    while not (ranks := rank_processes(process.pid, 1)):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+    ranks[0].suspend()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and "rank 1 did not " in out, out + err
+    assert not ranks[0].is_running()
+
+
+def rank_processes(pid, rank):
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            if child.environ().get("RANK") == str(rank) and "ranks.py" in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            pass
+    return found
