@@ -19,7 +19,7 @@ FLOORS = [
     ["strategy"],
     ["train", "evaluate", "checkpoint", "failures"],
     ["run"],
-    ["preflight", "export", "report"],
+    ["preflight", "doctor", "export", "report"],
     ["cli", "api"],
 ]
 # The same inside kit/data/.

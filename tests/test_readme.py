@@ -26,8 +26,8 @@ def test_every_command_parses(command):
     for part in command.split(" && "):
         words = shlex.split(part)
         script = next((word for word in words if word.startswith("recipes/")), None)
-        if words[:2] in (["kit", "inspect"], ["kit", "prepare"], ["kit", "verify-resume"]):
-            flags = re.sub(r" (-n|--html) \S+", "", part).split()[2:]
+        if words[:2] in (["kit", "doctor"], ["kit", "inspect"], ["kit", "prepare"], ["kit", "verify-resume"]):
+            flags = re.sub(r" (-n|--html|--timeout) \S+| --json", "", part).split()[2:]
             assert not read_command_line(flags).problems
         if script is None:
             continue
@@ -78,6 +78,9 @@ def test_every_flag_named_in_the_pages_exists():
         "watch",
         "output",
         "schema",
+        "json",
+        "timeout",
+        "master_port",
     }
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world"}  # of benchmarks

@@ -20,6 +20,8 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
     several_machines = launched.several_machines if launched else settings.num_machines > 1
     local_world = launched.local_world if launched else -(-topology.num_processes // settings.num_machines)
     report.run("launch", lambda: _check_launch(planned, launched))
+    if planned.batch_problems:
+        report.add(of_problems("batch", planned.batch_problems, ""))
     report.run("file descriptors", lambda: check_file_descriptors(topology.num_processes))
     report.run("host name", lambda: check_names(several_machines, settings.main_process_ip))
     if launched is None and topology.strategy != "single":  # else the port is open by now

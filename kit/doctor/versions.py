@@ -9,7 +9,6 @@ from kit.run.record import versions
 
 _TABLE = ROOT / "docs/versions.md"
 _ROW = re.compile(r"^\| ([\w.-]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
-_OLDEST_PYTHON = (3, 11)
 
 
 def read_table() -> dict[str, tuple[str, str]]:

@@ -54,6 +54,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         )  # imports are slow
     topology, launched, problems = _decide(request, recipe, settings, config_name)
     raise_if(problems)
+    raise_if(_batch_problems(recipe, topology.num_processes))
     recipe = continue_restarted(recipe)
     if request.launch.dry_run:
         return recipe, topology
@@ -80,6 +81,7 @@ class Planned:
     settings: Settings
     topology: Topology
     problems: list[Problem]  # with how the command was launched, and with the number of processes
+    batch_problems: list[Problem]  # with the global batch
 
 
 def look(request: Request) -> Planned:
@@ -89,9 +91,9 @@ def look(request: Request) -> Planned:
         UserError: with all problems of the recipe, the flags and the config.
     """
     _begin()
-    recipe, settings, config_name = _settle(request)
+    recipe, settings, config_name = _settle(request, checks_batch=False)
     topology, _, problems = _decide(request, recipe, settings, config_name)
-    return Planned(recipe, settings, topology, problems)
+    return Planned(recipe, settings, topology, problems, _batch_problems(recipe, topology.num_processes))
 
 
 def _begin() -> None:
@@ -106,7 +108,7 @@ def _begin() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def _settle(request: Request) -> tuple[Recipe, Settings, str]:
+def _settle(request: Request, checks_batch: bool = True) -> tuple[Recipe, Settings, str]:
     """The recipe with its ``output_dir``, the settings of the config and its name. Raises all their problems."""
     problems = list(request.problems)
     settings: Settings | None = None
@@ -124,7 +126,7 @@ def _settle(request: Request) -> tuple[Recipe, Settings, str]:
         problems += _package_problems(request.recipe)
     if request.recipe and settings:
         problems += _method_problems(request.recipe, settings.strategy)
-        if wanted:
+        if wanted and checks_batch:
             problems += _batch_problems(request.recipe, wanted)
     raise_if(problems)
     assert request.recipe is not None and settings is not None
@@ -142,7 +144,6 @@ def _decide(
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
     num_processes = wanted or launched or (num_devices or 2 if settings.strategy != "single" else 1)
     problems = _launch_problems(request, settings, num_processes, launched, num_devices)
-    problems = problems or _batch_problems(recipe, num_processes)
     topology = Topology(
         strategy=settings.strategy,
         config_name=config_name,

@@ -44,8 +44,10 @@ def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
     monkeypatch.setattr("kit.strategy.launch._devices", lambda: (2, "cuda"))
     for name in ("check_driver", "check_bf16", "check_four_bit", "check_gpus", "check_attention"):
         monkeypatch.setattr(devices, name, lambda *args, name=name: ok(name, ""))
-    result = checked("--config", "ddp", "--num_processes", "4")["launch"]
+    results = checked("--config", "ddp", "--num_processes", "4")
+    result = results["launch"]
     assert result.status == "fail" and "4 on a machine with 2 GPUs; expected at most 2" in result.found
+    assert results["batch"].cure == "--per_device_train_batch_size 8: the same maths"
 
 
 def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_path, monkeypatch):
