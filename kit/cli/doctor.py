@@ -11,7 +11,7 @@ from kit.console import is_main, show
 from kit.doctor.result import FAILED, Report, Result
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.strategy.launch import look
+from kit.strategy.launch import look, settle
 from kit.strategy.launcher import LaunchedRank, launched_rank
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
     if launched and launched.world > 1:
         with exits.reporting_errors():
             exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
-    raise_if(request.problems)
+    settle(request, checks_batch=False)  # what is mistyped is told before a check, and before torch is imported
     from kit.doctor.versions import check_versions
 
     report = Report(lambda result: None if as_json else show(str(result)))
@@ -66,7 +66,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
 
     The first rank of a machine prints what it finds there, rank 0 also what all find together.
     """
-    raise_if(request.problems)
+    settle(request, checks_batch=False)
     from kit.doctor.hosts import own_host
     from kit.doctor.machine import check_machine
     from kit.doctor.ranks import check_ranks

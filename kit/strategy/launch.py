@@ -44,7 +44,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
     _begin()
-    recipe, settings, config_name = _settle(request)
+    recipe, settings, config_name = settle(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
         title = f"{recipe.method}, {TITLES[settings.strategy]}"
         verb = "checking" if request.launch.dry_run else "fine-tuning"
@@ -91,7 +91,7 @@ def look(request: Request) -> Planned:
         UserError: with all problems of the recipe, the flags and the config.
     """
     _begin()
-    recipe, settings, config_name = _settle(request, checks_batch=False)
+    recipe, settings, config_name = settle(request, checks_batch=False)
     topology, _, problems = _decide(request, recipe, settings, config_name)
     return Planned(recipe, settings, topology, problems, _batch_problems(recipe, topology.num_processes))
 
@@ -108,8 +108,12 @@ def _begin() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def _settle(request: Request, checks_batch: bool = True) -> tuple[Recipe, Settings, str]:
-    """The recipe with its ``output_dir``, the settings of the config and its name. Raises all their problems."""
+def settle(request: Request, checks_batch: bool = True) -> tuple[Recipe, Settings, str]:
+    """Return the recipe with its ``output_dir``, the settings of the config, and its name. Loads no torch.
+
+    Raises:
+        UserError: with all problems of the recipe, the flags and the config.
+    """
     problems = list(request.problems)
     settings: Settings | None = None
     config_name = None

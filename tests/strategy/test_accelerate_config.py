@@ -168,3 +168,12 @@ def test_everything_wrong_with_a_config_is_told_at_once(refusal):
     )
     places = [problem.where.rpartition("mine.yaml:")[2].split()[0] for problem in error.problems]
     assert sorted(places) == ["1", "3", "4", "7", "8"]
+
+
+def test_the_main_machine_is_known_by_address_and_port(read, refusal):
+    settings = read("num_machines: 2\nmain_process_ip: gpu-a\nmain_process_port: 29511\n")
+    assert (settings.main_process_ip, settings.main_process_port) == ("gpu-a", 29511)
+    assert read("num_machines: 1\n").main_process_port is None
+    assert "main_process_port: found 99999; expected a whole number below 65536" in str(
+        refusal("main_process_port: 99999\n")
+    )

@@ -484,3 +484,24 @@ def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_told(reso
             resolve(*words, env=env)
         assert f"--config {words[1] if words else 'ddp'} --num_processes 4 " in str(caught.value)
     assert resolve("--config", "ddp", "--num_processes", 4, env=env).num_processes == 4
+
+
+def test_who_only_looks_starts_nothing_and_is_told_what_a_run_would_refuse(resolve, monkeypatch, capsys):
+    monkeypatch.setattr(os, "execve", lambda *args: pytest.fail("started"))
+    monkeypatch.setattr(os, "environ", {"ACCELERATE_MIXED_PRECISION": "bf16", "HOME": "/"})
+    monkeypatch.setattr(launch, "_devices", lambda: (2, "cuda"))
+    planned = launch.look(read_command_line(["--config", "fsdp", "--num_processes", "4"]))
+    assert planned.topology.num_processes == 4 and planned.topology.strategy == "fsdp2"
+    assert [problem.found for problem in planned.problems] == ["4 on a machine with 2 GPUs"]
+    assert [problem.where for problem in planned.batch_problems] == ["global_batch_size"]
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16" and capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="no config 'dpp'"):
+        launch.look(read_command_line(["--config", "dpp"]))
+
+
+def test_a_command_of_the_kit_is_a_module_to_a_launcher(monkeypatch):
+    for path, words in (("/env/bin/kit", "-m kit.cli.main"), (str(ROOT / "kit/cli/main.py"), "-m kit.cli.main")):
+        monkeypatch.setattr(sys, "argv", [path])
+        assert launch._script() == words
+    monkeypatch.setattr(sys, "argv", ["my recipes/finetune.py"])
+    assert launch._script() == "'my recipes/finetune.py'"

@@ -11,7 +11,14 @@ import pytest
 from helpers import ROOT
 
 from kit.config.recipe import Recipe
-from kit.strategy.launcher import asked_of_accelerate, continue_restarted, end_with_launcher, launcher_is_gone
+from kit.strategy.launcher import (
+    LaunchedRank,
+    asked_of_accelerate,
+    continue_restarted,
+    end_with_launcher,
+    launched_rank,
+    launcher_is_gone,
+)
 
 
 def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
@@ -117,3 +124,14 @@ def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch, wor
     monkeypatch.setattr(psutil.Process, "cmdline", lambda self: words.split())
     monkeypatch.setattr("sys.argv", ["run.py"])
     assert asked_of_accelerate() == asked
+
+
+def test_a_rank_knows_its_number_and_whether_other_machines_take_part(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched_rank() is None
+    for name, value in {"RANK": 9, "WORLD_SIZE": 16, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    assert launched_rank() == LaunchedRank(9, 16, 1, 8) and launched_rank().several_machines
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert not launched_rank().several_machines

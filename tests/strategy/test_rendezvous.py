@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from helpers import ROOT, free_port
+from torch.distributed import TCPStore
 
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy.rendezvous import agree, join_group, open_store, together
@@ -63,6 +64,16 @@ def test_who_did_not_come_in_time_is_named(rank_of_two):
     rank_of_two(0, free_port())
     with pytest.raises(TrainingError, match=r"not all 2 processes came within 1 s \(--ddp_timeout\): rank 1 did not"):
         join_group("gloo", 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_rank_0_names_it(rank_of_two):
+    port = free_port()
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # the launcher's
+    rank_of_two(1, port)
+    with pytest.raises(TrainingError, match="rank 0 did not come"):
+        join_group("gloo", 1)
+    del store
 
 
 def test_a_port_that_is_taken_is_a_users_problem(rank_of_two):

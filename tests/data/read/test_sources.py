@@ -287,3 +287,12 @@ def test_a_hub_id_may_have_its_config_behind_it(folder, monkeypatch):
     assert asked == [("openai/gsm8k", "train", "dataset", "main", False)] * 3
     told = refused("openai/gsm8k:main", config="socratic")
     assert told.startswith("error: dataset_config: 'socratic', and 'main' behind the hub id; expected one config")
+
+
+def test_whether_a_name_means_the_hub_is_known_without_reading(folder):
+    (folder / "a.jsonl").write_text("not JSON")
+    assert sources.hub_id("a.jsonl", "", "dataset") is None
+    assert sources.hub_id("org/data", "train", "dataset") == "org/data"
+    assert sources.hub_id("org/data:main", "train[:10]", "dataset") == "org/data"
+    with pytest.raises(UserError, match=r"no file or folder 'b.jsonl'"):
+        sources.hub_id("b.jsonl", "", "dataset")
