@@ -62,7 +62,7 @@ def check_gpus(topology: Topology, needs: Needs | None, local_world: int) -> Res
     if topology.device_type == "cpu":
         if topology.rehearsal:
             cure = "this rehearses the run; train on a machine with GPUs"
-            return Result("GPUs", "warn", f"none: {topology.config_name} runs on {local_world} CPU processes", cure)
+            return Result("GPUs", "warn", f"none: {topology.config_name} runs on the CPU", cure)
         return ok("GPUs", "none: the run takes the CPU")
     names, memory = [], []
     for index in range(local_world):

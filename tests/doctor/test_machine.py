@@ -1,8 +1,13 @@
 """All checks of a machine run, in order; a model that cannot be opened takes none of the others with it."""
 
+import errno
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from kit.config.command_line import read_command_line
+from kit.config.recipe import RECIPES
 from kit.doctor.machine import check_machine
 from kit.doctor.result import Report
 from kit.strategy.launch import look
@@ -35,6 +40,87 @@ def test_a_model_that_is_not_there_is_one_failure(checked):
         "config.json, or a hub id"
     )
     assert results["memory and disk"].status == "warn"
+
+
+def small_disk(monkeypatch, tmp_path):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 20))
+
+
+def small_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr("kit.doctor.host.free_memory", lambda: 1 << 20)
+
+
+def few_file_descriptors(monkeypatch, tmp_path):
+    monkeypatch.setattr("resource.getrlimit", lambda what: (64, 4096))
+
+
+def name_of_loopback(monkeypatch, tmp_path):
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    config = tmp_path / "two.yaml"
+    config.write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2\n")
+    return ["--config", str(config)]
+
+
+def port_is_taken(monkeypatch, tmp_path):
+    def bind(self, address):
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr("socket.socket.bind", bind)
+    config = tmp_path / "taken.yaml"
+    config.write_text("distributed_type: MULTI_GPU\nmain_process_port: 29511\n")
+    return ["--config", str(config), "--num_processes", "2"]
+
+
+def no_such_layer(monkeypatch, tmp_path):
+    config = tmp_path / "layer.yaml"
+    config.write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_transformer_layer_cls_to_wrap: QwenLayer}\n"
+    )
+    return ["--config", str(config), "--num_processes", "2"]
+
+
+def hub_model_while_offline(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return ["--model_name_or_path", "org/none", "--dataset", str(RECIPES / "tiny/train.jsonl")]
+
+
+def broken_bitsandbytes(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+    return ["--optim", "adamw_8bit"]
+
+
+def driver_that_is_too_old(monkeypatch, tmp_path):
+    (tmp_path / "driver").write_text("Kernel Module  535.1 \n")
+    monkeypatch.setattr("kit.doctor.devices._NVIDIA", str(tmp_path / "driver"))
+
+
+def bf16_that_is_wrong(monkeypatch, tmp_path):
+    monkeypatch.setattr("kit.doctor.devices._BF16_ERROR", 0.0)
+    return ["--config", "ddp", "--num_processes", "2"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (small_disk, "disk"),
+        (small_memory, "memory"),
+        (few_file_descriptors, "file descriptors"),
+        (name_of_loopback, "host name"),
+        (port_is_taken, "port"),
+        (no_such_layer, "wrap class"),
+        (hub_model_while_offline, "model"),
+        (broken_bitsandbytes, "4-bit product"),
+        (driver_that_is_too_old, "driver"),
+        (bf16_that_is_wrong, "bf16"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_one_fault_of_a_machine_is_one_failed_check_with_a_cure(fault, name, checked, monkeypatch, tmp_path):
+    """The faults of versions are in test_versions.py, those of ranks in test_ranks.py."""
+    results = checked(*(fault(monkeypatch, tmp_path) or []))
+    assert [result.name for result in results.values() if result.status == "fail"] == [name]
+    assert results[name].cure
 
 
 def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):

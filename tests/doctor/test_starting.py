@@ -11,6 +11,8 @@ from kit.doctor.ranks import CURE
 from kit.doctor.result import Report
 from kit.doctor.starting import start_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
