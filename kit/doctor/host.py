@@ -16,9 +16,9 @@ from kit.doctor.result import Result, ok
 from kit.failures.memory import size
 
 DEFAULT_PORT = 29500  # of torchrun and `accelerate launch`
-# gloo opens 24 + 3 x ranks in each process (counted with 2, 3 and 4 ranks on torch 2.13).
-_GLOO, _GLOO_PER_RANK = 24, 3
-_OWN_FILES = 128  # libraries, data, a checkpoint that is written: more than twice what a rank of recipes/tiny opens
+# A rank of recipes/tiny under fsdp has at most 23 files open with 2 ranks, and 27 with 4: gloo takes one for each rank
+# and group. The rest is left for data and weights in many files, and for libraries of GPUs.
+_OWN_FILES, _FILES_PER_RANK = 128, 3
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -69,8 +69,7 @@ def free_memory() -> int:
 def check_file_descriptors(num_processes: int) -> Result:
     """Fail if a rank may not open the connections to all others."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections = _GLOO + _GLOO_PER_RANK * num_processes if num_processes > 1 else 0
-    wanted = _OWN_FILES + connections
+    wanted = _OWN_FILES + _FILES_PER_RANK * num_processes
     found = f"{allowed} allowed, {wanted} needed by a rank of {num_processes}"
     if resource.RLIM_INFINITY != allowed < wanted:
         more = "" if most == resource.RLIM_INFINITY or most >= wanted else ", which root must allow (limits.conf)"

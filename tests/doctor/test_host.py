@@ -65,7 +65,7 @@ def test_few_file_descriptors_are_told_for_the_number_of_ranks():
         result = check_file_descriptors(64)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert result.status == "fail" and result.found == "160 allowed, 344 needed by a rank of 64"
+    assert result.status == "fail" and result.found == "160 allowed, 320 needed by a rank of 64"
     assert result.cure.startswith("ulimit -n 4096")
 
 
