@@ -1,0 +1,1 @@
+"""Predict the memory and the time of a run before it starts."""

@@ -1,0 +1,145 @@
+"""A model's shape as numbers, read from its config.json without transformers or torch.
+
+Promises: the parameter counts are exact, for the families of ``FAMILIES``. A family that is not among them is refused
+by name: its layers have other parts, and a sum without them would be wrong.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kit.config.recipe import RECIPES
+from kit.errors import Problem, UserError, did_you_mean
+
+SHAPES = RECIPES / "shapes"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear module of a decoder layer."""
+
+    name: str  # the last part of its name, as ``lora_target_modules`` takes it
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        """The number of its weights, without the bias."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a decoder-only language model. Every layer is the same."""
+
+    name: str
+    model_type: str
+    folder: Path | None  # with the config.json; None for a shape made from a number of parameters
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int | None  # the longest input in tokens; None: no limit
+    tied: bool  # whether input embedding and output head are one matrix
+    qkv_bias: bool = False
+    output_bias: bool = False  # of the attention's output
+    mlp_bias: bool = False
+    fused: bool = False  # whether q, k, v are one module, and gate, up another (Phi 3)
+    num_norms: int = 2  # of hidden_size, in a layer
+    norm_of_heads: str = ""  # "head": q and k have a norm of head_dim each; "all": of all their heads together
+    query_scale: float | None = None  # what a config gives, for the record
+
+    @cached_property
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear modules of one layer."""
+        h, f, q, kv = self.hidden_size, self.intermediate_size, self.query_size, self.kv_size
+        if self.fused:
+            return (
+                Linear("qkv_proj", h, q + 2 * kv, self.qkv_bias),
+                Linear("o_proj", q, h, self.output_bias),
+                Linear("gate_up_proj", h, 2 * f, self.mlp_bias),
+                Linear("down_proj", f, h, self.mlp_bias),
+            )
+        return (
+            Linear("q_proj", h, q, self.qkv_bias),
+            Linear("k_proj", h, kv, self.qkv_bias),
+            Linear("v_proj", h, kv, self.qkv_bias),
+            Linear("o_proj", q, h, self.output_bias),
+            Linear("gate_proj", h, f, self.mlp_bias),
+            Linear("up_proj", h, f, self.mlp_bias),
+            Linear("down_proj", f, h, self.mlp_bias),
+        )
+
+    @property
+    def query_size(self) -> int:
+        """Width of the queries of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys of all heads, and of the values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def layer_linear_weights(self) -> int:
+        """Weights of the linear modules of one layer: what 4 bits and matrix products are about."""
+        return sum(linear.num_weights for linear in self.linears)
+
+    @property
+    def layer_vectors(self) -> int:
+        """Parameters of one layer outside its matrices: norms and biases."""
+        biases = sum(linear.outputs for linear in self.linears if linear.bias)
+        of_heads = {"": 0, "head": 2 * self.head_dim, "all": self.query_size + self.kv_size}[self.norm_of_heads]
+        return self.num_norms * self.hidden_size + of_heads + biases
+
+    @property
+    def layer_parameters(self) -> int:
+        """All parameters of one layer."""
+        return self.layer_linear_weights + self.layer_vectors
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the input embedding, and as many of the output head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside the layers: embedding, head if it is another matrix, and the last norm."""
+        return (1 if self.tied else 2) * self.embedding_parameters + self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters of the model."""
+        return self.num_layers * self.layer_parameters + self.root_parameters
+
+    def adapter_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
+        """Parameters of the LoRA adapters of one layer. ``targets``: names of modules; None: all of them."""
+        return sum(rank * (each.inputs + each.outputs) for each in self.adapted(targets))
+
+    def adapted(self, targets: tuple[str, ...] | None) -> Iterator[Linear]:
+        """The linear modules of a layer that ``targets`` names; None: all."""
+        return (linear for linear in self.linears if targets is None or linear.name in targets)
+
+
+# What a family's config.json does not say: the keys of its biases or their fixed values, its norms.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"attention_bias": False, "norm_of_heads": "head"},
+    "gemma": {"attention_bias": False, "tied": True},
+    "gemma2": {"attention_bias": False, "tied": True, "num_norms": 4},
+    "gemma3_text": {"attention_bias": False, "tied": True, "num_norms": 4, "norm_of_heads": "head"},
+    "phi3": {"fused": True},
+    "smollm3": {"attention_bias": False, "tied": True},
+    "olmo2": {"attention_bias": False, "norm_of_heads": "all"},
+    "olmo3": {"attention_bias": False, "norm_of_heads": "all"},
+}
