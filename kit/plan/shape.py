@@ -1,21 +1,12 @@
-"""A model's shape as numbers, read from its config.json without transformers or torch.
+"""A model's shape as numbers: the sizes of its layers, and how many parameters they have.
 
-Promises: the parameter counts are exact, for the families of ``FAMILIES``. A family that is not among them is refused
-by name: its layers have other parts, and a sum without them would be wrong.
+Promises: the numbers of parameters are exact.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from kit.config.recipe import RECIPES
-from kit.errors import Problem, UserError, did_you_mean
-
-SHAPES = RECIPES / "shapes"
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class Shape:
     fused: bool = False  # whether q, k, v are one module, and gate, up another (Phi 3)
     num_norms: int = 2  # of hidden_size, in a layer
     norm_of_heads: str = ""  # "head": q and k have a norm of head_dim each; "all": of all their heads together
-    query_scale: float | None = None  # what a config gives, for the record
+    caps_logits: bool = False  # whether logits pass through tanh before the loss
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
@@ -127,19 +118,3 @@ class Shape:
     def adapted(self, targets: tuple[str, ...] | None) -> Iterator[Linear]:
         """The linear modules of a layer that ``targets`` names; None: all."""
         return (linear for linear in self.linears if targets is None or linear.name in targets)
-
-
-# What a family's config.json does not say: the keys of its biases or their fixed values, its norms.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": False},
-    "mistral": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"attention_bias": False, "norm_of_heads": "head"},
-    "gemma": {"attention_bias": False, "tied": True},
-    "gemma2": {"attention_bias": False, "tied": True, "num_norms": 4},
-    "gemma3_text": {"attention_bias": False, "tied": True, "num_norms": 4, "norm_of_heads": "head"},
-    "phi3": {"fused": True},
-    "smollm3": {"attention_bias": False, "tied": True},
-    "olmo2": {"attention_bias": False, "norm_of_heads": "all"},
-    "olmo3": {"attention_bias": False, "norm_of_heads": "all"},
-}
