@@ -1,10 +1,19 @@
 """The memory of a run by formulas: of a GPU at its peak by component, of the host, and of the disk.
 
-The components have the names by which a simulation measures them, so that both can be compared line by line.
+The peak of a step is the largest of a few moments, each a sum of what is there then: when the loss head computes
+logits and their gradients, in the backward pass of a layer, and when the embedding gets its gradient. The components
+have the names by which a simulation measures them, so that both can be compared line by line.
+
+Sources: the tensors that autograd saves (``kit.plan.activations``); the dtypes of ``kit.model.load``; the chunks of
+``kit.model.loss_head``; what FSDP2 gathers and reduces, as a simulation of the kit's own step on fake tensors shows
+it. What no simulation shows, the CUDA context, NCCL's buffers and the allocator's losses, is assumed, and said so.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kit.plan.activations import is_autocast, kept, passing, stream
 from kit.plan.workload import Workload
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.
@@ -20,15 +29,25 @@ TENSORS = (
     "logits",
     "activations",
 )
-CONTEXT, FRAGMENTATION = "CUDA context", "fragmentation"
+TRAINABLE, FROZEN, FOUR_BIT, _, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
+CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
+ASSUMED = {
+    CONTEXT: "0.6 GiB: CUDA, its kernels and the workspace of its matrix library take about that on recent GPUs",
+    NCCL: "0.4 GiB: the buffers of NCCL's channels; more with more groups and machines",
+    FRAGMENTATION: "5 % of what comes and goes within a step: pieces that the allocator cannot use",
+}
+CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
+# NF4: half a byte, a scale in 8 bits for 64 weights, and one of float32 for 256 of these.
+TABLES = 1 / 64 + 4 / (64 * 256)
+CHUNK_BYTES = 128 * 2**20  # of ``kit.model.loss_head``, which is not imported because it imports torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """Bytes that a run needs."""
 
-    components: dict[str, int]  # of one GPU at its peak: those of ``TENSORS`` that are above 0, CONTEXT, FRAGMENTATION
-    moment: str  # of the peak: "backward pass", "loss head" or "optimiser step"
+    components: dict[str, int]  # of one GPU at its peak: those of ``TENSORS`` that are above 0, and what is assumed
+    moment: str  # of the peak: "loss head", "backward pass", "embedding's gradient", "optimiser step" or "loading"
     host: dict[str, int] = field(default_factory=dict)  # of one machine's memory, by what takes it
     disk: dict[str, int] = field(default_factory=dict)  # by what takes it
 
@@ -45,4 +64,216 @@ class Memory:
 
 def predict(workload: Workload) -> Memory:
     """Predict the memory of ``workload``."""
-    raise NotImplementedError
+    held = _held(workload)
+    moments = [(name, held + parts) for name, parts in _moments(workload)]
+    if workload.sharded and workload.method == "qlora":  # each rank quantises the whole model before it is sharded
+        moments.append(("loading", Counter(_frozen(workload, shards=1))))
+    moment, peak = max(moments, key=lambda entry: entry[1].total())
+    components = {name: int(peak[name]) for name in TENSORS if peak[name] > 0}
+    components[CONTEXT] = CONTEXT_BYTES
+    if workload.num_gpus > 1:
+        components[NCCL] = NCCL_BYTES
+    components[FRAGMENTATION] = int(FRAGMENTATION_SHARE * (peak - held).total())
+    return Memory(components=components, moment=moment, host=_host(workload), disk=_disk(workload))
+
+
+# --- what is there all the time
+
+
+def _frozen(workload: Workload, shards: int) -> dict[str, float]:
+    """Bytes of the frozen weights on one GPU. The tables of 4-bit weights are not sharded."""
+    if workload.method == "full":
+        return {}
+    shape = workload.shape
+    four_bit = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
+    plain = 2 if workload.bf16 else 4
+    return {FROZEN: plain * (shape.num_parameters - four_bit) / shards, FOUR_BIT: four_bit * (0.5 / shards + TABLES)}
+
+
+def _trained(workload: Workload) -> dict[str, float]:
+    """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
+    number = workload.trainable_parameters / (workload.num_gpus if workload.sharded else 1)
+    size = 2 if workload.pure_bf16 else 4
+    return {TRAINABLE: size * number, OPTIMISER: (2 if "8bit" in workload.optim else 2 * size) * number}
+
+
+def _held(workload: Workload) -> "Counter[str]":
+    """Bytes that a GPU holds in every moment of a step, from the second step on."""
+    if workload.strategy == "offload":
+        tables = _frozen(workload, workload.num_gpus).get(FOUR_BIT, 0) if workload.method == "qlora" else 0
+        return Counter({FOUR_BIT: tables}) if tables else Counter()
+    held = Counter(_trained(workload))
+    held.update(_frozen(workload, workload.num_gpus if workload.sharded else 1))
+    if _accumulates(workload):
+        held[GRADIENTS] = _gradients(workload)
+    return held
+
+
+def _gradients(workload: Workload) -> float:
+    """Bytes of all gradients of one GPU."""
+    if workload.strategy == "offload":
+        return 0
+    unreduced = workload.sharded and workload.sync_each_batch is False
+    shards = workload.num_gpus if workload.sharded and not unreduced else 1
+    return (2 if workload.pure_bf16 else 4) * workload.trainable_parameters / shards
+
+
+def _accumulates(workload: Workload) -> bool:
+    """Whether gradients are there while a micro-batch begins. Those of DDP lie in its buckets all the time."""
+    return workload.micro_batches > 1 or workload.strategy == "ddp"
+
+
+# --- what comes and goes
+
+
+def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
+    """Bytes beside those of ``_held``, in each moment in which a step may have its peak."""
+    to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
+    for parts in _loss_head(workload):
+        yield "loss head", parts
+    for parts in _backward(workload, to_come[GRADIENTS]):
+        yield "backward pass", parts
+    if workload.method == "full":
+        yield "embedding's gradient", _embedding(workload, to_come[GRADIENTS])
+    yield "optimiser step", to_come
+
+
+def chunk_tokens(workload: Workload) -> int:
+    """Tokens of a chunk of the loss head, as ``install_loss_head`` chooses it."""
+    tokens = max(1, CHUNK_BYTES // (4 * workload.shape.vocab_size))
+    if workload.method == "full":
+        tokens = max(tokens, workload.shape.hidden_size // 8)
+    return min(tokens, workload.tokens)
+
+
+def _gathered_layer(workload: Workload) -> float:
+    """Bytes of one layer as FSDP2 gathers it."""
+    shape = workload.shape
+    plain = 2 if workload.bf16 else 4
+    adapters = plain * workload.adapter_parameters / shape.num_layers
+    if workload.method == "qlora":
+        return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
+    return plain * shape.layer_parameters + adapters
+
+
+def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
+    """While logits are computed, and while the gradient of the head is."""
+    shape, tokens = workload.shape, workload.tokens
+    plain, autocast = (2 if workload.bf16 else 4), is_autocast(workload)
+    head = plain * shape.embedding_parameters
+    logits = shape.vocab_size * chunk_tokens(workload)
+    layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
+    # The last layer's output, the last norm, and the states of supervised tokens.
+    last = (16 if autocast else 5 * plain) * shape.hidden_size
+    kept_bytes = tokens * (shape.num_layers * layer + last)
+    copies = 0.0 if workload.sharded or not workload.bf16 else 2 * workload.adapter_parameters
+    if autocast:  # of each weight that was used, until autocast ends; without checkpointing until its backward pass
+        copies = 2 * shape.num_layers * shape.layer_linear_weights
+    if workload.loss != "chunks":
+        share = 14 if workload.loss == "whole" else 5.5
+        yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: share * shape.vocab_size * tokens})
+        return
+    gathered = 0.0
+    if workload.sharded:  # and the buffer of what was gathered last: the head, or the last layer where it is tied
+        gathered = head + (_gathered_layer(workload) if shape.tied else head)
+    if workload.method != "full":
+        per_logit = (plain + 4 + plain) if not shape.caps_logits else (2 * plain + 12)
+        yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: per_logit * logits, GATHERED: gathered})
+        return
+    forward = copies + (head if autocast else 0)
+    yield Counter({ACTIVATIONS: kept_bytes + forward, LOGITS: 8 * logits, GATHERED: gathered})
+    # Backward: the sum over chunks so far, this chunk's part, and their sum or, before, the weight cast anew.
+    left = copies if autocast and not workload.gradient_checkpointing else 0
+    gathered = head + _gathered_layer(workload) if workload.sharded else 0
+    yield Counter({ACTIVATIONS: kept_bytes + left + 3 * head, LOGITS: 2 * logits * autocast, GATHERED: gathered})
+    yield Counter({ACTIVATIONS: kept_bytes + left + 2 * head, LOGITS: 12 * logits, GATHERED: gathered})
+
+
+def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
+    """In the backward pass of the last layer, with the states of all layers, and of the first, with all gradients.
+
+    Args:
+        to_come: bytes of the gradients that are not in ``_held``.
+    """
+    shape, tokens = workload.shape, workload.tokens
+    matrix = shape.hidden_size * shape.intermediate_size
+    own = tokens * (kept(workload) + passing(workload))
+    before = tokens * (stream(workload) if workload.gradient_checkpointing else kept(workload))
+    full = workload.method == "full"
+    gathered = 2 * _gathered_layer(workload) if workload.sharded else 0.0
+    # FSDP reduces in float32. The input of the last reduction stays until the next one.
+    layer_gradients = 4 * (shape.layer_parameters if full else workload.adapter_parameters / shape.num_layers)
+    head = shape.embedding_parameters if full else 0
+    for is_last in (True, False):
+        extra, gradients, reducing = 0.0, 0.0, 0.0
+        if workload.sharded:
+            reducing = 4 * head if is_last and not shape.tied else layer_gradients
+            extra = 2 * head if shape.tied else 0.0  # the head's gradient waits for that of the embedding
+            gradients = reducing + (4 * matrix if full else 0)
+        elif is_autocast(workload):
+            num_copied = shape.num_layers if is_last and not workload.gradient_checkpointing else 1
+            extra = 2 * num_copied * shape.layer_linear_weights + (6 * matrix if _accumulates(workload) else 0)
+            extra += 4 * head if shape.tied else 0.0
+        # Autocast keeps a layer's input in any case. FSDP gathers the layer before already, so not the first counts.
+        num_before = (shape.num_layers if is_last else 2) - is_autocast(workload)
+        # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
+        share = 4 * head / (workload.num_gpus if workload.sharded else 1)
+        later = 2 * layer_gradients / workload.num_gpus if workload.sharded else 0
+        gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
+        parts = Counter({ACTIVATIONS: own + num_before * before + extra, GRADIENTS: gradients, GATHERED: gathered})
+        yield parts
+        if workload.method == "qlora":
+            states = tokens * (kept(workload) + 10 * shape.hidden_size) + num_before * before
+            yield Counter({ACTIVATIONS: states, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered})
+
+
+def _embedding(workload: Workload, to_come: float) -> "Counter[str]":
+    """While the embedding gets its gradient [V, h], which is not sparse."""
+    shape = workload.shape
+    table = shape.embedding_parameters
+    if workload.sharded:
+        layer = _gathered_layer(workload)
+        if shape.tied:  # the head's part, the embedding's, and their sum
+            others = max(0, to_come - 4 * table / workload.num_gpus)
+            return Counter({ACTIVATIONS: 6 * table, GATHERED: 2 * table, GRADIENTS: others + 2 * layer})
+        return Counter({ACTIVATIONS: 2 * table + layer, GRADIENTS: to_come + 4 * table})
+    size = 2 if workload.pure_bf16 else 4
+    return Counter({ACTIVATIONS: size * table * (2 * shape.tied + _accumulates(workload)), GRADIENTS: to_come})
+
+
+# --- the host and the disk
+
+
+def _host(workload: Workload) -> dict[str, int]:
+    """Bytes of a machine's memory."""
+    shape = workload.shape
+    num_here = min(workload.num_gpus, workload.gpus_per_machine)
+    host = {"Python and libraries": num_here * 3 * 2**30}
+    if workload.sharded and workload.method != "qlora":  # rank 0 reads all weights and sends them to the others
+        host["loading"] = (4 if workload.method == "full" else 2) * shape.num_parameters
+    if workload.strategy == "offload":
+        frozen = sum(_frozen(workload, workload.num_gpus).values())
+        gradients = 4 * workload.trainable_parameters / workload.num_gpus
+        host["offloaded weights and optimiser"] = int(
+            num_here * (frozen + gradients + sum(_trained(workload).values()))
+        )
+    if workload.async_save:
+        host["copies of a save"] = _checkpoint(workload) * num_here // workload.num_gpus
+    return host
+
+
+def _checkpoint(workload: Workload) -> int:
+    moments = 0 if workload.save_only_model else 2 if "8bit" in workload.optim else 8
+    return (4 + moments) * workload.trainable_parameters
+
+
+def _disk(workload: Workload) -> dict[str, int]:
+    """Bytes on the disk of ``output_dir``, and of the model in the hub's cache."""
+    # The newest is complete before an older one is deleted.
+    kept_checkpoints = (workload.save_total_limit or 1) + 1 if workload.saves else 1
+    full = workload.method == "full"
+    return {
+        "checkpoints": kept_checkpoints * _checkpoint(workload),
+        "final model": (2 if full else 4) * workload.trainable_parameters,
+        "the model's own files": 2 * workload.shape.num_parameters,
+    }

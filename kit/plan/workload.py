@@ -38,6 +38,12 @@ class Workload:
     async_save: bool = True
     save_only_model: bool = False
     save_total_limit: int = 2  # checkpoints to keep; 0: all
+    # What this kit does not do. With these the same formulas describe other kits' published runs.
+    pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
+    loss: Literal["chunks", "whole", "kept chunks"] = (
+        "chunks"  # whole: all logits at once; kept: bf16 ones of all chunks
+    )
+    fuses: bool = False  # compiled layers, which keep fewer tensors
 
     @classmethod
     def of(

@@ -1,0 +1,68 @@
+"""Bytes that one decoder layer keeps for the backward pass, per token, and those that pass through it.
+
+From the tensors that autograd saves in transformers' Llama: h is the hidden size, q and k the widths of all queries and
+of all keys, f that of the feed-forward part, H the number of heads, r the rank of an adapter. The attention kernel
+saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32.
+
+========================================  ========================================================
+weights                                   bytes per token
+========================================  ========================================================
+trained, gathered in bf16 (FSDP)          16h + 4q + 4k + 8f + 4H + 8
+trained in float32, autocast to bf16      26h + 4q + 4k + 8f + 4H + 8; the stream between layers is float32
+trained in float32, no autocast           24h + 8q + 8k + 16f + 4H + 8
+frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapted module + 4H + 8
+========================================  ========================================================
+"""
+
+from kit.plan.workload import Workload
+
+FRAGMENT = 8  # bytes per token of the norms' two factors
+
+
+def kept(workload: Workload) -> int:
+    """Bytes per token that one layer keeps for its backward pass."""
+    shape, plain = workload.shape, 2 if workload.bf16 else 4
+    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
+    common = plain * (2 * q + 2 * k + 4 * f) + 4 * shape.num_heads + FRAGMENT
+    if workload.method == "full":
+        if not workload.bf16:
+            norm, casts = 12 * h, 0
+        elif workload.sharded or workload.pure_bf16:
+            norm, casts = 8 * h, 0
+        else:  # q, k, v, gate and up each cast their input
+            norm, casts = 8 * h, 10 * h
+        bytes_ = shape.num_norms * norm + casts + common
+    else:
+        norm = 4 * h + plain * h if workload.bf16 else 8 * h
+        adapters = sum(plain * workload.lora_r for _ in shape.adapted(workload.lora_targets))
+        dropout = sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
+        bytes_ = shape.num_norms * norm + common + adapters + workload.lora_dropout * dropout
+    if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
+        bytes_ += (6 if workload.method == "full" else 4) * (q + k)
+    return bytes_ - (workload.fuses and _fused(workload))
+
+
+def _fused(workload: Workload) -> int:
+    """What compiled layers do not keep: the norms' float32 copies, and one of the feed-forward part's four tensors."""
+    return workload.shape.num_norms * 4 * workload.shape.hidden_size + 2 * workload.shape.intermediate_size
+
+
+def stream(workload: Workload) -> int:
+    """Bytes per token of the states between layers, which gradient checkpointing keeps of each layer."""
+    in_float32 = not workload.bf16 or is_autocast(workload)
+    return (4 if in_float32 else 2) * workload.shape.hidden_size
+
+
+def is_autocast(workload: Workload) -> bool:
+    """Whether float32 weights are cast to bf16 as they are used: of full fine-tuning without sharding."""
+    return workload.method == "full" and workload.bf16 and not workload.sharded and not workload.pure_bf16
+
+
+def passing(workload: Workload) -> int:
+    """Bytes per token that the backward pass of a layer allocates beside what it keeps, at its peak.
+
+    The peak is in the feed-forward part: gradients of its product, of the gate and of up, and of the stream.
+    """
+    shape, plain = workload.shape, 2 if workload.bf16 else 4
+    around = 1 if is_autocast(workload) else 5
+    return plain * (3 * shape.intermediate_size + around * shape.hidden_size)
