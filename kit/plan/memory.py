@@ -214,8 +214,11 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             num_copied = shape.num_layers if is_last and not workload.gradient_checkpointing else 1
             extra = 2 * num_copied * shape.layer_linear_weights + (6 * matrix if _accumulates(workload) else 0)
             extra += 4 * head if shape.tied else 0.0
-        # Autocast keeps a layer's input in any case. FSDP gathers the layer before already, so not the first counts.
-        num_before = (shape.num_layers if is_last else 2) - is_autocast(workload)
+        # FSDP has gathered the layer before already, so the second layer counts rather than the first. With
+        # checkpointing the layer's own input is there too; with autocast it is among what the layer keeps.
+        num_before = (shape.num_layers if is_last else 2) - (
+            is_autocast(workload) or not workload.gradient_checkpointing
+        )
         # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
         share = 4 * head / (workload.num_gpus if workload.sharded else 1)
         later = 2 * layer_gradients / workload.num_gpus if workload.sharded else 0

@@ -1,0 +1,173 @@
+"""The time of a step by formulas: operations, bytes moved and bytes sent, against what a GPU and its links can do.
+
+The bounds are a roofline's. A run reaches a part of them: ``EFFICIENCY`` says which, from published runs of other kits.
+Nothing here was measured on a GPU by this project, so every result is a range.
+
+Operations per token, with p the share of supervised tokens and s the mean number of tokens that a token sees twice over
+(the sum of squared lengths of samples over their sum; causal attention computes half of each square):
+
+- forward: 2 for each weight of the layers, 2 Vh p for the head, 2 L q s for attention
+- full fine-tuning: three times that, and the head's logits once more (they are computed again, not kept)
+- adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
+- gradient checkpointing: the layers' forward once more
+
+These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
+"""
+
+from dataclasses import dataclass
+
+from kit.plan.activations import kept
+from kit.plan.hardware import GB, Gpu
+from kit.plan.workload import Workload
+
+# Shares of the datasheet's dense bf16 arithmetic that matrix products and attention reach: the lower one is that of
+# torchtitan on H100 limited to 500 W, the upper one a little above NeMo AutoModel, torchtune and torchtitan on A100.
+PRODUCTS = (0.48, 0.75)
+# How often each byte that a layer keeps is read or written by norms, activations, casts and residuals, in forward and
+# backward pass. Fitted to the same runs, together with the shares above.
+PASSES, PASSES_IF_FUSED = 12, 8
+MEMORY_SHARE = 0.8  # of the memory's bandwidth that elementwise kernels reach: assumed
+LINK_SHARE = (0.5, 0.85)  # of a link's rate that collectives of a layer's size reach: assumed
+HOST_MEMORY = 100 * GB  # bytes per second of AdamW on the host, all processes of a machine together: assumed
+HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16 less its overhead: assumed
+SOURCE = (
+    "datasheets, and shares fitted to runs that torchtitan (8 to 128 H100, 64 A100), torchtune (A100) and NeMo "
+    "AutoModel (H100) published; benchmarks/plan_accuracy.py compares them"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimiser step of one GPU: seconds of its parts at the rates of datasheets."""
+
+    tokens: int  # padding included
+    products: float  # matrix products and attention
+    elementwise: float  # norms, activations, casts, the loss
+    optimiser: float  # and 4-bit weights that are converted for products
+    sent: float  # collectives
+    host: float  # offloaded weights and optimiser
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """The shortest and the longest time of the step.
+
+        At best all that is sent is hidden behind the computation; at worst a quarter of it is not.
+        """
+        fast = max(self.products / PRODUCTS[1] + self.elementwise, self.sent / LINK_SHARE[1])
+        slow = self.products / PRODUCTS[0] + self.elementwise + self.sent / LINK_SHARE[0] / 4
+        slow = max(slow, self.sent / LINK_SHARE[0])
+        return fast + self.optimiser + self.host, slow + self.optimiser + 2 * self.host
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float]:
+        """Of one GPU, padding included: the lowest and the highest."""
+        fast, slow = self.seconds
+        return self.tokens / slow, self.tokens / fast
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: "arithmetic", "memory", "communication" or "host"."""
+        parts = {
+            "arithmetic": self.products / PRODUCTS[1],
+            "memory": self.elementwise + self.optimiser,
+            "communication": self.sent / LINK_SHARE[1],
+            "host": self.host,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
+    """Operations of forward and backward pass per token.
+
+    Args:
+        supervised: the share of tokens that are learned from, at which logits are computed.
+        seen: sum of squared lengths of samples over their sum, in tokens; None: the row's length.
+    """
+    shape = workload.shape
+    layers = 2.0 * shape.num_layers * shape.layer_linear_weights
+    head = 2.0 * supervised * shape.embedding_parameters
+    attention = 2.0 * shape.num_layers * shape.query_size * (workload.length if seen is None else seen)
+    again = (layers + attention) if workload.gradient_checkpointing else 0.0
+    if workload.method == "full":
+        recomputed = head if workload.loss == "chunks" else 0.0
+        return 3 * (layers + head + attention) + recomputed + again
+    return 2 * (layers + head) + 3 * attention + 6.0 * workload.adapter_parameters + again
+
+
+def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | None = None) -> Step | None:
+    """Return the parts of a step; None for a GPU whose speed is not known. Arguments as of ``operations_per_token``."""
+    if gpu.tflops is None or gpu.bandwidth is None:
+        return None
+    tokens = workload.tokens * workload.micro_batches
+    bandwidth = gpu.bandwidth * MEMORY_SHARE
+    return Step(
+        tokens=tokens,
+        products=tokens * operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
+        elementwise=tokens * _elementwise_bytes(workload, supervised) / bandwidth,
+        optimiser=_optimiser_bytes(workload) / bandwidth,
+        sent=collective_seconds(workload, gpu),
+        host=_host_seconds(workload),
+    )
+
+
+def _elementwise_bytes(workload: Workload, supervised: float) -> float:
+    """Bytes per token that all but products and attention read and write."""
+    shape = workload.shape
+    passes = PASSES_IF_FUSED if workload.fuses else PASSES
+    again = 4 / 3 if workload.gradient_checkpointing else 1.0
+    return passes * again * shape.num_layers * kept(workload) + 30 * supervised * shape.vocab_size
+
+
+def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -> float:
+    """Seconds of a step's collectives at the rate of the links.
+
+    FSDP gathers bf16 weights in the forward and in the backward pass of each micro-batch, and reduces float32 gradients
+    after each. DDP reduces float32 gradients once a step, and each of them is sent twice. A ring that leaves the
+    machine is as fast as the network.
+
+    Args:
+        group: GPUs over which weights are sharded, with a copy in each group (hybrid sharding); None: all.
+    """
+    num = workload.num_gpus
+    shape, trained = workload.shape, workload.trainable_parameters
+    if num == 1:
+        return 0.0
+    reductions = workload.micro_batches if workload.sharded and workload.sync_each_batch is not False else 1
+    if not workload.sharded:
+        group = 1
+    group = group or num
+    plain = 2 if workload.bf16 else 4
+    weights = plain * (shape.num_parameters + (0 if workload.method == "full" else trained))
+    if workload.method == "qlora":
+        weights -= (plain - 0.5) * shape.num_layers * shape.layer_linear_weights
+    # Embedding, head and last norm stay gathered from the forward to the backward pass.
+    gathered = workload.micro_batches * (2 * weights - plain * shape.root_parameters)
+    inside = (group - 1) / group * (gathered + reductions * 4 * trained)
+    replicas = num // group
+    between = 2 * (replicas - 1) / replicas * reductions * 4 * trained / group
+    leaves = group > workload.gpus_per_machine
+    all_here = num <= workload.gpus_per_machine
+    return inside / (gpu.network if leaves else gpu.link) + between / (gpu.link if all_here else gpu.network)
+
+
+def _optimiser_bytes(workload: Workload) -> float:
+    """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
+    shards = workload.num_gpus if workload.sharded else 1
+    # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
+    moved = 0.0 if workload.strategy == "offload" else 40.0 * workload.trainable_parameters / shards
+    if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
+        passes = 3 if workload.gradient_checkpointing else 2
+        moved += workload.micro_batches * passes * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
+    return moved
+
+
+def _host_seconds(workload: Workload) -> float:
+    """Seconds that offloading adds: weights to the GPU and gradients back for each micro-batch, AdamW on the host."""
+    if workload.strategy != "offload":
+        return 0.0
+    here = min(workload.num_gpus, workload.gpus_per_machine)
+    shape, trained = workload.shape, workload.trainable_parameters / workload.num_gpus
+    size = 4 if workload.method == "full" else 2
+    weights = 2 * size * shape.num_parameters / workload.num_gpus
+    optimiser = 28 * trained * here / HOST_MEMORY
+    return workload.micro_batches * (weights + 4 * trained) / HOST_LINK + optimiser
