@@ -19,7 +19,7 @@ FLOORS = [
     ["strategy"],
     ["train", "evaluate", "checkpoint", "failures"],
     ["run"],
-    ["preflight", "doctor", "export", "report"],
+    ["preflight", "doctor", "export", "report", "plan"],
     ["cli", "api"],
 ]
 # The same inside kit/data/.

@@ -9,7 +9,7 @@ import sys
 import traceback
 from types import ModuleType
 
-from kit.cli import doctor, inspect, prepare, recipes, report, verify_resume
+from kit.cli import doctor, inspect, plan, prepare, recipes, report, verify_resume
 from kit.console import show
 from kit.errors import Problem, UserError, did_you_mean
 from kit.secrets import redacted
@@ -17,6 +17,7 @@ from kit.secrets import redacted
 COMMANDS: dict[str, ModuleType] = {
     "recipes": recipes,
     "doctor": doctor,
+    "plan": plan,
     "inspect": inspect,
     "prepare": prepare,
     "report": report,

@@ -105,7 +105,7 @@ def _held(workload: Workload) -> "Counter[str]":
     held = Counter(_trained(workload))
     held.update(_frozen(workload, workload.num_gpus if workload.sharded else 1))
     if _accumulates(workload):
-        held[GRADIENTS] = _gradients(workload)
+        held[GRADIENTS] = int(_gradients(workload))
     return held
 
 

@@ -68,8 +68,8 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         if cached := _cached(name):
             return read_shape(cached, name.split("/")[1], field)
         ids = {_plain(hub_id(path)): path for path in shipped.values()}
-        if path := ids.get(_plain(name)):
-            return read_shape(path, path.parent.name, field)
+        if known := ids.get(_plain(name)):
+            return read_shape(known, known.parent.name, field)
         fix = f"`hf download {name} config.json` puts it there; or give its size: --params 8B"
         raise UserError(Problem(field, f"{name}: its config.json is not in the cache", fix=fix))
     expected = f"a folder, a hub id, or one of {', '.join(shipped)}"

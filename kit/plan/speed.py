@@ -137,7 +137,7 @@ def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -
         group = 1
     group = group or num
     plain = 2 if workload.bf16 else 4
-    weights = plain * (shape.num_parameters + (0 if workload.method == "full" else trained))
+    weights = float(plain * (shape.num_parameters + (0 if workload.method == "full" else trained)))
     if workload.method == "qlora":
         weights -= (plain - 0.5) * shape.num_layers * shape.layer_linear_weights
     # Embedding, head and last norm stay gathered from the forward to the backward pass.
@@ -157,7 +157,7 @@ def _optimiser_bytes(workload: Workload) -> float:
     moved = 0.0 if workload.strategy == "offload" else 40.0 * workload.trainable_parameters / shards
     if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
         passes = 3 if workload.gradient_checkpointing else 2
-        moved += workload.micro_batches * passes * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
+        moved += passes * workload.micro_batches * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
     return moved
 
 

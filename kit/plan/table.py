@@ -1,0 +1,199 @@
+"""A plan as text: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
+
+import shlex
+
+from kit.plan.ask import Ask, Question
+from kit.plan.hardware import Gpu
+from kit.plan.memory import ASSUMED
+from kit.plan.search import Option, Scale, fewest, try_out
+from kit.plan.speed import SOURCE
+
+GIB = 2**30
+NOTE = "Planned by formulas, not measured: --explain says from what."
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as text: ``17.6 GiB``."""
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def verdict(option: Option) -> str:
+    """Whether it fits, and what is left or missing."""
+    if option.fits:
+        return f"fits, {gib(option.spare)} free"
+    return f"does not fit, {gib(-option.spare)} missing"
+
+
+def table(titles: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a table with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [titles, *rows]]
+    return [line.rstrip() for line in lines]
+
+
+def ways(found: list[Option]) -> list[str]:
+    """A table with a line for each way to run the recipe."""
+    rows = []
+    for option in found:
+        own = option.workload
+        rows.append(
+            [
+                own.method,
+                own.config,
+                verdict(option),
+                gib(option.memory.peak),
+                str(option.largest_rows or "-"),
+                f"{option.largest_length:,}" if option.largest_length else "-",
+                checkpointing(option),
+                _range(option.step.tokens_per_second) if option.step else "-",
+                gib(sum(option.memory.host.values())),
+            ]
+        )
+    titles = ["method", "config", "memory of a GPU", "peak", "micro-batch", "max_length", "gradient checkpointing"]
+    return table([*titles, "tokens/s per GPU", "host memory"], rows)
+
+
+def checkpointing(option: Option) -> str:
+    """Whether gradient checkpointing pays in this way to run."""
+    other = option.other_checkpointing()
+    on, off = (option, other) if option.workload.gradient_checkpointing else (other, option)
+    if off.fits:
+        if on.step and off.step:
+            costs = on.step.seconds[0] / off.step.seconds[0] - 1
+            return f"not needed: costs {costs:.0%} time, spares {gib(off.memory.peak - on.memory.peak)}"
+        return f"not needed: spares {gib(off.memory.peak - on.memory.peak)}"
+    return "needed" if on.fits else "not enough"
+
+
+def parts(option: Option) -> list[str]:
+    """What fills a GPU at the peak, the host's memory and the disk, a line each."""
+    memory = option.memory
+    lines = [f"a GPU at its peak ({memory.moment}):"]
+    lines += [f"  {name:<22} {gib(number):>10}" for name, number in memory.components.items() if number > GIB / 100]
+    for title, sizes in (("memory of a machine:", memory.host), ("disk:", memory.disk)):
+        lines += [title, *(f"  {name:<34} {gib(number):>10}" for name, number in sizes.items())]
+    return lines
+
+
+def command(option: Option, question: Question) -> str:
+    """The command that runs ``option``."""
+    own, recipe = option.workload, question.recipe
+    words = ["accelerate", "launch", "recipes/finetune.py", "--config", own.config]
+    if question.recipe_name:
+        words += ["--recipe", question.recipe_name]
+    else:
+        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", str(recipe.dataset)]
+    if not question.recipe_name or own.method != recipe.method:
+        words += ["--method", own.method]
+    if own.num_gpus > 1:
+        words += ["--num_processes", str(own.num_gpus)]
+    for key, value in changes(option, question).items():
+        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return shlex.join(words)
+
+
+def changes(option: Option, question: Question) -> dict[str, str | int | bool]:
+    """The keys of the recipe, but for the method, that ``option`` sets otherwise, or that no recipe file sets."""
+    own, recipe = option.workload, question.recipe
+    typed = {key: getattr(recipe, key) for key in question.typed if key not in ("method", "dataset")}
+    chosen = {
+        "per_device_train_batch_size": own.rows,
+        "gradient_checkpointing": own.gradient_checkpointing,
+    }
+    return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
+
+
+def time_lines(option: Option, question: Question, price: float | None) -> list[str]:
+    """Tokens per second, hours and cost, as ranges."""
+    step, own = option.step, option.workload
+    if step is None:
+        return [f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
+    fast, slow = step.seconds
+    low, high = step.tokens_per_second
+    num_steps = question.recipe.max_steps or 1000
+    name = f"{num_steps:,} steps"
+    lines = [
+        f"time: {fast:.2g} to {slow:.2g} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
+        f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
+    ]
+    hours = [num_steps * seconds * own.num_gpus / 3600 for seconds in (fast, slow)]
+    text = f"{name}: {hours[0] / own.num_gpus:.3g} to {hours[1] / own.num_gpus:.3g} hours"
+    text += f", {hours[0]:.3g} to {hours[1]:.3g} GPU-hours" if own.num_gpus > 1 else ""
+    text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
+    packed = "packs are full" if own.packing else f"every sample has max_length {own.length:,} tokens"
+    return [*lines, f"{text} (if {packed}, and all tokens are learned from)"]
+
+
+def _range(pair: tuple[float, float]) -> str:
+    return " to ".join(f"{value:,.0f}" if value < 1000 else f"{round(value, -2):,.0f}" for value in pair)
+
+
+def all_recipes(ask: Ask, gpus: list[Gpu]) -> list[str]:
+    """A table of all recipes: on how many of each GPU they fit, and with which config."""
+    counts = [ask.num_gpus] if ask.num_gpus else [2**power for power in range(10)]
+    counts = [n for n in range(1, ask.num_gpus + 1)] if ask.gpu and ask.num_gpus and ask.num_gpus <= 8 else counts
+    rows = []
+    for question in ask.questions:
+        cells = [question.recipe_name or "", question.shape.name, question.recipe.method]
+        for gpu in gpus:
+            base = ask.workload(question)
+            option = fewest(base, gpu, counts)
+            if option:
+                cells.append(f"fits: {option.workload.num_gpus} x, {option.workload.config}, {gib(option.memory.peak)}")
+            else:
+                one = try_out(base, gpu)
+                cells.append(f"does not fit: {gib(one.memory.peak)} on one")
+        rows.append(cells)
+    return table(["recipe", "model", "method", *(f"{gpu.name} ({gib(gpu.memory)})" for gpu in gpus)], rows)
+
+
+def scale(rows: list[Scale]) -> list[str]:
+    """A table of what 8 to 4,096 GPUs do, and where communication takes over."""
+    cells = [
+        [
+            f"{row.num_gpus:,}",
+            gib(row.peak),
+            _range(row.tokens_per_second),
+            f"{row.sent_share:.0%}",
+            f"{row.group:,}" if row.group < row.num_gpus else "all",
+            f"{row.group_sent_share:.0%}",
+        ]
+        for row in rows
+    ]
+    titles = ["GPUs", "peak", "tokens/s per GPU", "collectives / computation", "best group", "with it"]
+    over = next((row.num_gpus for row in rows if row.sent_share > 1), None)
+    end = f"Communication takes over at {over:,} GPUs." if over else "Computation hides the collectives at all of them."
+    return [
+        *table(titles, cells),
+        f"{end} A step of one micro-batch on each GPU; at the links' full rate.",
+        "The best group is that of hybrid sharding, copies between groups, for which the kit has no config yet.",
+    ]
+
+
+def explanation(option: Option) -> list[str]:
+    """Where each number comes from."""
+    own, shape = option.workload, option.workload.shape
+    lines = [
+        f"{shape.name}: {shape.num_parameters:,} parameters, {own.trainable_parameters:,} of them trained",
+        "  trainable weights      4 bytes each, float32; over all GPUs with FSDP",
+        "  frozen weights         2 bytes each, bf16; of qlora, those outside the layers' matrices",
+        "  4-bit weights          0.5 bytes, and 0.0159 for the scales of NF4 with double quantisation (not sharded)",
+        "  gradients              4 bytes; with FSDP the input of a reduction too, one layer or the head in float32",
+        "  optimiser              8 bytes, two moments in float32; 2 with the 8-bit ones",
+        "  gathered weights       of FSDP, two layers in bf16, and the head while the loss is computed",
+        "  dequantised weights    of qlora, the largest matrix of a layer in bf16",
+        "  logits                 of one chunk of 128 MiB in float32, with its gradient: kit/model/loss_head.py",
+        "  activations            what autograd keeps of each layer, by kit/plan/activations.py; of autocast also",
+        "                         the bf16 copies of the weights",
+        *(f"  {name:<22} assumed {reason}" for name, reason in ASSUMED.items()),
+        "The formulas agree within 5 % with the kit's own step on fake tensors, and within 10 % with what other kits",
+        "published for theirs: benchmarks/plan_accuracy.py.",
+        f"Time: {SOURCE}.",
+    ]
+    gpu = option.gpu
+    if gpu.tflops and gpu.bandwidth:
+        lines.append(
+            f"{gpu.name}, by its datasheet: {gpu.tflops:g} bf16 TFLOP/s, {gpu.bandwidth / 1e9:g} GB/s of memory, "
+            f"{gpu.link / 1e9:g} GB/s to the next GPU, {gpu.network / 1e9:g} GB/s to other machines (assumed)"
+        )
+    return lines
