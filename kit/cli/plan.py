@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kit.console import show
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, raise_if
 from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
-from kit.plan.hardware import GPUS, USUAL
+from kit.plan.hardware import GPUS, USUAL, Gpu
 from kit.plan.search import Option, options, recommend, scaling
 from kit.plan.table import (
     NOTE,
@@ -34,11 +34,9 @@ def run(argv: list[str]) -> int:
         show("Each key of a recipe is a flag too, as in recipes/finetune.py.")
         return 0
     ask = read_ask(argv)
-    if len(ask.questions) > 1:
-        return _show_all(ask)
+    if len(ask.questions) > 1 or ask.gpu is None:
+        return _show_usual(ask)
     (question,) = ask.questions
-    if ask.gpu is None:
-        return _show_usual(ask, question)
     base = ask.workload(question)
     found = options(base, ask.gpu, question.only)
     recommended = recommend(found, base.method, question.recipe.global_batch_size)
@@ -73,27 +71,24 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _show_all(ask: Ask) -> int:
+def _show_usual(ask: Ask) -> int:
+    """Show on how many GPUs each recipe fits: on those that were asked for, or without any on the usual ones."""
     gpus = [ask.gpu] if ask.gpu else [GPUS[name] for name in USUAL]
+    alone = {*ask.switches, *(["write"] if ask.write else [])} - {"json"}
+    raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in alone)
     if "json" in ask.switches:
-        records = []
-        for question in ask.questions:
-            for gpu in gpus:
-                found = options(ask.workload(question), gpu)
-                fits = any(o.fits and o.workload.method == question.recipe.method for o in found)
-                records.append({"recipe": question.recipe_name, "gpu": gpu.name, "fits": fits})
-        show(json.dumps(records, indent=1))
+        show(json.dumps([_short_record(ask, question, gpu) for question in ask.questions for gpu in gpus], indent=1))
         return 0
     if ask.gpu is None:
-        show("No GPU here: the usual ones. --gpu names another one.\n")
+        show("No GPU here: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
     show("\n".join([*all_recipes(ask, gpus), "", NOTE]))
     return 0
 
 
-def _show_usual(ask: Ask, question: Question) -> int:
-    show("No GPU here, and none is named: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
-    show("\n".join([*all_recipes(ask, [GPUS[name] for name in USUAL]), "", NOTE]))
-    return 0
+def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
+    own = [o for o in options(ask.workload(question), gpu) if o.workload.method == question.recipe.method]
+    peak = min(o.memory.peak for o in own)
+    return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": any(o.fits for o in own), "peak": peak}
 
 
 def _simulate(recommended: tuple[Option, str] | None) -> list[str] | None:

@@ -12,7 +12,7 @@ from kit.config.recipe import RECIPES, Recipe
 from kit.config.validation import load_recipe
 from kit.errors import Problem, Problems
 from kit.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
-from kit.plan.models import MODEL, find_shape, shape_of_size
+from kit.plan.models import MODEL, find_shape, shape_of_size, shipped_id
 from kit.plan.shape import Shape
 from kit.plan.workload import CONFIGS, Strategy, Workload
 
@@ -148,9 +148,10 @@ def _question(
 ) -> Question | None:
     """Read the recipe with its flags, and find the shape of its model."""
     words = list(rest)
-    model = own.get("model") or own.get("params")
-    if model:
-        words += ["--model_name_or_path", model]
+    if "model" in own:
+        words += ["--model_name_or_path", shipped_id(own["model"]) or own["model"]]
+    elif "params" in own:
+        words += ["--model_name_or_path", "MODEL"]
     given = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
     if not names_recipe and "dataset" not in given:
         words += ["--dataset", "my.jsonl"]
@@ -163,7 +164,7 @@ def _question(
             if "params" in own:
                 shape = shape_of_size(parse_parameters(own["params"]), own["params"])
             else:
-                shape = find_shape(request.recipe.model_name_or_path, field)
+                shape = find_shape(own.get("model") or request.recipe.model_name_or_path, field)
     strategy = _strategy(request.launch.config, num_gpus, problems)
     if shape is None or request.recipe is None:
         return None

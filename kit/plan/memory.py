@@ -186,7 +186,8 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     left = copies if autocast and not workload.gradient_checkpointing else 0
     gathered = head + _gathered_layer(workload) if workload.sharded else 0
     yield Counter({ACTIVATIONS: kept_bytes + left + 3 * head, LOGITS: 2 * logits * autocast, GATHERED: gathered})
-    yield Counter({ACTIVATIONS: kept_bytes + left + 2 * head, LOGITS: 12 * logits, GATHERED: gathered})
+    weights = head if workload.sharded else 2 * head  # what was gathered is not cast anew
+    yield Counter({ACTIVATIONS: kept_bytes + left + weights, LOGITS: 12 * logits, GATHERED: gathered})
 
 
 def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:

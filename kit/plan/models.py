@@ -67,7 +67,7 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
     if name.count("/") == 1:
         if cached := _cached(name):
             return read_shape(cached, name.split("/")[1], field)
-        ids = {_plain(hub_id(path)): path for path in shipped.values()}
+        ids = {_plain(_hub_id(path)): path for path in shipped.values()}
         if known := ids.get(_plain(name)):
             return read_shape(known, known.parent.name, field)
         fix = f"`hf download {name} config.json` puts it there; or give its size: --params 8B"
@@ -76,8 +76,13 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
     raise UserError(Problem(field, f"no model {name!r}", expected, did_you_mean(name, shipped)))
 
 
-def hub_id(path: Path) -> str:
-    """Return the hub id of a shipped shape."""
+def shipped_id(name: str) -> str | None:
+    """Return the hub id of the shape that comes with the kit under ``name``; None if there is none."""
+    path = SHAPES / name / "config.json"
+    return _hub_id(path) if "/" not in name and path.is_file() else None
+
+
+def _hub_id(path: Path) -> str:
     return str(json.loads(path.read_text(encoding="utf-8"))["_name_or_path"])
 
 

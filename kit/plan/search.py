@@ -135,6 +135,9 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
         parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
     elif len(same) > 1:
         parts.append("of the ways that fit the fastest" if best.step else "the simplest way that fits")
+    if own.strategy == "offload":
+        needed = sum(best.memory.host.values()) / 2**30
+        parts.append(f"weights and optimiser wait in {needed:,.0f} GiB of host memory, which each machine must have")
     if own.gradient_checkpointing:
         parts.append("it needs gradient checkpointing")
     else:

@@ -28,6 +28,7 @@ PRODUCTS = (0.48, 0.75)
 PASSES, PASSES_IF_FUSED = 12, 8
 MEMORY_SHARE = 0.8  # of the memory's bandwidth that elementwise kernels reach: assumed
 LINK_SHARE = (0.5, 0.85)  # of a link's rate that collectives of a layer's size reach: assumed
+RING_STEP = 4e-6  # seconds that a step of a ring takes whatever its bytes: assumed
 HOST_MEMORY = 100 * GB  # bytes per second of AdamW on the host, all processes of a machine together: assumed
 HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16 less its overhead: assumed
 SOURCE = (
@@ -122,8 +123,9 @@ def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -
     """Seconds of a step's collectives at the rate of the links.
 
     FSDP gathers bf16 weights in the forward and in the backward pass of each micro-batch, and reduces float32 gradients
-    after each. DDP reduces float32 gradients once a step, and each of them is sent twice. A ring that leaves the
-    machine is as fast as the network.
+    after each. DDP reduces float32 gradients once a step, and each of them is sent twice. Rings over several machines
+    use the network adapters of all GPUs of a machine together; copies of one shard use that of one GPU. Each step of a
+    ring costs ``RING_STEP`` beside.
 
     Args:
         group: GPUs over which weights are sharded, with a copy in each group (hybrid sharding); None: all.
@@ -134,7 +136,7 @@ def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -
         return 0.0
     reductions = workload.micro_batches if workload.sharded and workload.sync_each_batch is not False else 1
     if not workload.sharded:
-        group = 1
+        group = 1  # copies of everything
     group = group or num
     plain = 2 if workload.bf16 else 4
     weights = float(plain * (shape.num_parameters + (0 if workload.method == "full" else trained)))
@@ -145,9 +147,12 @@ def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -
     inside = (group - 1) / group * (gathered + reductions * 4 * trained)
     replicas = num // group
     between = 2 * (replicas - 1) / replicas * reductions * 4 * trained / group
-    leaves = group > workload.gpus_per_machine
-    all_here = num <= workload.gpus_per_machine
-    return inside / (gpu.network if leaves else gpu.link) + between / (gpu.link if all_here else gpu.network)
+    here = workload.gpus_per_machine
+    ring = gpu.link if group <= here else min(gpu.link, gpu.network * here)
+    copies = gpu.link if num <= here else gpu.network
+    num_units = shape.num_layers + 2
+    waits = num_units * ((group - 1) * (2 * workload.micro_batches + reductions) + 2 * (replicas - 1) * reductions)
+    return inside / ring + between / copies + RING_STEP * waits
 
 
 def _optimiser_bytes(workload: Workload) -> float:

@@ -1,6 +1,7 @@
 """A plan as text: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
 
 import shlex
+from dataclasses import replace
 
 from kit.plan.ask import Ask, Question
 from kit.plan.hardware import Gpu
@@ -130,19 +131,23 @@ def _range(pair: tuple[float, float]) -> str:
 
 def all_recipes(ask: Ask, gpus: list[Gpu]) -> list[str]:
     """A table of all recipes: on how many of each GPU they fit, and with which config."""
-    counts = [ask.num_gpus] if ask.num_gpus else [2**power for power in range(10)]
-    counts = [n for n in range(1, ask.num_gpus + 1)] if ask.gpu and ask.num_gpus and ask.num_gpus <= 8 else counts
+    counts = [2**power for power in range(10)]
+    if ask.num_gpus:
+        counts = [*(n for n in counts if n < ask.num_gpus), ask.num_gpus]
     rows = []
     for question in ask.questions:
         cells = [question.recipe_name or "", question.shape.name, question.recipe.method]
         for gpu in gpus:
             base = ask.workload(question)
-            option = fewest(base, gpu, counts)
+            option, how = fewest(base, gpu, counts), ""
+            if option is None and not base.gradient_checkpointing:
+                option, how = fewest(replace(base, gradient_checkpointing=True), gpu, counts), " with checkpointing"
             if option:
-                cells.append(f"fits: {option.workload.num_gpus} x, {option.workload.config}, {gib(option.memory.peak)}")
+                own, peak = option.workload, gib(option.memory.peak)
+                cells.append(f"fits{how}: {own.num_gpus} x, {own.config}, {peak}")
             else:
-                one = try_out(base, gpu)
-                cells.append(f"does not fit: {gib(one.memory.peak)} on one")
+                missing = -try_out(base, gpu).spare
+                cells.append(f"does not fit: {gib(missing)} missing on one")
         rows.append(cells)
     return table(["recipe", "model", "method", *(f"{gpu.name} ({gib(gpu.memory)})" for gpu in gpus)], rows)
 
