@@ -72,7 +72,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB":
 
 def parse_gpu(text: str) -> Gpu:
     """Read ``--gpu``: the name of a GPU, or a memory with its unit (``24GiB``). Raises ``UserError``."""
-    plain = re.sub(r"[\s_]", "", text.lower()).removeprefix("nvidia").removeprefix("geforce").strip("-")
+    plain = re.sub(r"[\s_]", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
     plain = _OTHER_NAMES.get(plain, plain)
     if gpu := GPUS.get(plain) or GPUS.get(f"rtx{plain}"):
         return gpu
@@ -134,8 +134,9 @@ def this_machine() -> tuple[Gpu, int] | None:
     if not found:
         return None
     memory, name = min(found)
-    words = re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
-    known = [gpu for key, gpu in GPUS.items() if re.sub(r"[^a-z0-9]", "", key) in words]
-    like = [gpu for gpu in known if 0.8 < gpu.memory / memory < 1.25]
-    best = max(like, key=lambda gpu: len(gpu.name), default=Gpu(name=name, memory=memory))
+    words = re.sub(r"[^a-z0-9]", "", name.lower())
+    # A card of that name with about that memory; if several have it, the one whose whole key is in the name.
+    like = [key for key, gpu in GPUS.items() if key.split("-")[0] in words and 0.8 < gpu.memory / memory < 1.25]
+    key = max(like, key=lambda key: (key.replace("-", "") in words, -len(key)), default=None)
+    best = GPUS[key] if key else Gpu(name=name, memory=memory)
     return replace(best, name=name, memory=memory), len(found)

@@ -170,7 +170,9 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     if autocast:  # of each weight that was used, until autocast ends; without checkpointing until its backward pass
         copies = 2 * shape.num_layers * shape.layer_linear_weights
     if workload.loss != "chunks":
-        share = 14 if workload.loss == "whole" else 5.5
+        # Logits in bf16, in float32, their log-softmax and its gradient; or, in eight chunks, logits in bf16 that give
+        # way to their gradients, and one chunk in float32.
+        share = 14 if workload.loss == "whole" else 2.5
         yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: share * shape.vocab_size * tokens})
         return
     gathered = 0.0

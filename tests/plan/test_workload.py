@@ -1,0 +1,20 @@
+"""A workload is what a recipe would run."""
+
+from kit.config.validation import load_recipe
+from kit.plan.models import find_shape
+from kit.plan.workload import Workload
+
+
+def test_a_workload_follows_its_recipe():
+    recipe = load_recipe("llama-8b-full")
+    own = Workload.of(recipe, find_shape("llama-8b"), "fsdp2", num_gpus=4)
+    assert (own.method, own.rows, own.length, own.gradient_checkpointing) == ("full", 2, 4096, True)
+    assert own.num_gpus * own.rows * own.micro_batches == recipe.global_batch_size
+    assert own.config == "fsdp" and own.sharded and own.tokens == 8192
+    assert own.trainable_parameters == own.shape.num_parameters and own.adapter_parameters == 0
+
+
+def test_adapters_train_and_the_rest_does_not():
+    own = Workload.of(load_recipe("llama-8b-lora"), find_shape("llama-8b"))
+    assert own.trainable_parameters == own.adapter_parameters == 41_943_040
+    assert own.config == "single" and not own.sharded
