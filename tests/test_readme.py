@@ -8,6 +8,7 @@ from helpers import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
+from kit.plan.ask import OWN, SWITCHES
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -82,6 +83,7 @@ def test_every_flag_named_in_the_pages_exists():
         "timeout",
         "master_port",
     }
+    theirs |= {*OWN, *SWITCHES}  # of kit plan
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world"}  # of benchmarks
     for page in PAGES:

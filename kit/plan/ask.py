@@ -159,12 +159,11 @@ def _question(
     problems += request.problems
     shape = None
     field = "--params" if "params" in own else "--model" if "model" in own else "model_name_or_path"
-    if request.recipe is not None:
-        with problems.caught():
-            if "params" in own:
-                shape = shape_of_size(parse_parameters(own["params"]), own["params"])
-            else:
-                shape = find_shape(own.get("model") or request.recipe.model_name_or_path, field)
+    with problems.caught():
+        if "params" in own:
+            shape = shape_of_size(parse_parameters(own["params"]), own["params"])
+        elif "model" in own or request.recipe is not None:
+            shape = find_shape(own.get("model") or request.recipe.model_name_or_path, field)  # type: ignore[union-attr]
     strategy = _strategy(request.launch.config, num_gpus, problems)
     if shape is None or request.recipe is None:
         return None

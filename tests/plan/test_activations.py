@@ -6,7 +6,13 @@ from kit.plan.activations import kept, stream
 from kit.plan.models import find_shape, read_shape
 from kit.plan.workload import Workload
 
-SIZES = {"hidden_size": 96, "intermediate_size": 208, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 28}
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 208,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 28,
+}
 
 
 @pytest.mark.slow

@@ -1,0 +1,92 @@
+"""``kit plan`` as a user types it."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from helpers import ROOT
+
+from kit.cli.main import main
+from kit.config.validation import load_recipe
+from kit.plan import ask
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(ask, "this_machine", lambda: None)
+
+
+def said(capsys, words):
+    assert main(["plan", *words.split()]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_recipe_is_planned_for_given_gpus(capsys):
+    text = said(capsys, "--recipe llama-8b-qlora --gpu 24GiB --gpus 2")
+    assert "2 x 24GiB" in text and "fits, " in text and "does not fit, " in text
+    assert "Recommended: qlora with ddp" in text and "not measured" in text
+    assert re.search(r"^    accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora", text, re.M)
+
+
+def test_all_recipes_are_planned_for_the_usual_gpus_where_there_is_none(capsys):
+    text = said(capsys, "")
+    assert text.startswith("No GPU here") and "llama-70b-full" in text and "H100" in text
+    assert "fits: " in text
+
+
+def test_all_recipes_are_planned_for_one_gpu(capsys):
+    text = said(capsys, "--gpu 24GiB --gpus 1")
+    assert re.search(r"^llama-8b-qlora .*fits: 1 x, single", text, re.M)
+    assert re.search(r"^llama-70b-full .*does not fit: .* missing", text, re.M)
+
+
+def test_json_says_what_fits(capsys):
+    plan = json.loads(said(capsys, "--recipe llama-8b-qlora --gpu rtx4090 --json --scale"))
+    assert plan["fits"] is True and plan["recommended"]["fits"] is True
+    assert plan["num_parameters"] == 8_030_261_248 and len(plan["scale"]) == 10
+    assert {way["method"] for way in plan["ways"]} == {"full", "lora", "qlora"}
+    assert sum(plan["recommended"]["components"].values()) == plan["recommended"]["peak"]
+    assert json.loads(said(capsys, "--recipe llama-70b-full --gpu 24GiB --json"))["fits"] is False
+    assert all("fits" in entry for entry in json.loads(said(capsys, "--json")))
+
+
+def test_nothing_that_fits_is_said(capsys):
+    text = said(capsys, "--model llama-70b --gpu 8GiB")
+    assert "Nothing fits" in text and "accelerate launch" not in text
+
+
+def test_the_recommended_recipe_is_written_and_runs(capsys, tmp_path):
+    file = tmp_path / "mine.yaml"
+    text = said(capsys, f"--recipe llama-8b-lora --gpu 24GiB --max_length 1024 --write {file}")
+    recipe = load_recipe(str(file))
+    assert recipe.max_length == 1024 and recipe.method == "lora"
+    assert ("--gradient_checkpointing true" in text) == recipe.gradient_checkpointing
+    assert yaml.safe_load(file.read_text())["dataset"] == "trl-lib/Capybara"
+    assert main(["plan", "--recipe", "llama-8b-lora", "--gpu", "24GiB", "--write", str(file)]) == 2
+
+
+def test_what_needs_a_gpu_says_so(capsys):
+    assert main(["plan", "--recipe", "llama-8b-lora", "--scale"]) == 2
+    assert "--scale: for which GPU?" in capsys.readouterr().err
+
+
+def test_help_lists_every_flag(capsys):
+    text = said(capsys, "--help")
+    assert all(f"--{flag}" in text for flag in ("model", "params", "gpu", "gpus", "price", "write", "json", "explain"))
+
+
+@pytest.mark.slow
+def test_a_plan_of_all_recipes_takes_under_3_seconds_and_no_torch():
+    code = (
+        "import sys; from kit.cli.main import main; main(['plan', '--gpu', 'h100', '--gpus', '8']);"
+        "main(['plan', '--model', 'meta-llama/Llama-3.1-8B', '--gpu', 'h100', '--gpus', '8', '--scale', '--explain']);"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    began = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert time.perf_counter() - began < 6  # twice a plan, on a slow machine that has other work

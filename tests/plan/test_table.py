@@ -1,0 +1,94 @@
+"""A plan as text."""
+
+from dataclasses import replace
+
+import pytest
+
+from kit.plan.ask import read_ask
+from kit.plan.hardware import GPUS, parse_gpu
+from kit.plan.search import options, recommend, scaling, try_out
+from kit.plan.table import checkpointing, command, explanation, parts, scale, table, time_lines, verdict, ways
+
+
+def planned(*words, gpu="24GiB"):
+    asked = read_ask([*words, "--gpu", gpu])
+    (question,) = asked.questions
+    base = asked.workload(question)
+    found = options(base, asked.gpu)
+    option, _ = recommend(found, base.method, question.recipe.global_batch_size)
+    return question, found, option
+
+
+def test_columns_are_aligned():
+    assert table(["a", "long"], [["wide", "b"], ["", "c"]]) == ["a     long", "wide  b", "      c"]
+
+
+def test_each_way_says_whether_it_fits_and_by_how_much():
+    _, found, _ = planned("--recipe", "llama-8b-qlora")
+    lines = ways(found)
+    assert len(lines) == 1 + len(found)
+    for line, option in zip(lines[1:], found, strict=True):
+        assert verdict(option) in line
+        assert ("does not fit, " in line and "missing" in line) != option.fits
+
+
+def test_checkpointing_is_needed_or_costs_time_or_is_not_enough():
+    _, found, _ = planned("--recipe", "llama-8b-lora", "--gradient_checkpointing", "true")
+    told = {option.workload.method: checkpointing(option) for option in found}
+    assert told["full"] == "not enough" and told["lora"] == "needed"
+    small = options(replace(found[0].workload, length=128, rows=1), GPUS["h100"])[1]
+    assert checkpointing(small).startswith("not needed: costs ")
+
+
+def test_the_command_has_only_what_differs_from_the_recipe():
+    question, _, option = planned("--recipe", "llama-8b-qlora", "--max_length", "1024", "--gpus", "2")
+    text = command(option, question)
+    assert text.startswith(
+        "accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora --num_processes 2"
+    )
+    assert "--max_length 1024" in text and "--learning_rate" not in text and "--method" not in text
+
+
+def test_the_command_is_one_that_a_run_takes():
+    from kit.config.command_line import read_command_line
+
+    for words in (["--recipe", "llama-8b-full", "--gpus", "8"], ["--model", "llama-8b"], ["--params", "1B"]):
+        question, _, option = planned(*words)
+        request = read_command_line(command(option, question).split()[3:])
+        assert not request.problems
+        assert request.recipe.per_device_train_batch_size == option.workload.rows
+        assert request.recipe.gradient_checkpointing == option.workload.gradient_checkpointing
+        assert request.recipe.method == option.workload.method
+
+
+def test_parts_add_up_to_the_peak():
+    _, _, option = planned("--recipe", "llama-8b-qlora")
+    lines = parts(option)
+    assert lines[0] == f"a GPU at its peak ({option.memory.moment}):"
+    numbers = [float(line.split()[-2]) for line in lines[1 : lines.index("memory of a machine:")]]
+    assert sum(numbers) == pytest.approx(option.memory.peak / 2**30, abs=0.1 * len(numbers))
+
+
+def test_time_is_a_range_with_its_assumption_and_its_cost():
+    question, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    text = "\n".join(time_lines(option, question, 2.0))
+    assert "tokens/s per GPU" in text and "1,000 steps: " in text and "cost " in text and "every sample has" in text
+    assert "cost" not in "\n".join(time_lines(option, question, None))
+    question, _, option = planned("--recipe", "llama-8b-lora")
+    assert "nothing is known of a GPU named 24GiB" in time_lines(option, question, None)[0]
+
+
+def test_scale_says_where_communication_takes_over():
+    _, found, _ = planned("--recipe", "llama-8b-full", gpu="h100")
+    lines = scale(scaling(found[0].workload, GPUS["h100"]))
+    assert lines[0].startswith("GPUs") and lines[10].startswith("4,096")
+    assert "Communication takes over at" in lines[11]
+
+
+def test_an_explanation_names_every_component_and_its_source():
+    _, found, _ = planned("--recipe", "llama-8b-qlora", gpu="h100")
+    text = "\n".join(explanation(try_out(found[0].workload, GPUS["h100"])))
+    for option in found:
+        assert all(name in text for name in option.memory.components)
+    assert "datasheet" in text and "torchtitan" in text
+    assert "TFLOP/s" not in "\n".join(explanation(try_out(found[0].workload, parse_gpu("24GiB"))))
