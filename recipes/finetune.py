@@ -37,6 +37,7 @@ def main() -> None:
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
+    from kit.plan.run import check_memory, describe_memory
     from kit.report.run_page import write_report_at_end
     from kit.run.log import Log
     from kit.strategy.accelerator import prepare, start
@@ -53,7 +54,7 @@ def main() -> None:
     config, tokenizer, data, folder = checked.config, checked.tokenizer, checked.data, checked.folder
     total_steps = checked.total_steps
     if request.launch.dry_run:
-        say(*preflight.describe_plan(checked, topology))
+        say(*preflight.describe_plan(checked, topology), *describe_memory(recipe, topology, config))
         return
     assert folder is not None
     state = folder.loop_state()
@@ -61,6 +62,8 @@ def main() -> None:
         return
 
     # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
+    if not request.launch.skip_memory_check:
+        check_memory(recipe, topology, config)
     accelerator, load_plan = start(recipe, topology)
     guard = Guard(accelerator, recipe, topology)
     agree(accelerator, dataset=(data.fingerprint, total_steps), output_dir=str(folder.checkpoint))  # on all machines

@@ -73,6 +73,7 @@ def test_every_flag_named_in_the_pages_exists():
         "recipe",
         "num_processes",
         "dry_run",
+        "skip_memory_check",
         "output_dir",
         "html",
         "measure_drift",

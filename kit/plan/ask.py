@@ -14,7 +14,7 @@ from kit.errors import Problem, Problems
 from kit.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
 from kit.plan.models import MODEL, find_shape, shape_of_size, shipped_id
 from kit.plan.shape import Shape
-from kit.plan.workload import CONFIGS, Strategy, Workload
+from kit.plan.workload import CONFIGS, Strategy, Workload, uncovered
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
@@ -186,13 +186,9 @@ def _question(
 
 
 def _uncovered(recipe: Recipe) -> list[Problem]:
-    """Settings that change memory in a way that no formula here describes."""
-    keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path".split()
-    return [
-        Problem(key, "the formulas do not know what it takes", fix="leave it out here; --simulate knows it")
-        for key in keys
-        if getattr(recipe, key)
-    ]
+    """A problem for each setting that changes memory in a way that no formula here describes."""
+    fix = "leave it out here; --simulate knows it"
+    return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe)]
 
 
 def _strategy(config: str | None, num_gpus: int | None, problems: Problems) -> Strategy | None:

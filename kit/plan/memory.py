@@ -166,9 +166,9 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     # The last layer's output, the last norm, and the states of supervised tokens.
     last = (16 if autocast else 5 * plain) * shape.hidden_size
     kept_bytes = tokens * (shape.num_layers * layer + last)
-    copies = 0.0 if workload.sharded or not workload.bf16 else 2 * workload.adapter_parameters
-    if autocast:  # of each weight that was used, until autocast ends; without checkpointing until its backward pass
-        copies = 2 * shape.num_layers * shape.layer_linear_weights
+    copies = 0.0  # of float32 weights in bf16, which autograd keeps for the backward pass
+    if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing:
+        copies = 2 * (shape.num_layers * shape.layer_linear_weights if autocast else workload.adapter_parameters)
     if workload.loss != "chunks":
         # Logits in bf16, in float32, their log-softmax and its gradient; or, in eight chunks, logits in bf16 that give
         # way to their gradients, and one chunk in float32.
@@ -185,11 +185,10 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     forward = copies + (head if autocast else 0)
     yield Counter({ACTIVATIONS: kept_bytes + forward, LOGITS: 8 * logits, GATHERED: gathered})
     # Backward: the sum over chunks so far, this chunk's part, and their sum or, before, the weight cast anew.
-    left = copies if autocast and not workload.gradient_checkpointing else 0
     gathered = head + _gathered_layer(workload) if workload.sharded else 0
-    yield Counter({ACTIVATIONS: kept_bytes + left + 3 * head, LOGITS: 2 * logits * autocast, GATHERED: gathered})
+    yield Counter({ACTIVATIONS: kept_bytes + copies + 3 * head, LOGITS: 2 * logits * autocast, GATHERED: gathered})
     weights = head if workload.sharded else 2 * head  # what was gathered is not cast anew
-    yield Counter({ACTIVATIONS: kept_bytes + left + weights, LOGITS: 12 * logits, GATHERED: gathered})
+    yield Counter({ACTIVATIONS: kept_bytes + copies + weights, LOGITS: 12 * logits, GATHERED: gathered})
 
 
 def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:

@@ -10,6 +10,7 @@ its layers have other parts, and a sum without them would be wrong.
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,16 @@ def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
         raise UserError(Problem(field, f"{path} is no JSON ({error})")) from None
     if not isinstance(config, dict):
         raise UserError(Problem(field, f"{path} holds {kind(config)}", "an object"))
+    return shape_of(config, name, field, path)
+
+
+def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Path | None = None) -> Shape:
+    """Return the shape that the values of a config.json give. Raises ``UserError`` as ``find_shape`` does.
+
+    Args:
+        path: the file that they are from, if any.
+    """
+    config, where = dict(values), path or name
     family = config.get("model_type")
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -124,7 +135,7 @@ def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
         config["head_dim"] = default or _quotient(config.get("hidden_size"), heads)
     wrong = {key: config.get(key) for key in [*sizes.values(), "head_dim"] if not _is_size(config.get(key))}
     raise_if(
-        Problem(field, f"{path}: {key} is {value!r}" if value is not None else f"{path} has no {key}", "a number")
+        Problem(field, f"{where}: {key} is {value!r}" if value is not None else f"{where} has no {key}", "a number")
         for key, value in wrong.items()
     )
     facts = dict(FAMILIES[family])
@@ -133,7 +144,7 @@ def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
     return Shape(
         name=name,
         model_type=family,
-        folder=path.parent,
+        folder=path.parent if path else None,
         **{ours: config[theirs] for ours, theirs in sizes.items()},
         head_dim=config["head_dim"],
         max_positions=positions if _is_size(positions) else None,

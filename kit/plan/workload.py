@@ -99,3 +99,9 @@ class Workload:
     def trainable_parameters(self) -> int:
         """Parameters that the optimiser updates."""
         return self.shape.num_parameters if self.method == "full" else self.adapter_parameters
+
+
+def uncovered(recipe: Recipe) -> list[str]:
+    """Return the settings of ``recipe`` that change memory in a way that no formula of this package describes."""
+    keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path".split()
+    return [key for key in keys if getattr(recipe, key)]

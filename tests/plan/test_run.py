@@ -1,0 +1,84 @@
+"""A run says what memory it takes, and one that cannot fit is refused before anything is loaded."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kit.config.validation import load_recipe
+from kit.errors import UserError
+from kit.plan.memory import predict
+from kit.plan.models import SHAPES, find_shape
+from kit.plan.run import check_memory, describe_memory, planned
+from kit.strategy.topology import Topology
+
+GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
+RECIPE = load_recipe("llama-8b-full")
+
+
+@pytest.fixture(scope="module")
+def config():
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(SHAPES / "llama-8b")
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def set_gib(*sizes):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
+        properties = [SimpleNamespace(total_memory=int(size * 2**30)) for size in sizes]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties[i])
+
+    return set_gib
+
+
+def test_a_run_is_planned_as_the_command_plans_it(config):
+    own = planned(RECIPE, GPU, config)
+    assert replace(own.shape, name="", folder=None) == replace(find_shape("llama-8b"), name="", folder=None)
+    assert (own.strategy, own.num_gpus, own.bf16) == ("fsdp2", 8, True)
+    assert planned(RECIPE, replace(GPU, offload=True), config).strategy == "offload"
+    assert not planned(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
+
+
+def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config, gpus):
+    gpus(1.0)
+    mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
+    frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
+    for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy="fsdp1"), config)):
+        assert planned(*case) is None and describe_memory(*case) == []
+        check_memory(*case)
+
+
+def test_the_line_of_a_dry_run_has_peak_and_largest_parts(config):
+    (line,) = describe_memory(RECIPE, GPU, config)
+    peak = predict(planned(RECIPE, GPU, config)).peak / 2**30
+    assert f"planned memory: {peak:.1f} GiB of each GPU (" in line and "optimiser" in line and "on disk" in line
+
+
+def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
+    tensors = predict(planned(RECIPE, GPU, config)).tensors / 2**30
+    gpus(80.0, tensors * 0.96)
+    check_memory(RECIPE, GPU, config)
+    gpus(80.0, tensors * 0.94)
+    with pytest.raises(UserError) as error:
+        check_memory(RECIPE, GPU, config)
+    assert "memory: the run needs about" in str(error.value) and "--skip_memory_check" in str(error.value)
+    check_memory(RECIPE, replace(GPU, device_type="cpu", rehearsal=True), config)
+
+
+def test_the_fix_is_one_that_fits(config, gpus):
+    recipe = load_recipe("llama-8b-lora").model_copy(
+        update={"gradient_checkpointing": False, "per_device_train_batch_size": 4, "max_length": 4096}
+    )
+    alone = replace(GPU, strategy="single", num_processes=1)
+    for gib, fix in (
+        (44.0, "--gradient_checkpointing true:"),
+        (20.0, "--per_device_train_batch_size 1:"),
+        (8, "kit plan"),
+    ):
+        gpus(gib)
+        with pytest.raises(UserError) as error:
+            check_memory(recipe, alone, config)
+        assert fix in str(error.value)
