@@ -159,11 +159,12 @@ def _question(
     problems += request.problems
     shape = None
     field = "--params" if "params" in own else "--model" if "model" in own else "model_name_or_path"
+    name = own.get("model") or (request.recipe.model_name_or_path if request.recipe else None)
     with problems.caught():
         if "params" in own:
             shape = shape_of_size(parse_parameters(own["params"]), own["params"])
-        elif "model" in own or request.recipe is not None:
-            shape = find_shape(own.get("model") or request.recipe.model_name_or_path, field)  # type: ignore[union-attr]
+        elif name:
+            shape = find_shape(name, field)
     strategy = _strategy(request.launch.config, num_gpus, problems)
     if shape is None or request.recipe is None:
         return None
@@ -178,11 +179,11 @@ def _question(
         )
         fix = fix_of_batch(recipe.global_batch_size, recipe.per_device_train_batch_size, num_gpus)
         problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
-    name = request.recipe_name if names_recipe else None
+    file = request.recipe_name if names_recipe else None
     typed = tuple(
         key for key in Recipe.model_fields if key in given or (key == MODEL and names_recipe and "model" in own)
     )
-    return Question(recipe=recipe, recipe_name=name, shape=shape, only=strategy, typed=typed)
+    return Question(recipe=recipe, recipe_name=file, shape=shape, only=strategy, typed=typed)
 
 
 def _uncovered(recipe: Recipe) -> list[Problem]:

@@ -37,9 +37,16 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     return replace(workload, bf16=topology.mixed_precision == "bf16")
 
 
-def describe_memory(recipe: Recipe, topology: Topology, config: Any) -> list[str]:
+def record_memory(workload: Workload | None) -> dict[str, Any]:
+    """The entry ``planned_memory`` of ``run.json``: bytes of one GPU, to compare with the measured peak."""
+    if workload is None:
+        return {}
+    memory = predict(workload)
+    return {"tensors": memory.tensors, "peak": memory.peak, "components": memory.components}
+
+
+def describe_memory(workload: Workload | None) -> list[str]:
     """Describe the memory that the run would take of each GPU, and of the host and the disk, in one line."""
-    workload = planned(recipe, topology, config)
     if workload is None:
         return []
     memory = predict(workload)
@@ -50,9 +57,9 @@ def describe_memory(recipe: Recipe, topology: Topology, config: Any) -> list[str
     ]
 
 
-def check_memory(recipe: Recipe, topology: Topology, config: Any) -> None:
+def check_memory(workload: Workload | None, topology: Topology) -> None:
     """Raise ``UserError`` if the run cannot fit the GPUs of this machine."""
-    if topology.device_type != "cuda" or (workload := planned(recipe, topology, config)) is None:
+    if topology.device_type != "cuda" or workload is None:
         return
     import torch
 

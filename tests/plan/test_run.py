@@ -10,7 +10,7 @@ from kit.config.validation import load_recipe
 from kit.errors import UserError
 from kit.plan.memory import predict
 from kit.plan.models import SHAPES, find_shape
-from kit.plan.run import check_memory, describe_memory, planned
+from kit.plan.run import check_memory, describe_memory, planned, record_memory
 from kit.strategy.topology import Topology
 
 GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
@@ -47,25 +47,29 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
     frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
     for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy="fsdp1"), config)):
-        assert planned(*case) is None and describe_memory(*case) == []
-        check_memory(*case)
+        assert planned(*case) is None
+    assert (describe_memory(None), record_memory(None)) == ([], {})
+    check_memory(None, GPU)
 
 
 def test_the_line_of_a_dry_run_has_peak_and_largest_parts(config):
-    (line,) = describe_memory(RECIPE, GPU, config)
-    peak = predict(planned(RECIPE, GPU, config)).peak / 2**30
+    own = planned(RECIPE, GPU, config)
+    (line,) = describe_memory(own)
+    peak = predict(own).peak / 2**30
+    assert record_memory(own)["peak"] == predict(own).peak
     assert f"planned memory: {peak:.1f} GiB of each GPU (" in line and "optimiser" in line and "on disk" in line
 
 
 def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
-    tensors = predict(planned(RECIPE, GPU, config)).tensors / 2**30
+    own = planned(RECIPE, GPU, config)
+    tensors = predict(own).tensors / 2**30
     gpus(80.0, tensors * 0.96)
-    check_memory(RECIPE, GPU, config)
+    check_memory(own, GPU)
     gpus(80.0, tensors * 0.94)
     with pytest.raises(UserError) as error:
-        check_memory(RECIPE, GPU, config)
+        check_memory(own, GPU)
     assert "memory: the run needs about" in str(error.value) and "--skip_memory_check" in str(error.value)
-    check_memory(RECIPE, replace(GPU, device_type="cpu", rehearsal=True), config)
+    check_memory(own, replace(GPU, device_type="cpu", rehearsal=True))
 
 
 def test_the_fix_is_one_that_fits(config, gpus):
@@ -80,5 +84,5 @@ def test_the_fix_is_one_that_fits(config, gpus):
     ):
         gpus(gib)
         with pytest.raises(UserError) as error:
-            check_memory(recipe, alone, config)
+            check_memory(planned(recipe, alone, config), alone)
         assert fix in str(error.value)

@@ -2,7 +2,7 @@
 
 from kit.config.validation import load_recipe
 from kit.plan.models import find_shape
-from kit.plan.workload import Workload
+from kit.plan.workload import Workload, uncovered
 
 
 def test_a_workload_follows_its_recipe():
@@ -18,3 +18,10 @@ def test_adapters_train_and_the_rest_does_not():
     own = Workload.of(load_recipe("llama-8b-lora"), find_shape("llama-8b"))
     assert own.trainable_parameters == own.adapter_parameters == 41_943_040
     assert own.config == "single" and not own.sharded
+
+
+def test_settings_that_no_formula_describes_are_named():
+    recipe = load_recipe("llama-8b-lora")
+    assert uncovered(recipe) == []
+    changed = recipe.model_copy(update={"use_dora": True, "new_tokens": ["<a>"]})
+    assert uncovered(changed) == ["use_dora", "new_tokens"]
