@@ -54,7 +54,7 @@ def main() -> None:
     config, tokenizer, data, folder = checked.config, checked.tokenizer, checked.data, checked.folder
     total_steps, plan = checked.total_steps, planned(recipe, topology, checked.config)
     if request.launch.dry_run:
-        say(*preflight.describe_plan(checked, topology), *describe_memory(plan))
+        say(*describe_memory(plan), *preflight.describe_plan(checked, topology))
         return
     assert folder is not None
     state = folder.loop_state()
