@@ -22,7 +22,7 @@ from kit.plan.workload import Workload
 
 # Shares of the datasheet's dense bf16 arithmetic that matrix products and attention reach: the lower one is that of
 # torchtitan on H100 limited to 500 W, the upper one a little above NeMo AutoModel, torchtune and torchtitan on A100.
-PRODUCTS = (0.48, 0.75)
+PRODUCTS = (0.42, 0.75)
 # How often each byte that a layer keeps is read or written by norms, activations, casts and residuals, in forward and
 # backward pass. Fitted to the same runs, together with the shares above.
 PASSES, PASSES_IF_FUSED = 12, 8
