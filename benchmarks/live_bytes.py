@@ -3,7 +3,7 @@
     python benchmarks/live_bytes.py [--config fsdp] [--num_processes 2] [any finetune flag]
 
 Trains the tiny model with recipes/finetune.py on the CPU, with 1, 4 and 16 micro-batches a step, each in processes of
-its own. Resident memory would hide what is freed and used again, so storages are counted (tests/meter.py), each from
+its own. Resident memory would hide what is freed and used again, so storages are counted (kit/plan/meter.py), each from
 the first operation that shows it until it is freed. Prints the peak of rank 0 in the third step, and its parts.
 """
 
@@ -48,9 +48,9 @@ def measure() -> None:
     """Run recipes/finetune.py in this process, counting bytes in each step."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import torch
-    from meter import GRADIENTS, Meter
 
     import kit.train.step
+    from kit.plan.meter import GRADIENTS, Meter
 
     meter, plain, resize, steps = Meter(), kit.train.step.train_step, torch.UntypedStorage.resize_, []
 

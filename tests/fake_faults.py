@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import fake_tensors
 import torch
 
+import kit.plan.fake_tensors as fake_tensors
 import kit.strategy.accelerator
 import kit.train.objective
 from kit.data.feed.batches import MicroBatch

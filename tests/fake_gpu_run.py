@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from fake_cuda import stub_runtime
 from fake_faults import FAULTS
-from fake_tensors import teach_fake_tensors
-from meter import GRADIENTS, Meter, Tally
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -32,12 +30,14 @@ from kit.data.feed.feed import Feed
 from kit.data.feed.order import Order
 from kit.evaluate import evaluate
 from kit.model.load import attention_of, build_model, open_config
+from kit.plan.fake_tensors import teach_fake_tensors
+from kit.plan.meter import GRADIENTS, Meter, Tally
 from kit.strategy import launch
 from kit.train.optim import build_optimizer
 from kit.train.step import seed_everything, settle_strategy, train_step
 
 OWN = ("/kit/",)
-IGNORED = ("/tests/fake_gpu", "/tests/fake_cuda", "/tests/fake_tensors", "runpy")
+IGNORED = ("/tests/fake_gpu", "/tests/fake_cuda", "/kit/plan/", "runpy")
 
 
 class Samples:

@@ -10,7 +10,6 @@ import bitsandbytes
 import torch
 import torch.distributed as dist
 import transformers.utils.import_utils
-from meter import Meter
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
@@ -18,6 +17,8 @@ from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM
 from transformers.quantizers import AutoHfQuantizer
+
+from kit.plan.meter import Meter
 
 
 def teach_fake_tensors(meter: Meter) -> None:
