@@ -44,6 +44,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import fake_cuda  # noqa: E402
 
+from kit.strategy.launcher import be_rank_0  # noqa: E402
+
 CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "offload": "fsdp_offload"}
 SHAPES = {"tiny": ROOT / "recipes/tiny/model"} | {p.name: p for p in sorted((ROOT / "recipes/shapes").iterdir())}
 GIB = 2**30
@@ -57,7 +59,7 @@ class Case:
     method: str = "lora"
     topology: str = "single"
     world: int = 1
-    length: int = 64  # of a row, in tokens; every other row is a quarter shorter
+    length: int = 64  # of a row, in tokens; of several rows every other one is a quarter shorter
     rows: int = 1  # of a micro-batch
     micro_batches: int = 3  # of the longer of the two measured steps; the other one has 1
     packing: bool = False
@@ -90,7 +92,7 @@ def simulate(case: Case, deadline_seconds: int = 590) -> dict[str, Any]:
         child = os.fork()
         if not child:
             signal.alarm(deadline_seconds)
-            _be_rank_0(case.world)
+            be_rank_0(case.world, fake_cuda.NUM_DEVICES)
             import fake_gpu_run
 
             began = time.perf_counter()
@@ -101,18 +103,6 @@ def simulate(case: Case, deadline_seconds: int = 590) -> dict[str, Any]:
         if path.exists():
             return json.loads(path.read_text())
         return {"case": asdict(case), "error": {"type": "crash", "message": f"status {status}", "lines": []}}
-
-
-def _be_rank_0(world: int) -> None:
-    """Set what a launcher would."""
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(min(fake_cuda.NUM_DEVICES, world)),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "1",
-    }
 
 
 def serve() -> None:

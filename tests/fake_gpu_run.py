@@ -1,92 +1,43 @@
 """The simulation of ``fake_gpu.py``: the kit's own code on fake tensors. Imported once fake CUDA is loaded."""
 
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from fake_cuda import stub_runtime
 from fake_faults import FAULTS
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp import FSDPModule
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
-import kit.checkpoint.save
-import kit.data.feed.feed
-import kit.strategy.accelerator
-import kit.train.objective
 from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
-from kit.data.feed.feed import Feed
-from kit.data.feed.order import Order
 from kit.evaluate import evaluate
-from kit.model.load import attention_of, build_model, open_config
+from kit.plan.fake_run import FakeRun
 from kit.plan.fake_tensors import teach_fake_tensors
-from kit.plan.meter import GRADIENTS, Meter, Tally
+from kit.plan.meter import Meter, Tally
 from kit.strategy import launch
-from kit.train.optim import build_optimizer
-from kit.train.step import seed_everything, settle_strategy, train_step
 
 OWN = ("/kit/",)
-IGNORED = ("/tests/fake_gpu", "/tests/fake_cuda", "/kit/plan/", "runpy")
-
-
-class Samples:
-    """Samples of random ids, as the feed and the evaluation read them."""
-
-    def __init__(self, num: int, length: int, vocab_size: int) -> None:
-        self.lengths = np.full(num, length, np.int32)
-        self.lengths[1::2] -= length // 4  # so that rows of a micro-batch are padded
-        self.sources = np.zeros(num, np.int16)
-        self.num_targets = self.lengths - 1
-        self.target_weights = self.num_targets.astype(np.float64)
-        self.stores, self.names, self._vocab_size = [None], ["random"], vocab_size
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
-        return ids, np.ones(len(ids), np.float32)
-
-    def origin(self, i: int) -> str:
-        return f"random:{i}"
-
-
-class AtOnce:
-    """An executor that works in the calling thread: a dispatch mode is of its thread."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def submit(self, work: Any, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/kit/plan/", "runpy")
 
 
 def run(case: Any) -> dict[str, Any]:
     """Run ``case`` and return the report. Changes torch and the kit in this process for good."""
     vocab_size = AutoConfig.from_pretrained(case.folder).get_text_config().vocab_size
-    meter = Meter(vocab_size, OWN, IGNORED)
+    meter = Meter(vocab_size, lambda: asked_by(OWN, IGNORED))
     stub_runtime(meter.waited, meter.pinned)
     teach_fake_tensors(meter)
     report: dict[str, Any] = {"case": asdict(case)}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
-            Simulation(case, meter, report).run(vocab_size)
+            Simulation(case, meter, report).run()
     except Exception as error:
         report["error"] = describe(error)
     return report
@@ -99,14 +50,9 @@ class Simulation:
         self._case, self._meter, self._report = case, meter, report
         self._misplaced: dict[str, str] = {}
 
-    def run(self, vocab_size: int) -> None:
+    def run(self) -> None:
         """Fill the report."""
         case, report = self._case, self._report
-        kit.strategy.accelerator.join_group = lambda backend, timeout: dist.init_process_group(
-            "fake", store=FakeStore(), rank=0, world_size=case.world
-        )
-        # The scenario's threads, since a dispatch mode is of its thread.
-        kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce
         if case.fault:
             FAULTS[case.fault]()
         flags = {
@@ -122,22 +68,15 @@ class Simulation:
             "output_dir": tempfile.mkdtemp(),
         }
         recipe, topology = launch.resolve(read_command_line([f"--{name}={value}" for name, value in flags.items()]))
-        config = open_config(recipe)
-        attention_of(recipe, config)
+        run = FakeRun(recipe, topology, self._meter, shortened=0.25 if case.rows > 1 else 0.0)
         with self._tally("build"):
-            accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
-            model = build_model(recipe, config, plan)
-            optimizer = build_optimizer(model, recipe)
-            prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
-            del model, optimizer
-        self._watch(prepared, topology, getattr(torch, plan.compute_dtype))
+            compute_dtype = run.build()
+        prepared = run.prepared
+        self._check_weights(prepared, topology, getattr(torch, compute_dtype))
 
-        length = case.length // 4 if case.packing else case.length
-        num_rows = case.rows * case.world * case.micro_batches
-        samples = Samples(num_rows * (5 if case.packing else 1), length, vocab_size)
-        one = self._step("first step", prepared, recipe, samples, 1)
-        one = self._step("step of 1 micro-batch", prepared, recipe, samples, 1)
-        many = self._step(f"step of {case.micro_batches} micro-batches", prepared, recipe, samples, case.micro_batches)
+        self._step("first step", run, 1)
+        one = self._step("step of 1 micro-batch", run, 1)
+        many = self._step(f"step of {case.micro_batches} micro-batches", run, case.micro_batches)
         report["per micro-batch"] = {
             name: {
                 key: (getattr(many, name)[key] - getattr(one, name)[key]) / (case.micro_batches - 1)
@@ -147,28 +86,17 @@ class Simulation:
         }
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
         with self._tally("evaluation"):
-            evaluate(prepared, recipe, tokenizer, samples, lambda items, *_: items)
+            evaluate(prepared, recipe, tokenizer, run.samples(case.micro_batches), lambda items, *_: items)
         saver = Saver(prepared.accelerator, recipe, Path(recipe.output_dir or ""), {})
         saver._complete = lambda *args: None  # what follows the copies is for a disk
         for name in ("first save", "second save"):
             with self._tally(name):
                 saver.save(prepared.model, prepared.optimizer, {"step": 1, "best": {}})
 
-    def _step(self, name: str, prepared: Any, recipe: Any, samples: Samples, num_micro_batches: int) -> Tally:
-        case = self._case
-        size = case.rows * case.world * num_micro_batches
-        recipe = recipe.model_copy(update={"global_batch_size": size})
-        order = Order(samples.lengths, samples.sources, 0, size, capacity=case.length if case.packing else None)
-        feed = Feed(samples, order, recipe, prepared.ranks, 0, 1)
+    def _step(self, name: str, run: FakeRun, num_micro_batches: int) -> Tally:
         with self._tally(name) as tally:
-            batch = feed.take(0)
-            if name == "first step":
-                settle_strategy(prepared, batch)
-            seed_everything(0, 0, 0)
-            objective = kit.train.objective.SupervisedLoss(samples.names)
-            train_step(prepared, objective, batch, 1e-4, 1.0, before_update=lambda: self._check_gradients(prepared))
-            label_optimizer(self._meter, prepared.optimizer)
-        self._check_optimizer(prepared)
+            run.step(num_micro_batches, before_update=lambda: self._check_gradients(run.prepared))
+        self._check_optimizer(run.prepared)
         return tally
 
     @contextmanager
@@ -179,22 +107,14 @@ class Simulation:
 
     # --- what belongs where
 
-    def _watch(self, prepared: Any, topology: Any, compute_dtype: torch.dtype) -> None:
-        """Check the weights' devices and dtypes, and label weights and gradients from now on."""
+    def _check_weights(self, prepared: Any, topology: Any, compute_dtype: torch.dtype) -> None:
+        """Check the weights' devices and dtypes."""
         self._device = "cpu" if topology.offload else "cuda"
-        label_weights(self._meter, prepared.model)
         for name, parameter in prepared.model.named_parameters():
             self._expect(name, parameter, torch.float32 if parameter.requires_grad else compute_dtype)
         for name, buffer in prepared.model.named_buffers():
             if buffer.device.type != "cuda":
                 self._misplaced[name] = f"a buffer on {buffer.device.type}"
-        backward = prepared.accelerator.backward
-
-        def labelling_backward(loss: torch.Tensor, **kwargs: Any) -> None:
-            backward(loss, **kwargs)
-            self._meter.hold(gradients(prepared.model), GRADIENTS)
-
-        prepared.accelerator.backward = labelling_backward
         local = (getattr(p, "_local_tensor", p) for p in prepared.model.parameters() if p.requires_grad)
         on_gpu = not topology.offload
         self._report["gradient bytes"] = on_gpu * sum(4 * tensor.numel() for tensor in local)
@@ -218,31 +138,27 @@ class Simulation:
             self._misplaced[name] = f"{local.dtype} on {local.device.type}, expected {dtype} on {self._device}"
 
 
-def gradients(model: Any) -> Iterator[Any]:
-    """All gradients that exist, those that FSDP2 has not reduced among them."""
-    for parameter in model.parameters():
-        yield parameter.grad
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    yield parameter.unsharded_accumulated_grad
-                    yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
+    """Return the innermost line of ``own_code`` that is running and, if it is another, the innermost not ignored."""
+    own = inner = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not own:
+        path = frame.f_code.co_filename
+        if any(part in path for part in own_code) and "/kit/plan/" not in path:
+            own = f"{_tail(path)}:{frame.f_lineno}"
+            inner = inner or own
+        elif not inner and not any(part in path for part in ignored_code):
+            inner = f"{_tail(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return f"{own} ({inner})" if own and inner != own else own or inner or "autograd"
 
 
-def label_weights(meter: Meter, model: Any) -> None:
-    for parameter in model.parameters():
-        meter.hold([parameter], "trainable weights" if parameter.requires_grad else "frozen weights")
-    for module in model.modules():
-        if (state := getattr(module, "quant_state", None)) is not None:
-            tables = [value for part in (state, state.state2) for value in vars(part).values()]
-            meter.hold([module.weight, *tables], "4-bit weights")
-    meter.hold(model.buffers(), "buffers")
-
-
-def label_optimizer(meter: Meter, optimizer: Any) -> None:
-    for state in optimizer.state.values():
-        meter.hold(state.values(), "optimiser")
+def _tail(path: str) -> str:
+    """The path from its package on: ``kit/train/step.py``."""
+    for root in ("site-packages/", "/kit/", "/tests/"):
+        if root in path:
+            return root.strip("/").removesuffix("site-packages") + "/" * (root[0] == "/") + path.rsplit(root, 1)[1]
+    return path.rsplit("/", 1)[-1]
 
 
 def describe(error: BaseException) -> dict[str, Any]:

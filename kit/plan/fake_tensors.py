@@ -13,12 +13,16 @@ import transformers.utils.import_utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
+from torch.nn.attention import SDPBackend
 from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM
 from transformers.quantizers import AutoHfQuantizer
 
+import kit.model.attention
 from kit.plan.meter import Meter
+
+_library: torch.library.Library | None = None  # what is registered ends with it
 
 
 def teach_fake_tensors(meter: Meter) -> None:
@@ -32,14 +36,7 @@ def teach_fake_tensors(meter: Meter) -> None:
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
     AutoModelForCausalLM.from_pretrained = staticmethod(make_model)
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
-    resize = torch.UntypedStorage.resize_
-
-    def resize_(storage: Any, size: int) -> Any:
-        result = resize(storage, size)
-        meter.resized(storage)
-        return result
-
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    meter.watch_resizes()
     _with_real_tensors(device_mesh, "init_device_mesh")
     _with_real_tensors(_fully_shard, "_init_default_mesh")
     _fsdp_init._move_states_to_device = _move
@@ -49,6 +46,27 @@ def teach_fake_tensors(meter: Meter) -> None:
     _mend_ddp()
     new_group = dist.new_group
     dist.new_group = lambda *args, **kwargs: new_group(*args, **kwargs | {"backend": "fake"})
+
+
+def take_kernels_of_cuda() -> None:
+    """Let fake tensors on the CPU take the attention kernels that bfloat16 tensors of CUDA take, so that bytes are equal.
+
+    The CPU's flash attention holds the same tensors as CUDA's flash and memory-efficient attention.
+    """
+
+    def choose(
+        query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, **options: Any
+    ) -> int:
+        is_half = query.dtype in (torch.bfloat16, torch.float16)
+        repeats_keys = options.get("enable_gqa", False)
+        needs_math = query.shape[-1] > 256 or (repeats_keys and (mask is not None or not is_half))
+        backend = SDPBackend.MATH if needs_math else SDPBackend.FLASH_ATTENTION
+        return int(backend.value)
+
+    global _library
+    _library = torch.library.Library("aten", "IMPL")
+    _library.impl("_fused_sdp_choice", choose, "Meta")
+    kit.model.attention._has_kernel = lambda query: query.dtype in (torch.bfloat16, torch.float16)
 
 
 def _address(self: Any) -> int:

@@ -16,18 +16,16 @@ How it counts:
   ``non_blocking`` says.
 """
 
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 ACTIVATIONS, LOGITS, GRADIENTS, GATHERED = "activations", "logits", "gradients", "gathered weights"
 # Operations whose result's shape is in the device's data, so that the host waits for it.
@@ -36,6 +34,16 @@ _WAITS_FOR_VALUE = {"_local_scalar_dense", "is_nonzero", "equal"}
 _COPIES = {"_to_copy", "copy_"}
 # Matrix products, whose dtype decides which units of a GPU work.
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+# torch has no formulas for attention on a CPU.
+_FLOPS = {
+    **flop_registry,
+    **{
+        getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{way}"): flop_registry[
+            getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{way}")
+        ]
+        for way in ("", "_backward")
+    },
+}
 # What collectives, and FSDP2's copies between them and tensors, read and write: gradients, or gathered weights.
 _LABELLED_INPUTS = {
     "chunk_cat": GRADIENTS,
@@ -55,7 +63,7 @@ _LABELLED_OUTPUTS = {
 
 @dataclass
 class Tally:
-    """What was counted between two moments. Lines are ``file:line`` of the code that asked."""
+    """What was counted between two moments. Lines are those of the code that asked, if the meter was told how to find it."""
 
     syncs: Counter[str] = field(default_factory=Counter)  # host synchronisations, by operation and lines
     pageable: Counter[str] = field(default_factory=Counter)  # copies host to device from pageable memory
@@ -64,23 +72,23 @@ class Tally:
     attention: Counter[str] = field(default_factory=Counter)  # attention kernels by operation
     collectives: Counter[str] = field(default_factory=Counter)  # number of calls, by operation
     collective_bytes: Counter[str] = field(default_factory=Counter)  # bytes that the rank holds after them
+    flops: int = 0  # of matrix products and attention; attention without regard to its mask, as torch counts
     peaks: dict[str, int] = field(default_factory=dict)  # bytes by type of device
     components: dict[str, dict[str, int]] = field(default_factory=dict)  # what the peak consists of
+    moments: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # the same at each moment of ``mark``
 
 
 class Meter(TorchDispatchMode):
     """Counts while it is entered. Enter it inside ``FakeTensorMode``, so that it sees operations first."""
 
-    def __init__(self, vocab_size: int = 0, own_code: tuple[str, ...] = (), ignored_code: tuple[str, ...] = ()) -> None:
+    def __init__(self, vocab_size: int = 0, asked_by: Callable[[], str] = lambda: "") -> None:
         """
         Args:
             vocab_size: tensors whose last dimension has this size are logits.
-            own_code: parts of paths of the code whose lines are named first; else the innermost line outside torch.
-            ignored_code: parts of paths that are never named.
+            asked_by: returns the line of code that asks for the operation that runs.
         """
         super().__init__()
-        self._vocab_size, self._own_code = vocab_size, own_code
-        self._ignored_code = ("torch/", "/meter.py", "<", *ignored_code)
+        self._vocab_size, self._asked_by = vocab_size, asked_by
         self._serials: dict[int, int] = {}  # the serial number of each live storage, by its address
         self._devices: dict[int, str] = {}  # type of device of each storage, by serial number
         self._labels: dict[int, str] = {}
@@ -138,11 +146,18 @@ class Meter(TorchDispatchMode):
         self._change(serial, -self._sizes.get(serial, 0))
         self._sizes.pop(serial, None)
 
-    def resized(self, storage: Any) -> None:
-        """Count the new size of a storage that was resized."""
-        serial = self._serials.get(storage._cdata)
-        if serial is not None:
-            self._change(serial, storage.nbytes() - self._sizes.get(serial, 0))
+    def watch_resizes(self) -> None:
+        """Count the new sizes of storages that are resized, from now on and for good: no operation shows them."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: Any, size: int) -> Any:
+            result = resize(storage, size)
+            serial = self._serials.get(storage._cdata)
+            if serial is not None:
+                self._change(serial, storage.nbytes() - self._sizes.get(serial, 0))
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
     # --- tallies
 
@@ -151,6 +166,22 @@ class Meter(TorchDispatchMode):
         self._at_begin = dict(self._sizes)
         self._journal = []
         self._peak_ends: dict[str, int] = dict.fromkeys(self._now, 0)
+        self._marks: dict[str, int] = {}
+
+    def mark(self, moment: str) -> None:
+        """Remember what is held now, as ``moment``; of several such moments in a tally the last one counts."""
+        self._marks[moment] = len(self._journal)
+
+    def _parts(self, device: str, end: int) -> dict[str, int]:
+        """Bytes on a type of device by component after ``end`` changes, largest first."""
+        sizes = Counter(self._at_begin)
+        for serial, change in self._journal[:end]:
+            sizes[serial] += change
+        parts: Counter[str] = Counter()
+        for serial, size in sizes.items():
+            if self._devices[serial] == device:
+                parts[self._labels.get(serial, ACTIVATIONS)] += size
+        return {name: size for name, size in parts.most_common() if size}
 
     @contextmanager
     def tally(self) -> Iterator[Tally]:
@@ -159,14 +190,8 @@ class Meter(TorchDispatchMode):
         tally = self._tally
         yield tally
         for device, end in self._peak_ends.items():
-            sizes = Counter(self._at_begin)
-            for serial, change in self._journal[:end]:
-                sizes[serial] += change
-            parts: Counter[str] = Counter()
-            for serial, size in sizes.items():
-                if self._devices[serial] == device:
-                    parts[self._labels.get(serial, ACTIVATIONS)] += size
-            tally.components[device] = {name: size for name, size in parts.most_common() if size}
+            tally.components[device] = self._parts(device, end)
+            tally.moments[device] = {moment: self._parts(device, at) for moment, at in self._marks.items()}
 
     # --- operations
 
@@ -178,14 +203,16 @@ class Meter(TorchDispatchMode):
         if name == "_pin_memory":
             return self._pin(torch.ops.aten.clone.default(args[0]))
         pinned = bool(kwargs.pop("pin_memory", False))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        before = [(tensor.device, tensor.dtype) for tensor in tensors]
+        tensors = list(_tensors((args, kwargs.values())))
+        before = [(tensor.device, tensor.dtype) for tensor in tensors] if name in _COPIES else []
         self._count(func, name, args, tensors)
         result = self._answer(func, name, args, kwargs)
-        self.hold(tree_leaves((result, kwargs.get("out"))), _LABELLED_OUTPUTS.get(name))
+        if (formula := _FLOPS.get(func._overloadpacket)) is not None:
+            self._tally.flops += formula(*args, **kwargs, out_val=result)
+        self.hold(_tensors((result, kwargs.get("out"))), _LABELLED_OUTPUTS.get(name))
         if name in _LABELLED_INPUTS:
             self.hold(tensors, _LABELLED_INPUTS[name])
-        if name in _COPIES and before:
+        if before:
             self._count_copy(name, args, kwargs, before, result)
         return self._pin(result) if pinned else result
 
@@ -257,31 +284,14 @@ class Meter(TorchDispatchMode):
         tensor = getattr(tensor, "_local_tensor", tensor)
         return self._serials.get(tensor.untyped_storage()._cdata) in self._pinned
 
-    def _asked_by(self) -> str:
-        return asked_by(self._own_code, self._ignored_code)
 
-
-def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
-    """Return the innermost line of ``own_code`` that is running and, if it is another, the innermost not ignored."""
-    own = inner = ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not own:
-        path = frame.f_code.co_filename
-        if any(part in path for part in own_code):
-            own = f"{_tail(path)}:{frame.f_lineno}"
-            inner = inner or own
-        elif not inner and not any(part in path for part in ignored_code):
-            inner = f"{_tail(path)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return f"{own} ({inner})" if own and inner != own else own or inner or "autograd"
-
-
-def _tail(path: str) -> str:
-    """The path from its package on: ``kit/train/step.py``."""
-    for root in ("site-packages/", "/kit/", "/tests/"):
-        if root in path:
-            return root.strip("/").removesuffix("site-packages") + "/" * (root[0] == "/") + path.rsplit(root, 1)[1]
-    return path.rsplit("/", 1)[-1]
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples of arguments. torch's own search takes several times as long."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple | ValuesView):
+            yield from _tensors(value)
 
 
 def _short(dtype: torch.dtype) -> str:

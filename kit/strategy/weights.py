@@ -260,6 +260,21 @@ def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
     return list(model.parameters()) if units else None
 
 
+def all_gradients(model: "torch.nn.Module") -> "list[torch.Tensor]":
+    """Return the gradients that exist, those among them that FSDP2 has not reduced."""
+    from torch.distributed.fsdp import FSDPModule
+
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    unreduced = [
+        gradient
+        for unit in units
+        for group in unit._get_fsdp_state()._fsdp_param_groups
+        for p in group.fsdp_params
+        for gradient in (p.unsharded_accumulated_grad, getattr(getattr(p, "_unsharded_param", None), "grad", None))
+    ]
+    return [gradient for gradient in (*(p.grad for p in model.parameters()), *unreduced) if gradient is not None]
+
+
 def keeps_gradients(model: "torch.nn.Module") -> bool:
     """Return whether all gradients take memory all the time, as in DDP's buckets, even while ``grad`` is None."""
     from torch.nn.parallel import DistributedDataParallel

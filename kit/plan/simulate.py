@@ -1,0 +1,134 @@
+"""Measure a run without a GPU: the kit's own code in a process of its own, on tensors without values.
+
+The process is ``kit.plan.fake_run``. Its tensors are torch's fake ones on the CPU device, so no compiler and no CUDA is
+needed, and no weights: only a config.json. What it counts differs from CUDA as ``LIMITS`` says.
+
+Promises: the caller's process is left as it is; the child ends at the deadline. Imports no torch.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kit.config.recipe import ACCELERATE_CONFIGS, ROOT, Recipe
+from kit.errors import Problem, TrainingError, UserError
+from kit.plan.workload import Workload
+from kit.strategy.accelerate_config import read_config
+from kit.strategy.topology import Topology
+
+LIMITS = (
+    "simulated on the CPU device of torch, with the attention kernels of CUDA by shape",
+    "not seen: CUDA's context, the allocator's rounding and gaps, workspaces of kernels, buffers of NCCL, time",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What rank 0 asks of its GPU in a step, counted while the step ran."""
+
+    components: dict[str, int]  # bytes at the peak, largest first, by the names of ``kit.plan.memory.TENSORS``
+    saved: dict[str, int]  # the same just before the backward pass
+    collectives: dict[str, int]  # number of calls in a step, by operation
+    collective_bytes: dict[str, int]  # of the buffers of those calls, by operation
+    flops: int  # of matrix products and attention in a step, those of recomputed layers included
+    seconds: float  # that the simulation took
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all tensors at the peak."""
+        return sum(self.components.values())
+
+
+def simulate(
+    workload: Workload, recipe: Recipe | None = None, *, plain: bool = False, deadline_seconds: float = 300
+) -> Simulated:
+    """Run two steps of ``workload`` on fake tensors, and return what the second one takes. Progress goes to stderr.
+
+    A step has at most two micro-batches; what a further one adds is the difference between one and two.
+
+    Args:
+        recipe: settings that the workload does not have, such as ``freeze``.
+        plain: compute the loss as transformers does, from the logits of all positions.
+
+    Raises:
+        UserError: the shape has no config.json, or the strategy cannot be simulated.
+        TrainingError: the run failed, or took longer than ``deadline_seconds``.
+    """
+    if workload.shape.folder is None:
+        raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
+    if workload.strategy == "offload":
+        raise UserError(Problem("--simulate", "offload", "a strategy other than offload, which needs two devices"))
+    request = {
+        "recipe": _settings(workload, recipe),
+        "topology": asdict(_topology(workload)),
+        "gpus_per_machine": workload.gpus_per_machine,
+        "steps": [1, min(2, workload.micro_batches)],
+        "plain": plain,
+    }
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "kit.plan.fake_run"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=deadline_seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise TrainingError(f"the simulation took longer than {deadline_seconds:g} s") from None
+    if done.returncode or not done.stdout:
+        raise TrainingError(f"the simulation ended with status {done.returncode}")
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise TrainingError(f"the simulation failed: {answer['error']}")
+    one, several = answer["steps"]
+    further = workload.micro_batches - 1
+
+    def whole(name: str) -> dict[str, int]:
+        """What a step of all micro-batches has: what one has, and for each further one what a second one adds."""
+        return {key: one[name][key] + further * (several[name][key] - one[name][key]) for key in several[name]}
+
+    return Simulated(
+        components=several["components"]["cpu"],
+        saved=several["moments"]["cpu"]["backward"],
+        collectives=whole("collectives"),
+        collective_bytes=whole("collective_bytes"),
+        flops=one["flops"] + further * (several["flops"] - one["flops"]),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
+    """The recipe of the simulated run, as JSON."""
+    data = {"dataset", "eval_dataset", "output_dir"}
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude=data) if recipe else {}
+    own = {
+        "model_name_or_path": str(workload.shape.folder and workload.shape.folder.resolve()),
+        "dataset": "random",
+        "method": workload.method,
+        "max_length": workload.length,
+        "packing": workload.packing,
+        "per_device_train_batch_size": workload.rows,
+        "global_batch_size": workload.rows * workload.num_gpus * workload.micro_batches,
+        "gradient_checkpointing": workload.gradient_checkpointing,
+        "lora_r": workload.lora_r,
+        "lora_target_modules": list(workload.lora_targets or ()) or "all-linear",
+        "optim": workload.optim,
+        "sync_each_batch": workload.sync_each_batch,
+    }
+    return values | own
+
+
+def _topology(workload: Workload) -> Topology:
+    """The topology of the simulated run, as the Accelerate config of the strategy says, on the CPU device."""
+    settings = read_config(ACCELERATE_CONFIGS / f"{workload.config}.yaml")
+    return Topology(
+        strategy=settings.strategy,
+        config_name=workload.config,
+        num_processes=workload.num_gpus,
+        mixed_precision="bf16" if workload.bf16 else "no",
+        device_type="cpu",
+        rehearsal=True,
+        layer_classes=settings.layer_classes,
+        reshard_after_forward=settings.reshard_after_forward,
+    )
