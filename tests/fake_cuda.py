@@ -20,6 +20,7 @@ SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 NUM_DEVICES = 8
 NAME = "fake GPU"
 MEMORY_BYTES = 80 * 2**30
+_libraries: list[Any] = []  # what is registered ends with them
 
 
 def compiler() -> str | None:
@@ -184,3 +185,7 @@ def stub_runtime(waited: Callable[[str], None], pinned: Callable[[int], None]) -
     for name, stub in accelerator.items():
         setattr(torch.accelerator, name, stub)
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
+    # A CPU-only torch has no kernel of CUDA for this, and would take it apart into others that hold more.
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("silu_backward", lambda *args: NotImplemented, "CUDA")
+    _libraries.append(library)
