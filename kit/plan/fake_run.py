@@ -21,6 +21,7 @@ from typing import Any
 
 import bitsandbytes  # noqa: F401  before CUDA seems to be there: it would look for its kernels
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -38,9 +39,10 @@ from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
 from kit.plan.fake_tensors import take_kernels_of_cuda, teach_fake_tensors
 from kit.plan.labels import watch
-from kit.plan.meter import Meter, Tally
+from kit.plan.meter import GRADIENTS, Meter, Tally
 from kit.strategy.launcher import be_rank_0
 from kit.strategy.topology import Topology
+from kit.strategy.weights import all_gradients
 from kit.train.optim import build_optimizer
 from kit.train.step import seed_everything, settle_strategy, train_step
 
@@ -120,6 +122,23 @@ class FakeRun:
         short = length - int(self._shortened * length)
         return Samples((short if i % 2 else length for i in range(num)), self._vocab_size)
 
+    def prime(self, accumulates: bool) -> None:
+        """Make the optimiser's state as a first step does, and gradients as micro-batches before the next one do.
+
+        Not for DDP, whose gradients lie in its buckets.
+
+        Args:
+            accumulates: whether the next micro-batch is not the first of its step.
+        """
+        model, optimizer = self.prepared.model, self.prepared.optimizer
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+        if not accumulates:
+            optimizer.zero_grad()
+        self._meter.hold(all_gradients(model), GRADIENTS)
+        self._is_settled = True
+
     def step(self, num_micro_batches: int, before_update: Callable[[], None] = lambda: None) -> None:
         """Do a step of so many micro-batches."""
         recipe, prepared, samples = self._recipe, self.prepared, self.samples(num_micro_batches)
@@ -194,6 +213,9 @@ def main() -> None:
             run = FakeRun(recipe, topology, meter)
             run.build()
             say("model built")
+            if request["primes"]:
+                run.prime(request["accumulates"])
+                say("optimiser state made")
             for num_micro_batches in request["steps"]:
                 with meter.tally() as tally:
                     run.step(num_micro_batches)

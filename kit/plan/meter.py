@@ -34,6 +34,7 @@ _WAITS_FOR_VALUE = {"_local_scalar_dense", "is_nonzero", "equal"}
 _COPIES = {"_to_copy", "copy_"}
 # Matrix products, whose dtype decides which units of a GPU work.
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+_DEVICE = torch.ops.prim.device.default
 # torch has no formulas for attention on a CPU.
 _FLOPS = {
     **flop_registry,
@@ -114,14 +115,16 @@ class Meter(TorchDispatchMode):
 
     def _add(self, tensor: Any) -> int | None:
         tensor = getattr(tensor, "_local_tensor", tensor)
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+        if not isinstance(tensor, torch.Tensor):
             return None
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._serials:
             return self._serials[address]
+        if (device := _device(tensor).type) == "meta":
+            return None
         serial = len(self._devices)
-        self._serials[address], self._devices[serial] = serial, tensor.device.type
+        self._serials[address], self._devices[serial] = serial, device
         self._refs[serial] = weakref.ref(storage, lambda _, a=address, s=serial: self._forget(a, s))
         if self._vocab_size and tensor.dim() and tensor.shape[-1] == self._vocab_size:
             self._labels[serial] = LOGITS
@@ -197,6 +200,8 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is _DEVICE:  # two of three calls, since fake tensors look theirs up in this way
+            return _device(args[0])
         name = func._overloadpacket.__name__
         if name == "is_pinned":
             return self._is_pinned(args[0])
@@ -204,7 +209,7 @@ class Meter(TorchDispatchMode):
             return self._pin(torch.ops.aten.clone.default(args[0]))
         pinned = bool(kwargs.pop("pin_memory", False))
         tensors = list(_tensors((args, kwargs.values())))
-        before = [(tensor.device, tensor.dtype) for tensor in tensors] if name in _COPIES else []
+        before = [(_device(tensor), tensor.dtype) for tensor in tensors] if name in _COPIES else []
         self._count(func, name, args, tensors)
         result = self._answer(func, name, args, kwargs)
         if (formula := _FLOPS.get(func._overloadpacket)) is not None:
@@ -226,13 +231,13 @@ class Meter(TorchDispatchMode):
 
     def _count(self, func: Any, name: str, args: Any, tensors: list[torch.Tensor]) -> None:
         tally = self._tally
-        if name in _WAITS_FOR_VALUE | _WAITS_FOR_SHAPE and tensors[0].device.type != "cpu":
+        if name in _WAITS_FOR_VALUE | _WAITS_FOR_SHAPE and _device(tensors[0]).type != "cpu":
             tally.syncs[f"{name} {self._asked_by()}"] += 1
-        elif name in ("index", "index_put_", "index_put") and tensors[0].device.type != "cpu":
+        elif name in ("index", "index_put_", "index_put") and _device(tensors[0]).type != "cpu":
             for index in tensors[1:]:
                 if index.dtype == torch.bool:
                     tally.syncs[f"{name} by bool {self._asked_by()}"] += 1
-                elif index.device.type == "cpu" and index.dim():
+                elif _device(index).type == "cpu" and index.dim():
                     tally.pageable[f"{name} {self._asked_by()}"] += 1
         elif name in _PRODUCTS:
             dtype = tensors[-1].dtype
@@ -292,6 +297,11 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple | ValuesView):
             yield from _tensors(value)
+
+
+def _device(tensor: Any) -> torch.device:
+    """The device of a tensor. Of a fake one it is an attribute; ``device`` would be an operation."""
+    return getattr(tensor, "fake_device", None) or tensor.device
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -61,11 +61,15 @@ def simulate(
         raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
     if workload.strategy == "offload":
         raise UserError(Problem("--simulate", "offload", "a strategy other than offload, which needs two devices"))
+    # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
+    same = workload.strategy == "single" or (workload.sharded and workload.sync_each_batch is not False)
     request = {
         "recipe": _settings(workload, recipe),
         "topology": asdict(_topology(workload)),
         "gpus_per_machine": workload.gpus_per_machine,
-        "steps": [1, min(2, workload.micro_batches)],
+        "primes": same,
+        "accumulates": workload.micro_batches > 1,
+        "steps": [1] if same else [1, min(2, workload.micro_batches)],
         "plain": plain,
     }
     began = time.perf_counter()
@@ -81,19 +85,20 @@ def simulate(
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise TrainingError(f"the simulation failed: {answer['error']}")
-    one, several = answer["steps"]
-    further = workload.micro_batches - 1
+    one, last = answer["steps"][0], answer["steps"][-1]
 
-    def whole(name: str) -> dict[str, int]:
-        """What a step of all micro-batches has: what one has, and for each further one what a second one adds."""
-        return {key: one[name][key] + further * (several[name][key] - one[name][key]) for key in several[name]}
+    def whole(first: int, second: int) -> int:
+        """What a step of all micro-batches has of what one has, or two."""
+        return first * workload.micro_batches if same else first + (workload.micro_batches - 1) * (second - first)
 
     return Simulated(
-        components=several["components"]["cpu"],
-        saved=several["moments"]["cpu"]["backward"],
-        collectives=whole("collectives"),
-        collective_bytes=whole("collective_bytes"),
-        flops=one["flops"] + further * (several["flops"] - one["flops"]),
+        components=last["components"]["cpu"],
+        saved=last["moments"]["cpu"]["backward"],
+        collectives={name: whole(count, last["collectives"][name]) for name, count in one["collectives"].items()},
+        collective_bytes={
+            name: whole(size, last["collective_bytes"][name]) for name, size in one["collective_bytes"].items()
+        },
+        flops=whole(one["flops"], last["flops"]),
         seconds=time.perf_counter() - began,
     )
 
