@@ -3,9 +3,9 @@
     python benchmarks/plan_memory.py [--layers 4] [--hidden 256] [--length 256]
 
 Makes a random Llama, trains it with recipes/finetune.py, full, lora and qlora, on one process and with FSDP2 on two,
-with gradient checkpointing and without, counts the bytes of tensors in the third step (kit/plan/meter.py), and simulates
-the same runs on fake tensors. "saved" are the activations that a forward pass has left for the backward pass,
-"gathered" the bytes that FSDP2 gathers in a step, "peak" all tensors at the fullest moment.
+with gradient checkpointing and without, counts the bytes of tensors in the third step (kit/plan/meter.py), and
+simulates the same runs on fake tensors. "saved" are the activations that a forward pass has left for the backward
+pass, "gathered" the bytes that FSDP2 gathers in a step, "peak" all tensors at the fullest moment.
 """
 
 import argparse

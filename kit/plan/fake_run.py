@@ -39,7 +39,8 @@ from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
 from kit.plan.fake_tensors import take_kernels_of_cuda, teach_fake_tensors
 from kit.plan.labels import watch
-from kit.plan.meter import GRADIENTS, Meter, Tally
+from kit.plan.meter import Meter, Tally
+from kit.plan.storages import GRADIENTS
 from kit.strategy.launcher import be_rank_0
 from kit.strategy.topology import Topology
 from kit.strategy.weights import all_gradients
@@ -96,7 +97,7 @@ class FakeRun:
         """
         self._recipe, self._topology, self._meter, self._shortened = recipe, topology, meter, shortened
         self._is_settled = False
-        kit.strategy.accelerator.join_group = lambda backend, timeout: dist.init_process_group(
+        kit.strategy.accelerator.join_group = lambda backend, timeout_seconds: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
         )
         kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
@@ -172,7 +173,7 @@ def use_plain_loss() -> None:
 
         model.forward = MethodType(model_forward, model)
 
-    kit.model.load.install_loss_head = install
+    kit.model.load.install_loss_head = install  # type: ignore[assignment]
     prepare = kit.strategy.accelerator.prepare
 
     def prepared_with_loss(*args: Any) -> Any:
@@ -183,7 +184,7 @@ def use_plain_loss() -> None:
         )
         return prepared
 
-    kit.strategy.accelerator.prepare = prepared_with_loss
+    kit.strategy.accelerator.prepare = prepared_with_loss  # type: ignore[assignment]
 
 
 def main() -> None:

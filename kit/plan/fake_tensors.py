@@ -33,13 +33,13 @@ def teach_fake_tensors(meter: Meter) -> None:
     FakeTensor.tolist = _tolist  # type: ignore[method-assign]
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]
     # Else transformers leaves out what waits for the device.
-    transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
-    AutoModelForCausalLM.from_pretrained = staticmethod(make_model)
+    transformers.utils.import_utils.is_fake_tensor = lambda x: False
+    AutoModelForCausalLM.from_pretrained = staticmethod(make_model)  # type: ignore[method-assign, assignment]
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
     meter.watch_resizes()
     _with_real_tensors(device_mesh, "init_device_mesh")
     _with_real_tensors(_fully_shard, "_init_default_mesh")
-    _fsdp_init._move_states_to_device = _move
+    _fsdp_init._move_states_to_device = _move  # type: ignore[assignment]
     # These two compare and copy values between ranks, in C++.
     ddp._verify_param_shape_across_processes = lambda *args, **kwargs: None
     ddp._sync_module_states = lambda *args, **kwargs: None
@@ -49,9 +49,9 @@ def teach_fake_tensors(meter: Meter) -> None:
 
 
 def take_kernels_of_cuda() -> None:
-    """Let fake tensors on the CPU take the attention kernels that bfloat16 tensors of CUDA take, so that bytes are equal.
+    """Let fake tensors on the CPU take the attention that CUDA takes for their dtype and mask, so that bytes are equal.
 
-    The CPU's flash attention holds the same tensors as CUDA's flash and memory-efficient attention.
+    The CPU's flash attention holds the same tensors as CUDA's flash and memory-efficient kernels.
     """
 
     def choose(
@@ -110,7 +110,7 @@ def _mend_ddp() -> None:
         """As DDP's own hook in C++, for which the fake group returns no result."""
         buffer = bucket.buffer().div_(world)
         dist.all_reduce(buffer)
-        done = torch.futures.Future()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(buffer)
         return done
 
@@ -196,7 +196,7 @@ def quantised(module: Any, weight: Any) -> Any:
     packed, module.quant_state = bitsandbytes.functional.quantize_4bit(
         weight, compress_statistics=old.compress_statistics, quant_type=old.quant_type, quant_storage=old.quant_storage
     )
-    parameter = torch.nn.Parameter(packed, requires_grad=False)
+    parameter: Any = torch.nn.Parameter(packed, requires_grad=False)
     parameter.__class__ = Params4bit
     for name in ("quant_type", "compress_statistics", "blocksize", "quant_storage"):
         setattr(parameter, name, getattr(old, name))

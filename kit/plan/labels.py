@@ -1,16 +1,17 @@
-"""Tell a meter what the storages of a run are: weights, gradients, optimiser state. Works on fake tensors and real ones."""
+"""Tell a meter what the storages of a run are: weights, gradients, optimiser state. For fake tensors and real ones."""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kit.plan.meter import GRADIENTS, Meter
+from kit.plan.meter import Meter
+from kit.plan.storages import GRADIENTS
 from kit.strategy.weights import all_gradients
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
-BACKWARD = "backward"  # the moment before the backward pass of the last micro-batch
+BACKWARD = "backward"  # the moment before a backward pass
 
 
 def watch(meter: Meter, prepared: "Prepared") -> None:
@@ -30,7 +31,7 @@ def watch(meter: Meter, prepared: "Prepared") -> None:
         backward(loss, **kwargs)
         meter.hold(all_gradients(model), GRADIENTS)
 
-    prepared.accelerator.backward = labelling_backward  # type: ignore[method-assign]
+    prepared.accelerator.backward = labelling_backward
 
     def label_state(*args: Any) -> None:
         for state in optimizer.state.values():
