@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), options.layers, options.hidden)
         for method, strategy, checkpointing in CASES:
-            pairs = compare(model, method, strategy, checkpointing, options.length)
+            pairs = list(compare(model, method, strategy, checkpointing, options.length))
             cells = [f"{real / 1e6:.2f} | {predicted / 1e6:.2f}, {error:+.1%}" for real, predicted, error in pairs]
             worst = max(worst, *(abs(error) for *_, error in pairs))
             print(f"| {method} | {strategy} | {'on' if checkpointing else 'off'} | {' | '.join(cells)} |", flush=True)

@@ -13,7 +13,6 @@ import transformers.utils.import_utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
-from torch.nn.attention import SDPBackend
 from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM
@@ -21,8 +20,6 @@ from transformers.quantizers import AutoHfQuantizer
 
 import kit.model.attention
 from kit.plan.meter import Meter
-
-_library: torch.library.Library | None = None  # what is registered ends with it
 
 
 def teach_fake_tensors(meter: Meter) -> None:
@@ -49,23 +46,12 @@ def teach_fake_tensors(meter: Meter) -> None:
 
 
 def take_kernels_of_cuda() -> None:
-    """Let fake tensors on the CPU take the attention that CUDA takes for their dtype and mask, so that bytes are equal.
+    """Let fake tensors on the CPU take the attention kernels of CUDA, or those that hold the same.
 
-    The CPU's flash attention holds the same tensors as CUDA's flash and memory-efficient kernels.
+    Packs take CUDA's kernel for variable lengths. Rows take the CPU's flash attention, which torch chooses by itself;
+    it holds what CUDA's flash and memory-efficient kernels hold. In float32, where keys have fewer heads than queries,
+    CUDA has no such kernel and holds scores [H, T, T] too: that is not simulated.
     """
-
-    def choose(
-        query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, **options: Any
-    ) -> int:
-        is_half = query.dtype in (torch.bfloat16, torch.float16)
-        repeats_keys = options.get("enable_gqa", False)
-        needs_math = query.shape[-1] > 256 or (repeats_keys and (mask is not None or not is_half))
-        backend = SDPBackend.MATH if needs_math else SDPBackend.FLASH_ATTENTION
-        return int(backend.value)
-
-    global _library
-    _library = torch.library.Library("aten", "IMPL")
-    _library.impl("_fused_sdp_choice", choose, "Meta")
     kit.model.attention._has_kernel = lambda query: query.dtype in (torch.bfloat16, torch.float16)
 
 

@@ -1,0 +1,91 @@
+"""A plan by simulation runs the kit's own step in a process of its own, without weights and without CUDA."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, matrix
+
+from kit.errors import TrainingError, UserError
+from kit.plan.shape import Shape
+from kit.plan.simulate import simulate
+from kit.plan.workload import Workload
+
+METHODS = ("full", "lora", "qlora")
+
+
+def shape_of(folder: Path) -> Shape:
+    config = json.loads((folder / "config.json").read_text())
+    return Shape(
+        name=folder.name,
+        model_type="llama",
+        folder=folder,
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        vocab_size=config["vocab_size"],
+        max_positions=None,
+        tied=config["tie_word_embeddings"],
+    )
+
+
+TINY = Workload(shape=shape_of(ROOT / "recipes/tiny/model"), method="lora", length=64, micro_batches=2)
+
+
+def test_what_cannot_be_simulated_is_refused():
+    with pytest.raises(UserError, match=r"no config\.json"):
+        simulate(replace(TINY, shape=replace(TINY.shape, folder=None)))
+    with pytest.raises(UserError, match="offload"):
+        simulate(replace(TINY, strategy="offload", num_gpus=8))
+
+
+@pytest.mark.slow
+def test_a_simulation_ends_at_its_deadline():
+    with pytest.raises(TrainingError, match=r"longer than 0\.1 s"):
+        simulate(TINY, deadline_seconds=0.1)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_run_is_told():
+    with pytest.raises(TrainingError, match="no_such_module"):
+        simulate(replace(TINY, lora_targets=("no_such_module",)))
+
+
+@pytest.mark.slow
+def test_full_logits_are_what_plain_transformers_holds_more():
+    long = replace(TINY, length=1024, gradient_checkpointing=True)
+    ours, plain = simulate(long), simulate(long, plain=True)
+    logits = 4 * 1024 * TINY.shape.vocab_size
+    assert ours.components.get("logits", 0) < logits <= plain.components["logits"]
+    assert plain.peak > ours.peak
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_packs_are_simulated():
+    assert simulate(replace(TINY, packing=True)).peak > 0
+
+
+CASES = [
+    {"method": method, "strategy": strategy, "num_gpus": gpus}
+    for method in METHODS
+    for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", matrix(CASES))
+def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
+    simulated = simulate(replace(TINY, **case, gradient_checkpointing=True))
+    topology = {"topology": case["strategy"], "world": case["num_gpus"], "method": case["method"]}
+    report = fake_gpu(**topology, length=64, micro_batches=2)
+    assert "error" not in report, report["error"]
+    step = report["step of 2 micro-batches"]
+    assert simulated.peak == pytest.approx(step["peaks"]["cuda"], rel=0.01)
+    for name in ("allgather_base", "reduce_scatter_base"):
+        assert simulated.collective_bytes.get(name, 0) == step.get("collective_bytes", {}).get(name, 0)
+    assert simulated.flops == step["flops"]
