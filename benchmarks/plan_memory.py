@@ -22,7 +22,7 @@ from live_bytes import real_step
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from kit.plan.shape import Shape  # noqa: E402
+from kit.plan.models import read_shape  # noqa: E402
 from kit.plan.simulate import simulate  # noqa: E402
 from kit.plan.workload import Workload  # noqa: E402
 
@@ -77,9 +77,8 @@ def compare(
 ) -> Iterator[tuple[float, float, float]]:
     """Yield what was measured and predicted of saved, gathered and peak bytes, and the error of the prediction."""
     num_processes = 1 if strategy == "single" else 2
-    shape = read_shape(model)
     workload = Workload(
-        shape=shape,
+        shape=read_shape(model / "config.json", "random"),
         method=method,
         strategy=strategy,
         num_gpus=num_processes,
@@ -103,7 +102,7 @@ def compare(
     pairs = [
         (_activations(real["moments"]["cpu"]["backward"]), _activations(predicted.saved)),
         (real["collective_bytes"].get("allgather_base", 0), predicted.collective_bytes.get("allgather_base", 0)),
-        (real["peaks"]["cpu"], predicted.peak),
+        (real["peaks"]["cpu"], predicted.tensors),
     ]
     for measured, expected in pairs:
         yield measured, expected, (expected - measured) / measured if measured else 0.0
@@ -112,24 +111,6 @@ def compare(
 def _activations(parts: dict[str, int]) -> int:
     """Bytes that a forward pass made, in components of the tally; a real meter does not know logits."""
     return parts.get("activations", 0) + parts.get("logits", 0)
-
-
-def read_shape(model: Path) -> Shape:
-    config = json.loads((model / "config.json").read_text())
-    return Shape(
-        name="random",
-        model_type="llama",
-        folder=model,
-        num_layers=config["num_hidden_layers"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        vocab_size=config["vocab_size"],
-        max_positions=config["max_position_embeddings"],
-        tied=config["tie_word_embeddings"],
-    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Measure a run without a GPU: the kit's own code in a process of its own, on tensors without values.
 
-The process is ``kit.plan.fake_run``. Its tensors are torch's fake ones on the CPU device, so no compiler and no CUDA is
-needed, and no weights: only a config.json. What it counts differs from CUDA as ``LIMITS`` says.
+The process is ``kit.plan.fake_run``. Its tensors are torch's fake ones on the CPU device, so it needs no compiler, no
+CUDA and no weights, only a config.json. ``LIMITS`` says what a GPU has beside what is counted.
 
-Promises: the caller's process is left as it is; the child ends at the deadline. Imports no torch.
+Promises: the caller's process stays as it is; the child ends at the deadline. Imports no torch.
 """
 
 import json
@@ -20,8 +20,8 @@ from kit.strategy.accelerate_config import read_config
 from kit.strategy.topology import Topology
 
 LIMITS = (
-    "simulated on the CPU device of torch, with the attention kernels of CUDA by shape",
-    "not seen: CUDA's context, the allocator's rounding and gaps, workspaces of kernels, buffers of NCCL, time",
+    "Simulated on torch's CPU device, with attention kernels that hold what CUDA's hold.",
+    "A GPU also has CUDA's context, gaps of the allocator, workspaces of kernels and buffers of NCCL.",
 )
 
 
@@ -37,30 +37,30 @@ class Simulated:
     seconds: float  # that the simulation took
 
     @property
-    def peak(self) -> int:
-        """Bytes of all tensors at the peak."""
+    def tensors(self) -> int:
+        """Bytes of all tensors at the peak: what ``Memory.tensors`` predicts."""
         return sum(self.components.values())
 
 
-def simulate(
-    workload: Workload, recipe: Recipe | None = None, *, plain: bool = False, deadline_seconds: float = 300
-) -> Simulated:
-    """Run two steps of ``workload`` on fake tensors, and return what the second one takes. Progress goes to stderr.
+def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_seconds: float = 300) -> Simulated:
+    """Run a step of ``workload`` on fake tensors. What takes long is said on standard error meanwhile.
 
-    A step has at most two micro-batches; what a further one adds is the difference between one and two.
+    The step has one micro-batch, and finds the optimiser's state and the gradients that others have left. Where
+    micro-batches differ, as under DDP, whose last one reduces gradients, there are two steps, of one and of two. With
+    ``loss="whole"`` the loss is computed as transformers does, from the logits of all positions.
 
     Args:
         recipe: settings that the workload does not have, such as ``freeze``.
-        plain: compute the loss as transformers does, from the logits of all positions.
 
     Raises:
-        UserError: the shape has no config.json, or the strategy cannot be simulated.
+        UserError: the workload cannot be simulated.
         TrainingError: the run failed, or took longer than ``deadline_seconds``.
     """
     if workload.shape.folder is None:
         raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
     if workload.strategy == "offload":
-        raise UserError(Problem("--simulate", "offload", "a strategy other than offload, which needs two devices"))
+        raise UserError(Problem("--simulate", "offload, which needs two devices", "another strategy"))
+    assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
     # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
     same = workload.strategy == "single" or (workload.sharded and workload.sync_each_batch is not False)
     request = {
@@ -70,10 +70,11 @@ def simulate(
         "primes": same,
         "accumulates": workload.micro_batches > 1,
         "steps": [1] if same else [1, min(2, workload.micro_batches)],
-        "plain": plain,
+        "plain": workload.loss == "whole",
     }
     began = time.perf_counter()
     command = [sys.executable, "-m", "kit.plan.fake_run"]
+    print("simulation: started; the imports alone take some seconds", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(
             command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=deadline_seconds
