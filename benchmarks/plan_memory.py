@@ -1,6 +1,6 @@
 """Bytes of real training runs on the CPU, beside those that ``kit plan --simulate`` predicts for them.
 
-    python benchmarks/plan_memory.py [--layers 4] [--hidden 256] [--length 256]
+    python benchmarks/plan_memory.py [--method full lora] [--topology fsdp2] [--layers 4] [--hidden 256] [--length 256]
 
 Makes a random Llama, trains it with recipes/finetune.py, full, lora and qlora, on one process and with FSDP2 on two,
 with gradient checkpointing and without, counts the bytes of tensors in the third step (kit/plan/meter.py), and
@@ -26,11 +26,13 @@ from kit.plan.models import read_shape  # noqa: E402
 from kit.plan.simulate import simulate  # noqa: E402
 from kit.plan.workload import Workload  # noqa: E402
 
-CASES = list(itertools.product(("full", "lora", "qlora"), ("single", "fsdp2"), (False, True)))
+METHODS, TOPOLOGIES = ("full", "lora", "qlora"), ("single", "fsdp2")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--topology", nargs="+", default=TOPOLOGIES, choices=TOPOLOGIES)
     for name, default in (("layers", 4), ("hidden", 256), ("length", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -41,7 +43,7 @@ def main() -> None:
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), options.layers, options.hidden)
-        for method, strategy, checkpointing in CASES:
+        for method, strategy, checkpointing in itertools.product(options.method, options.topology, (False, True)):
             pairs = list(compare(model, method, strategy, checkpointing, options.length))
             cells = [f"{real / 1e6:.2f} | {predicted / 1e6:.2f}, {error:+.1%}" for real, predicted, error in pairs]
             worst = max(worst, *(abs(error) for *_, error in pairs))

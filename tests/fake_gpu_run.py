@@ -167,6 +167,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "message": str(error)[:500],
-        "lines": [f"kit/{line.split('/kit/')[-1]}" for line in lines if "/kit/" in line][-3:],
+        "lines": [f"kit/{line.split('/kit/')[-1]}" for line in lines if "/kit/" in line and "/kit/plan/" not in line][
+            -3:
+        ],
         "trace": lines[-40:],
     }

@@ -60,6 +60,8 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
     if workload.strategy == "offload":
         raise UserError(Problem("--simulate", "offload, which needs two devices", "another strategy"))
+    if recipe and recipe.adapter_name_or_path:
+        raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
     # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
     same = workload.strategy == "single" or (workload.sharded and workload.sync_each_batch is not False)
