@@ -1,13 +1,15 @@
 """``kit plan``: what fits a GPU, how long it takes, and which command to type; before a GPU is rented."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from kit.config.recipe import Recipe
 from kit.console import show
 from kit.errors import Problem, UserError, raise_if
 from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.plan.hardware import GPUS, USUAL, Gpu
+from kit.plan.memory import TENSORS
 from kit.plan.search import Option, options, recommend, scaling
 from kit.plan.table import (
     NOTE,
@@ -22,6 +24,7 @@ from kit.plan.table import (
     ways,
 )
 
+MAX_ERROR = 0.05  # of the formulas against a simulation; beyond it both are shown by component
 HELP = "what fits a GPU, how long it takes, and the command to type"
 USAGE = "usage: kit plan [--recipe R | --model M | --params N] [--gpu G] [--gpus N] [--flag value ...]"
 
@@ -40,7 +43,7 @@ def run(argv: list[str]) -> int:
     base = ask.workload(question)
     found = options(base, ask.gpu, question.only)
     recommended = recommend(found, base.method, question.recipe.global_batch_size)
-    simulated = _simulate(recommended) if "simulate" in ask.switches else None
+    simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
     if ask.write:
         _write(ask, question, recommended)
     if "json" in ask.switches:
@@ -91,20 +94,22 @@ def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
     return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": any(o.fits for o in own), "peak": peak}
 
 
-def _simulate(recommended: tuple[Option, str] | None) -> list[str] | None:
-    """Run the recommended way on fake tensors, and return lines that compare it with the plan."""
-    try:
-        from kit.plan.simulate import simulate
-    except ImportError:
-        raise UserError(
-            Problem("--simulate", "not there yet", fix="leave it out: the plan is made by formulas")
-        ) from None
+def _simulate(recommended: tuple[Option, str] | None, recipe: Recipe) -> list[str] | None:
+    """Run the recommended way on fake tensors. Returns lines that compare it with the plan and plain transformers."""
+    from kit.plan.simulate import LIMITS, simulate
+
     if recommended is None:
         return None
     option, _ = recommended
-    memory = simulate(option.workload)
-    error = option.memory.tensors / memory.tensors - 1
-    return [f"Simulated: {gib(memory.tensors)} of tensors, planned {gib(option.memory.tensors)} ({error:+.1%})."]
+    simulated, plain = (simulate(replace(option.workload, loss=loss), recipe) for loss in ("chunks", "whole"))
+    error = option.memory.tensors / simulated.tensors - 1
+    lines = [f"Simulated: {gib(simulated.tensors)} of tensors, planned {gib(option.memory.tensors)} ({error:+.1%})."]
+    if abs(error) > MAX_ERROR:
+        names = dict.fromkeys([*simulated.components, *(n for n in TENSORS if option.memory.components.get(n))])
+        both = ((n, simulated.components.get(n, 0), option.memory.components.get(n, 0)) for n in names)
+        lines += [f"  {name:20}  {gib(ours)}, planned {gib(planned)}" for name, ours, planned in both]
+    lines.append(f"Plain transformers, with the logits of all positions: {gib(plain.tensors)}.")
+    return [*lines, *LIMITS]
 
 
 def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None) -> None:
