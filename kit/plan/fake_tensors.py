@@ -52,7 +52,7 @@ def take_kernels_of_cuda() -> None:
     it holds what CUDA's flash and memory-efficient kernels hold. In float32, where keys have fewer heads than queries,
     CUDA has no such kernel and holds scores [H, T, T] too: that is not simulated.
     """
-    kit.model.attention._has_kernel = lambda query: query.dtype in (torch.bfloat16, torch.float16)
+    kit.model.attention.has_kernel = lambda query: query.dtype in (torch.bfloat16, torch.float16)
 
 
 def _address(self: Any) -> int:
