@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.config.hints import METHODS
 from kit.config.json_schema import json_schema
 from kit.config.recipe import RECIPES
 from kit.config.validation import load_recipe
@@ -17,17 +18,24 @@ HELP = "list the recipes, with the hardware each needs"
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """What one method needs: a row of the table in a recipe's header."""
+
+    config: str  # the Accelerate config; ``-`` if none is needed
+    num_gpus: int  # 0: no GPU needed
+    gpu_gigabytes: int  # memory of each GPU
+
+
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """The header of a recipe file: the lines of comment after that for editors."""
 
     title: str
     launch: list[str]  # the words after the script in its command
-    model: str  # hub id
+    model: str  # hub id, or a folder in recipes/shapes/
     parameters: str  # number of parameters as text: "8.03B"
-    hardware: str
-    num_gpus: int  # 0: no GPU needed
-    gpu_gigabytes: int  # memory of each GPU
+    hardware: dict[str, Hardware]  # by method; empty if the recipe needs no GPU
     ungated: str = ""  # hub id and licence of a model of that size that anyone may download
 
     @property
@@ -35,14 +43,9 @@ class Header:
         """The number of parameters as a number."""
         return float(self.parameters.rstrip("KMB")) * SCALES[self.parameters.lstrip("0123456789.")]
 
-    @property
-    def config(self) -> str:
-        """The Accelerate config in its command; ``-`` if the command has none."""
-        return self.launch[self.launch.index("--config") + 1] if "--config" in self.launch else "-"
-
 
 def read_header(path: Path) -> Header:
-    """Read the header of a recipe file. Raises ``UserError`` if one of its four lines is missing."""
+    """Read the header of a recipe file. Raises ``UserError`` if one of its three lines is missing."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines() + [""] * 4
     first = lines[0].startswith("# yaml-language-server:")
@@ -50,22 +53,19 @@ def read_header(path: Path) -> Header:
         "title": r"# (.+)\.",
         "launch": r"# Launch: +accelerate launch recipes/finetune\.py(.*)",
         "model": r"# Model: +(\S+) \((\d[\d.]*[KMB]?) parameters\)",
-        "hardware": r"# Hardware: +(.+)",
     }
     found = {key: re.fullmatch(form, line) for (key, form), line in zip(forms.items(), lines[first:], strict=False)}
     where = {key: f"{path}:{number}" for number, key in enumerate(forms, 1 + first)}
     raise_if(Problem(where[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
-    title, launch, model, hardware = (match.groups() for match in found.values() if match)
+    title, launch, model = (match.groups() for match in found.values() if match)
     ungated = re.search(r"^# Ungated: +(\S+ \(.+\))$", text, re.MULTILINE)
-    gpus = re.match(r"(\d+) GPUs? with (\d+) GB", hardware[0])
+    rows = re.findall(rf"^# ({'|'.join(METHODS)}) +(\S+) +(\d+) x (\d+) GB\b", text, re.MULTILINE)
     return Header(
         title=title[0],
         launch=shlex.split(launch[0]),
         model=model[0],
         parameters=model[1],
-        hardware=hardware[0],
-        num_gpus=int(gpus[1]) if gpus else 0,
-        gpu_gigabytes=int(gpus[2]) if gpus else 0,
+        hardware={method: Hardware(config, int(num), int(size)) for method, config, num, size in rows},
         ungated=ungated[1] if ungated else "",
     )
 
@@ -86,9 +86,14 @@ def run(argv: list[str]) -> int:
         except UserError as error:
             problems += error.problems
             continue
-        gpus = f"{header.num_gpus} x {header.gpu_gigabytes} GB" if header.num_gpus else "none"
-        cells = [path.stem, header.model, header.parameters, recipe.method, header.config, gpus]
-        rows.append((header.num_parameters, cells))
+        for method, needs in header.hardware.items():
+            gpus = f"{needs.num_gpus} x {needs.gpu_gigabytes} GB"
+            cells = [f"{path.stem}-{method}", header.model, header.parameters, method, needs.config, gpus]
+            rows.append((header.num_parameters, cells))
+        if not header.hardware:
+            rows.append(
+                (header.num_parameters, [path.stem, header.model, header.parameters, recipe.method, "-", "none"])
+            )
         if header.ungated:
             open_models[header.model] = header.ungated
     rows.sort()

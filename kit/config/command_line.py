@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from kit.config.fields import expected
 from kit.config.hints import hint_for_word
 from kit.config.other_kits import other_kits_word
-from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Launch, Recipe
-from kit.config.recipe_file import find_file, read_recipe_file
+from kit.config.recipe import DEFAULT_RECIPE, Launch, Recipe
+from kit.config.recipe_file import read_recipe_file
 from kit.config.validation import FLAGS, check_recipe, problems_with_secrets, validate
 from kit.console import show
 from kit.errors import Problem, UserError, did_you_mean, raise_if
@@ -59,10 +59,9 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
     name = launch.recipe or (None if "model_name_or_path" in flags else DEFAULT_RECIPE)
     if name:
         try:
-            path = find_file(name, RECIPES, "recipe")
-            name = path.stem
-            values, where, more = read_recipe_file(path)
-            problems += more
+            file = read_recipe_file(name, flags.get("method"))
+            name, values, where = file.name, file.values, file.where
+            problems += file.problems
         except UserError as error:
             problems += error.problems
             in_doubt = set(Recipe.model_fields) - set(flags)

@@ -11,17 +11,17 @@ from kit.config.fields import choices
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.errors import Problem, did_you_mean
 
-_METHODS = choices(Recipe.model_fields["method"].annotation)
+METHODS = choices(Recipe.model_fields["method"].annotation)
 _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
 _DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 
 
 def hint_for_file(name: str, flag: str) -> str:
     """Return a hint for a file that ``--recipe`` or ``--config`` does not find: another flag, or the nearest names."""
-    recipes, configs = _names(RECIPES), _names(ACCELERATE_CONFIGS)
+    recipes, configs = recipe_names(), _names(ACCELERATE_CONFIGS)
     stem = re.sub(r"\.ya?ml$", "", Path(name).name)
     if flag == "config":
-        return _other_flag(stem, {"method": _METHODS, "recipe": recipes}) or did_you_mean(stem, configs)
+        return _other_flag(stem, {"method": METHODS, "recipe": recipes}) or did_you_mean(stem, configs)
     return _other_flag(stem, {"config": configs}) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
 
 
@@ -34,7 +34,7 @@ def hint_for_word(word: str) -> str:
         return f"--config {word}" if is_config else f"--recipe {word}"
     if path.suffix in _DATA:
         return f"--dataset {word}"
-    names = {"recipe": _names(RECIPES), "config": _names(ACCELERATE_CONFIGS), "method": _METHODS}
+    names = {"recipe": recipe_names(), "config": _names(ACCELERATE_CONFIGS), "method": METHODS}
     return next((f"--{flag} {word}" for flag, known in names.items() if word in known), "")
 
 
@@ -52,6 +52,16 @@ def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | No
     return None
 
 
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes, with each method of those that depend on it: ``llama-8b-lora``."""
+    names = []
+    for path in RECIPES.glob("*.yaml"):
+        _, dependent, sections = path.read_text(encoding="utf-8", errors="replace").partition("\nby_method:\n")
+        methods = re.findall(rf"^  ({'|'.join(METHODS)}):", sections, re.MULTILINE)
+        names += [f"{path.stem}-{method}" for method in methods] if dependent else [path.stem]
+    return sorted(names)
+
+
 def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
@@ -62,7 +72,7 @@ def _other_flag(word: str, names: Mapping[str, list[str]]) -> str:
 
 def _nearest_recipes(name: str, recipes: list[str]) -> str:
     """A hint to the recipes of the method that ``name`` mentions, if any, and of the nearest number of parameters."""
-    size, methods = _size(name), [method for method in _METHODS if method in re.split(r"[-_]", name.lower())]
+    size, methods = _size(name), [method for method in METHODS if method in re.split(r"[-_]", name.lower())]
     near = {recipe: _size(recipe) for recipe in recipes if not methods or recipe.rpartition("-")[2] in methods}
     far = {recipe: abs(math.log(each / size)) if size else 0.0 for recipe, each in near.items() if each}
     best = [recipe for recipe, distance in far.items() if distance == min(far.values())]

@@ -5,7 +5,9 @@
 
 from typing import Any
 
+from kit.config.hints import METHODS
 from kit.config.recipe import Recipe
+from kit.config.recipe_file import BY_METHOD
 
 SCHEMA_FILE = "recipe.schema.json"  # in recipes/
 FIRST_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}"  # of a recipe beside it
@@ -17,6 +19,12 @@ def json_schema() -> dict[str, Any]:
     del schema["required"]
     for part in (schema, *schema["$defs"].values()):
         part["properties"] = {name: _described(value) for name, value in part["properties"].items()}
+    schema["properties"][BY_METHOD] = {
+        "description": "Settings that depend on the method; they override those of the file",
+        "type": "object",
+        "properties": {method: {"$ref": "#"} for method in METHODS},
+        "additionalProperties": False,
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Recipe"}
 
 

@@ -1,17 +1,24 @@
 """Read YAML files: the values, and the ``file:line`` of each key for messages.
 
 Promises: nothing in a file is executed, and any mistake in it becomes a ``Problem`` with its line.
+
+A recipe may hold ``by_method``, a mapping of methods to settings. Those of the method in use override the others of the
+file. If it does, ``--recipe llama-8b-lora`` is short for ``--recipe llama-8b --method lora``.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kit.config.fields import json_or_text
-from kit.config.hints import hint_for_file, other_kind
-from kit.errors import Problem, UserError, raise_if
+from kit.config.hints import METHODS, hint_for_file, other_kind, recipe_names
+from kit.config.recipe import RECIPES, Recipe
+from kit.errors import Problem, UserError, did_you_mean, raise_if
+
+BY_METHOD = "by_method"
 
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
 
@@ -25,15 +32,19 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
     Raises:
         UserError: there is no such file.
     """
-    candidates = [Path(name), folder / name, folder / f"{name}.yaml"]
-    file = next((path for path in candidates if os.path.isfile(path)), None)
+    file = _existing(name, folder)
     if file is None:
-        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        names = recipe_names() if folder == RECIPES else sorted(path.stem for path in folder.glob("*.yaml"))
         found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
         raise UserError(
             Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint_for_file(name, kind))
         )
     return file
+
+
+def _existing(name: str, folder: Path) -> Path | None:
+    candidates = [Path(name), folder / name, folder / f"{name}.yaml"]
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -47,29 +58,78 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return values, lines
 
 
-def read_recipe_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+@dataclass(frozen=True)
+class RecipeFile:
+    """What a recipe file says for one method."""
+
+    name: str  # of the recipe: the stem of the file, with the method if the file depends on it
+    values: dict[str, Any]
+    where: dict[str, str]  # the ``file:line key`` of each value
+    problems: list[Problem]  # keys given twice, and mistakes in ``by_method``
+
+
+def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
     """Read a recipe file.
 
     All values stay text, as the values of flags are, so that both are validated alike and YAML's own types do not
     matter: 1e-4 is a number, yes is not true, and the revision 0123 keeps its zero. (But ``chat_template_kwargs`` are
     read as JSON.) A relative path is looked for in the folder of the recipe first.
 
-    Returns:
-        The values, the ``file:line`` of each key, and a problem for each key given twice.
+    Args:
+        name: a path, a name in ``recipes/`` with or without ``.yaml``, or a name with a method: ``llama-8b-lora``.
+        method: what the user asks for apart from ``name``; it wins.
 
     Raises:
-        UserError: the file cannot be read, is not a YAML mapping, or is an Accelerate config.
+        UserError: the file cannot be found or read, is not a YAML mapping, or is an Accelerate config.
     """
+    stem, _, last = name.removesuffix(".yaml").rpartition("-")
+    path = _existing(f"{stem}.yaml", RECIPES) if last in METHODS and not _existing(name, RECIPES) else None
+    of_name = last if path else None
+    path = path or find_file(name, RECIPES, "recipe")
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     if problem := other_kind(values, "recipe", path):
         raise UserError(problem)
+    shown = _shown_path(path)
+    where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
+    recipe_name = path.stem
+    if BY_METHOD in values:
+        method = method or of_name or values.get("method") or Recipe.model_fields["method"].default
+        chosen, more = _section(values.pop(BY_METHOD), method, where)
+        values |= {"method": method} | chosen
+        where |= {key: where[f"{BY_METHOD}.{method}.{key}"] for key in chosen}
+        problems += more
+        recipe_name = f"{recipe_name}-{method}"
+    elif of_name:
+        find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # a template tells false from "false"
         values["chat_template_kwargs"] = json_or_text(given)
     for key in PATHS:
         values |= {key: _relative_to(path.parent, values[key])} if key in values else {}
-    return values, {key: f"{_shown_path(path)}:{line} {key}" for key, line in lines.items()}, problems
+    return RecipeFile(recipe_name, values, where, problems)
+
+
+def _section(sections: Any, method: str, where: dict[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """The settings of ``method`` in ``by_method``, and problems also with the methods that are not in use."""
+    expected = f"{', '.join(METHODS)}, each with key: value lines"
+    if not isinstance(sections, dict):
+        return {}, [Problem(where[BY_METHOD], f"found {sections!r}", expected)]
+    problems = []
+    for name, values in sections.items():
+        about = where.get(f"{BY_METHOD}.{name}", BY_METHOD)
+        if name not in METHODS:
+            problems.append(Problem(about, "no method", expected, did_you_mean(name, METHODS)))
+        elif not isinstance(values, dict):
+            problems.append(Problem(about, f"found {values!r}", expected))
+        elif name != method:  # the settings of the method in use are checked with all others
+            unknown = [key for key in values if key not in Recipe.model_fields]
+            problems += [
+                Problem(where[f"{BY_METHOD}.{name}.{key}"], "unknown key", fix=did_you_mean(key, Recipe.model_fields))
+                for key in unknown
+            ]
+    chosen = sections.get(method, {})
+    return chosen if isinstance(chosen, dict) else {}, problems
 
 
 def _relative_to(folder: Path, value: Any) -> Any:
@@ -96,8 +156,7 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
         if not isinstance(node, yaml.MappingNode):
             raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
-        lines = {key.value: key.start_mark.line + 1 for key, _ in reversed(node.value)}
-        return values, lines, _duplicates(node, shown)
+        return values, _lines(node), _duplicates(node, shown)
     except UnicodeDecodeError as error:
         raise UserError(Problem(shown, f"not UTF-8 at byte {error.start}", "a YAML text file")) from None
     except OSError as error:
@@ -112,6 +171,17 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
         raise UserError(Problem(shown, f"not valid YAML ({error})", "key: value lines")) from None
+
+
+def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
+    """The line of each top-level key, and of those within ``by_method`` as ``by_method.lora.learning_rate``."""
+    lines = {}
+    for key, value in reversed(node.value):
+        name = f"{prefix}{key.value}"
+        lines[name] = key.start_mark.line + 1
+        if name.startswith(BY_METHOD) and name.count(".") < 2 and isinstance(value, yaml.MappingNode):
+            lines |= _lines(value, f"{name}.")
+    return lines
 
 
 def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:

@@ -11,8 +11,8 @@ from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import choices, expected, is_optional
 from kit.config.other_kits import other_kits_word
-from kit.config.recipe import RECIPES, Launch, Recipe
-from kit.config.recipe_file import find_file, read_recipe_file
+from kit.config.recipe import Launch, Recipe
+from kit.config.recipe_file import read_recipe_file
 from kit.errors import Problem, did_you_mean, raise_if
 from kit.secrets import redacted
 
@@ -29,9 +29,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def load_recipe(name: str) -> Recipe:
     """Read and validate a recipe file, by name in ``recipes/`` or by path. Raises ``UserError`` with all problems."""
-    values, where, problems = read_recipe_file(find_file(name, RECIPES, "recipe"))
-    recipe, more = check_recipe(values, where)
-    raise_if(problems + more)
+    file = read_recipe_file(name)
+    recipe, more = check_recipe(file.values, file.where)
+    raise_if(file.problems + more)
     assert recipe is not None
     return recipe
 

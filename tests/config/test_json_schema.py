@@ -19,7 +19,7 @@ def test_the_shipped_schema_is_current():
 
 def test_every_setting_is_in_it_with_its_meaning_unit_and_default():
     schema = json_schema()
-    assert list(schema["properties"]) == list(Recipe.model_fields) and "required" not in schema
+    assert list(schema["properties"]) == [*Recipe.model_fields, "by_method"] and "required" not in schema
     assert schema["additionalProperties"] is False  # an editor underlines a mistyped key
     assert list(schema["$defs"]["DatasetEntry"]["properties"]) == list(DatasetEntry.model_fields)
     steps = schema["properties"]["warmup_steps"]

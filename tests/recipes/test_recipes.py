@@ -13,12 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kit.cli.recipes import read_header
 from kit.config.command_line import read_command_line
+from kit.config.hints import recipe_names
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, ROOT
 from kit.config.recipe_file import read_yaml
 from kit.config.validation import load_recipe
 
-NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-LLAMAS = [name for name in NAMES if name.startswith("llama-")]
+FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+NAMES = recipe_names()
+SIZES = [name for name in NAMES if name != "tiny"]
 SHAPES = sorted(path.parent for path in RECIPES.glob("shapes/*/config.json"))
 PUBLISHED = {  # the sizes of the public weights
     "llama-1b": 1_235_814_400,
@@ -30,22 +32,32 @@ CONFIGS = sorted(ACCELERATE_CONFIGS.glob("*.yaml"))
 
 
 def header_of(name):
-    return read_header(RECIPES / f"{name}.yaml")
+    """The header of the file, whose name may be followed by a method."""
+    return read_header(RECIPES / f"{name if name in FILES else name.rpartition('-')[0]}.yaml")
 
 
-def test_there_is_a_recipe_for_every_size_and_method():
-    assert set(NAMES) == {"tiny"} | {
-        f"llama-{s}-{m}" for s in ("1b", "3b", "8b", "70b") for m in ("full", "lora", "qlora")
-    }
+def test_there_is_a_recipe_for_every_size_and_each_method_that_makes_sense_for_it():
+    small = {f"smollm2-{size}-{method}" for size in ("135m", "360m") for method in ("full", "lora")}
+    large = ("llama-1b", "llama-3b", "llama-8b", "qwen3-14b", "qwen3-32b", "llama-70b")
+    assert set(NAMES) == {"tiny"} | small | {f"{size}-{m}" for size in large for m in ("full", "lora", "qlora")}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_valid_and_its_header_names_the_command_that_runs_it(name):
+@pytest.mark.parametrize("name", FILES)
+def test_the_header_of_a_recipe_names_a_command_that_runs_it(name):
     request = read_command_line(header_of(name).launch)
     assert request.problems == []
-    assert request.recipe == load_recipe(name) and request.recipe_name == name
+    assert request.recipe == load_recipe(name) and request.recipe_name in (name, f"{name}-{request.recipe.method}")
     assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file()
-    assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 40
+    assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 50
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_name_with_a_method_is_the_recipe_with_that_method(name):
+    size, _, method = name.rpartition("-")
+    request = read_command_line(["--recipe", size, "--method", method])
+    assert request.problems == [] and request.recipe_name == name
+    assert request.recipe == load_recipe(name) and request.recipe.method == method
+    assert set(header_of(name).hardware) == {other.rpartition("-")[2] for other in NAMES if other.startswith(size)}
 
 
 def test_the_default_recipe_brings_all_it_needs():
@@ -57,22 +69,21 @@ def test_the_default_recipe_brings_all_it_needs():
     assert abs(model.num_parameters() / header_of("tiny").num_parameters - 1) < 0.05
 
 
-@pytest.mark.parametrize("name", LLAMAS)
-def test_a_recipe_is_named_after_its_model_and_method(name):
+@pytest.mark.parametrize("name", SIZES)
+def test_a_recipe_is_named_after_its_model(name):
     recipe, header = load_recipe(name), header_of(name)
-    size = header.model.removeprefix("llama-")
+    family, _, size = header.model.partition("-")
     assert name == f"{header.model}-{recipe.method}"
-    assert f"-{size.upper()}-" in recipe.model_name_or_path
-    assert f"{size.upper()}," in header.title
+    assert recipe.model_name_or_path.partition("/")[2].lower().startswith(family)
+    assert f"-{size.upper()}" in recipe.model_name_or_path and header.title.endswith(f" {size.upper()}")
 
 
-@pytest.mark.parametrize("name", LLAMAS)
-def test_the_command_uses_the_gpus_it_asks_for(name):
-    recipe, header = load_recipe(name), header_of(name)
-    assert (header.num_gpus == 1) == (header.config == "single")
-    assert recipe.global_batch_size % (header.num_gpus * recipe.per_device_train_batch_size) == 0
-    if header.config.startswith("fsdp"):
-        assert "8bit" not in recipe.optim  # they cannot read sharded parameters
+@pytest.mark.parametrize("name", SIZES)
+def test_the_global_batch_divides_among_the_gpus_that_the_header_names(name):
+    recipe = load_recipe(name)
+    needs = header_of(name).hardware[recipe.method]
+    assert (needs.num_gpus == 1) == (needs.config == "single")
+    assert recipe.global_batch_size % (needs.num_gpus * recipe.per_device_train_batch_size) == 0
 
 
 def peak_bytes(config, recipe, num_gpus, offload):
