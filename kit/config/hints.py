@@ -84,5 +84,5 @@ def _nearest_recipes(name: str, recipes: list[str]) -> str:
 
 def _size(name: str) -> float:
     """The billions of parameters that a name mentions; 0 if it mentions none."""
-    found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", name.lower().replace("_", "-"))
-    return float(found[1]) if found else 0.0
+    found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])", name.lower().replace("_", "-"))
+    return float(found[1]) / {"b": 1, "m": 1000}[found[2]] if found else 0.0

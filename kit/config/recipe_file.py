@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from kit.config.fields import json_or_text
-from kit.config.hints import METHODS, hint_for_file, other_kind, recipe_names
+from kit.config.hints import METHODS, hint_for_file, other_kind
 from kit.config.recipe import RECIPES, Recipe
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
@@ -34,7 +34,7 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
     """
     file = _existing(name, folder)
     if file is None:
-        names = recipe_names() if folder == RECIPES else sorted(path.stem for path in folder.glob("*.yaml"))
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
         found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
         raise UserError(
             Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint_for_file(name, kind))

@@ -13,9 +13,14 @@ from kit.config.hints import hint_for_file, hint_for_word, other_kind
         ("8b", "did you mean one of llama-8b-full, llama-8b-lora, llama-8b-qlora?"),
         ("Llama-3.1-8B", "did you mean one of llama-8b-full, llama-8b-lora, llama-8b-qlora?"),
         ("qwen_72b_lora.yaml", "did you mean 'llama-70b-lora'?"),
-        ("llama-0.5b-full", "did you mean 'llama-1b-full'?"),
+        ("llama-0.5b-full", "did you mean 'smollm2-360m-full'?"),
+        ("smol-100m-lora", "did you mean 'smollm2-135m-lora'?"),
         ("lama-8b-lora", "did you mean 'llama-8b-lora'?"),
-        ("full", "did you mean one of llama-1b-full, llama-3b-full, llama-70b-full, llama-8b-full?"),
+        (
+            "qlora",
+            "did you mean one of llama-1b-qlora, llama-3b-qlora, llama-70b-qlora, llama-8b-qlora, "
+            "qwen3-14b-qlora, qwen3-32b-qlora?",
+        ),
         ("fsdp", "it is a config: --config fsdp"),
         ("tinny", "did you mean 'tiny'?"),
         ("nothing/of/mine.yaml", ""),

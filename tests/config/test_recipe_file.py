@@ -5,6 +5,7 @@ import os
 import pytest
 from config_helpers import accepted, problems
 
+from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, ROOT
 from kit.config.recipe_file import find_file, read_yaml
 from kit.errors import UserError
@@ -117,3 +118,47 @@ def test_files_are_found_by_path_name_and_stem(recipe_file, tmp_path):
     recipe_file("")
     assert find_file("tiny", RECIPES, "recipe") == find_file("tiny.yaml", RECIPES, "recipe")
     assert find_file("mine.yaml", RECIPES, "recipe").resolve() == tmp_path / "mine.yaml"
+
+
+BY_METHOD = """
+learning_rate: 1e-5
+by_method:
+  lora: {learning_rate: 2e-4, chat_template_kwargs: {a: false}}
+  qlora:
+    learning_rate: 1e-4
+    max_length: 512
+"""
+
+
+def test_settings_of_the_method_in_use_override_the_others_of_the_file(recipe_file):
+    argv = recipe_file(BY_METHOD)
+    rates = {method: accepted([*argv, "--method", method]).learning_rate for method in ("full", "lora", "qlora")}
+    assert rates == {"full": 1e-5, "lora": 2e-4, "qlora": 1e-4}
+    assert accepted(["--recipe", "mine-qlora"]).max_length == 512
+    assert accepted(["--recipe", "mine-lora.yaml"]).chat_template_kwargs == {"a": False}
+    assert accepted(["--recipe", "mine-lora", "--learning_rate", "3e-4"]).learning_rate == 3e-4  # flags win
+    request = read_command_line(["--recipe", "mine-lora", "--method", "qlora"])
+    assert (request.recipe_name, request.recipe.learning_rate) == ("mine-qlora", 1e-4)
+    assert read_command_line(argv).recipe_name == "mine-" + read_command_line(argv).recipe.method
+
+
+def test_a_method_in_the_name_of_a_file_that_does_not_depend_on_it_is_no_recipe(recipe_file):
+    recipe_file("seed: 1")
+    assert list(problems(["--recipe", "mine-lora"])) == ["--recipe"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "found"),
+    [
+        ("by_method: lora", "mine.yaml:3 by_method", "expected full, lora, qlora"),
+        ("by_method:\n  loar: {seed: 1}", "mine.yaml:4 by_method.loar", "did you mean 'lora'"),
+        ("by_method:\n  lora: 3", "mine.yaml:4 by_method.lora", "found '3'"),
+        ("by_method:\n  lora:\n    sed: 3", "mine.yaml:5 by_method.lora.sed", "did you mean 'seed'"),
+        ("method: lora\nby_method:\n  lora:\n    sed: 3", "mine.yaml:6 by_method.lora.sed", "did you mean 'seed'"),
+        ("method: lora\nby_method:\n  lora:\n    seed: x", "mine.yaml:6 by_method.lora.seed", "found 'x'"),
+        ("by_method:\n  lora:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
+    ],
+)
+def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(recipe_file, text, where, found):
+    told = problems(recipe_file(text))
+    assert found in told[where], told
