@@ -19,7 +19,8 @@ FLOORS = [
     ["strategy"],
     ["train", "evaluate", "checkpoint", "failures"],
     ["run"],
-    ["preflight", "doctor", "export", "report", "plan"],
+    ["plan"],
+    ["preflight", "doctor", "export", "report"],
     ["cli", "api"],
 ]
 # The same inside kit/data/.

@@ -20,9 +20,11 @@ from kit.model.reach import freeze_out_of_reach
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
+from kit.plan.run import describe_memory, memory_problems, planned, record, settle
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
-from kit.strategy.accelerator import check_strategy, planned
+from kit.strategy.accelerator import check_strategy
+from kit.strategy.accelerator import planned as planned_strategy
 from kit.strategy.topology import Topology, check_router_loss
 
 
@@ -30,13 +32,14 @@ from kit.strategy.topology import Topology, check_router_loss
 class Preflight:
     """What the checks opened: everything that a run needs before it loads weights."""
 
-    recipe: Recipe
+    recipe: Recipe  # with a value for each setting that was ``auto``
     config: Any  # the model's config
     meta_model: Any  # the model on the meta device: modules and shapes, no weights
     tokenizer: Any  # with the chat template that is saved with the model
     data: Data | Stream
     folder: RunFolder | None  # None for a command without an output folder
     total_steps: int  # optimiser steps of the whole run
+    plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
 
     @property
     def vocab_size(self) -> int:
@@ -45,7 +48,11 @@ class Preflight:
 
 
 def check(
-    recipe: Recipe, topology: Topology | None = None, recipe_name: str | None = None, shorten: bool = False
+    recipe: Recipe,
+    topology: Topology | None = None,
+    recipe_name: str | None = None,
+    shorten: bool = False,
+    checks_memory: bool = True,
 ) -> Preflight:
     """Open and check the model's config, its shapes, the tokenizer, the data and the output folder.
 
@@ -53,6 +60,7 @@ def check(
         topology: how the run will be distributed; None for a command that runs no model.
         recipe_name: the name of the recipe in ``run.json``; None for a command without an output folder.
         shorten: if the recipe does not set ``max_length``, limit its default to what the model can read.
+        checks_memory: whether a run that cannot fit its GPUs is a problem.
 
     Raises:
         UserError: with all problems.
@@ -61,6 +69,7 @@ def check(
     raise_if(check_bitsandbytes(recipe) if topology else [])  # alone: other checks would fail at the same import
     problems = Problems()
     sources = tokenizer = config = meta_model = data = folder = None
+    plan: dict[str, Any] = {}
     with problems.caught():
         sources = open_sources(recipe)
     with problems.caught():
@@ -73,6 +82,11 @@ def check(
         meta_model = build_meta_model(recipe, config)
         problems += check_model(recipe, config, meta_model)
         if topology:
+            recipe = settle(recipe, topology, config)
+            if recipe_name is not None:  # else nothing is trained
+                workload = planned(recipe, topology, config)
+                problems += memory_problems(workload, topology) if checks_memory else []
+                plan = record(workload, topology)
             problems += check_strategy(topology, meta_model)
             problems += check_router_loss(topology, router_aux_loss_coef(recipe, meta_model))
     if sources and tokenizer and meta_model:
@@ -87,7 +101,7 @@ def check(
     problems.raise_if_any()
     assert tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
-    return Preflight(recipe, config, meta_model, tokenizer, data, folder, data.total_steps(recipe))
+    return Preflight(recipe, config, meta_model, tokenizer, data, folder, data.total_steps(recipe), plan)
 
 
 def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
@@ -109,7 +123,8 @@ def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
     freeze_out_of_reach(model)
-    strategy = planned(topology, adapted)
+    strategy = planned_strategy(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
-    return [strategy.describe(recipe), *describe_parts(adapted, recipe), *data.notes, *feed.notes(), steps]
+    memory = describe_memory(planned(recipe, topology, checked.config))
+    return [strategy.describe(recipe), *describe_parts(adapted, recipe), *memory, *data.notes, *feed.notes(), steps]

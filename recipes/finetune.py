@@ -37,7 +37,6 @@ def main() -> None:
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
-    from kit.plan.run import check_memory, describe_memory, planned, record_memory
     from kit.report.run_page import write_report_at_end
     from kit.run.log import Log
     from kit.strategy.accelerator import prepare, start
@@ -50,11 +49,12 @@ def main() -> None:
     from kit.train.step import nonfinite, seed_everything, settle_strategy, train_step
 
     # --- check: every problem at once, before any weight is read
-    checked = preflight.check(recipe, topology, request.recipe_name)
-    config, tokenizer, data, folder = checked.config, checked.tokenizer, checked.data, checked.folder
-    total_steps, plan = checked.total_steps, planned(recipe, topology, checked.config)
+    checks_memory = not request.launch.skip_memory_check
+    checked = preflight.check(recipe, topology, request.recipe_name, checks_memory=checks_memory)
+    recipe, config, tokenizer = checked.recipe, checked.config, checked.tokenizer
+    data, folder, total_steps = checked.data, checked.folder, checked.total_steps
     if request.launch.dry_run:
-        say(*describe_memory(plan), *preflight.describe_plan(checked, topology))
+        say(*preflight.describe_plan(checked, topology))
         return
     assert folder is not None
     state = folder.loop_state()
@@ -62,8 +62,6 @@ def main() -> None:
         return
 
     # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
-    if not request.launch.skip_memory_check:
-        check_memory(plan, topology)
     accelerator, load_plan = start(recipe, topology)
     guard = Guard(accelerator, recipe, topology)
     agree(accelerator, dataset=(data.fingerprint, total_steps), output_dir=str(folder.checkpoint))  # on all machines
@@ -81,7 +79,7 @@ def main() -> None:
         check_isolation(prepared, checked.vocab_size)
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
-    folder.begin(prepared.strategy, data.describe(), state.step, total_steps, data.skipped_rows(), record_memory(plan))
+    folder.begin(prepared.strategy, data.describe(), state.step, total_steps, data.skipped_rows(), checked.plan)
     log = Log(accelerator, recipe, folder.path, state, total_steps, data.names)
     saver = Saver(accelerator, recipe, folder.checkpoints, folder.about, log.path, guard.watch.at_save)
     exits.finish_first(saver.finish)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Needs:
     """What one method needs: a row of the table in a recipe's header."""
 
-    config: str  # the Accelerate config; ``-`` if none is needed
-    num_gpus: int  # 0: no GPU needed
-    gpu_gigabytes: int  # memory of each GPU
+    config: str  # the Accelerate config
+    gpus: str  # "2 x 24 GB (RTX 4090)"
+    gib: str  # of a GPU's memory
+    speed: str  # tokens per second of a GPU: "480 to 800"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class Header:
     launch: list[str]  # the words after the script in its command
     model: str  # hub id, or a folder in recipes/shapes/
     parameters: str  # number of parameters as text: "8.03B"
-    hardware: dict[str, Hardware]  # by method; empty if the recipe needs no GPU
+    needs: dict[str, Needs]  # by method; empty if the recipe needs no GPU
     ungated: str = ""  # hub id and licence of a model of that size that anyone may download
 
     @property
@@ -59,53 +61,88 @@ def read_header(path: Path) -> Header:
     raise_if(Problem(where[key], f"no {key} line", forms[key]) for key, match in found.items() if not match)
     title, launch, model = (match.groups() for match in found.values() if match)
     ungated = re.search(r"^# Ungated: +(\S+ \(.+\))$", text, re.MULTILINE)
-    rows = re.findall(rf"^# ({'|'.join(METHODS)}) +(\S+) +(\d+) x (\d+) GB\b", text, re.MULTILINE)
+    rows = re.findall(rf"^# ({'|'.join(METHODS)}) +(\S+) +(\d+ x .+?\)) +([\d.]+) +(\S+ to \S+)$", text, re.MULTILINE)
     return Header(
         title=title[0],
         launch=shlex.split(launch[0]),
         model=model[0],
         parameters=model[1],
-        hardware={method: Hardware(config, int(num), int(size)) for method, config, num, size in rows},
+        needs={method: Needs(*cells) for method, *cells in rows},
         ungated=ungated[1] if ungated else "",
     )
 
 
 def run(argv: list[str]) -> int:
-    """Print a table of all recipes, or the schema of one. Then raise ``UserError`` if a recipe cannot be read."""
+    """Print a table of all recipes, or the schema of one. Then raise ``UserError`` if a recipe cannot be read.
+
+    With GPUs it is the table of ``kit plan``; with a model, what runs it.
+    """
     parser = argparse.ArgumentParser(prog="kit recipes", description=HELP)
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, for editors")
-    if parser.parse_args(argv).schema:
+    parser.add_argument("--gpu", help="show which recipes fit such a GPU, as 24GiB or rtx4090: kit plan says more")
+    parser.add_argument("--gpus", help="how many of them, or machines x GPUs: 2, 2x8")
+    parser.add_argument("--model", help="find the recipe for a model by its size: a folder, or a hub id")
+    flags = parser.parse_args(argv)
+    if flags.schema:
         show(json.dumps(json_schema(), indent=1))
         return 0
+    if flags.model:
+        return _show_for_model(flags.model)
+    if flags.gpu or flags.gpus:
+        from kit.cli import plan
+
+        return plan.run(
+            [word for name in ("gpu", "gpus") if getattr(flags, name) for word in (f"--{name}", getattr(flags, name))]
+        )
+    headers, problems = _headers()
     rows = []
-    open_models: dict[str, str] = {}
+    for name, header in headers.items():
+        about = [header.model, header.parameters]
+        for method, needs in header.needs.items():
+            rows.append([f"{name}-{method}", *about, needs.config, needs.gpus, needs.gib, needs.speed])
+        if not header.needs:
+            rows.append([name, *about, "-", "none", "-", "-"])
+    show(_table(["recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU"], rows))
+    show("\nPlanned, not measured: `kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
+    show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
+    open_models = {header.model: header.ungated for header in headers.values() if header.ungated}
+    if open_models:
+        show("\nLlama needs a login and a licence at the hub. Models of about its sizes without, for the same recipes:")
+        for model, ungated in open_models.items():
+            show(f"  {model:<10} --model_name_or_path {ungated}")
+    raise_if(problems)
+    return 0
+
+
+def _headers() -> tuple[dict[str, Header], list[Problem]]:
+    """The headers of all recipes by name, the smallest model first, and problems with those that cannot be read."""
+    headers: dict[str, Header] = {}
     problems: list[Problem] = []
     for path in RECIPES.glob("*.yaml"):
         try:
-            recipe, header = load_recipe(str(path)), read_header(path)
+            load_recipe(str(path))
+            headers[path.stem] = read_header(path)
         except UserError as error:
             problems += error.problems
-            continue
-        for method, needs in header.hardware.items():
-            gpus = f"{needs.num_gpus} x {needs.gpu_gigabytes} GB"
-            cells = [f"{path.stem}-{method}", header.model, header.parameters, method, needs.config, gpus]
-            rows.append((header.num_parameters, cells))
-        if not header.hardware:
-            rows.append(
-                (header.num_parameters, [path.stem, header.model, header.parameters, recipe.method, "-", "none"])
-            )
-        if header.ungated:
-            open_models[header.model] = header.ungated
-    rows.sort()
-    show(_table(["recipe", "model", "parameters", "method", "config", "GPUs"], [cells for _, cells in rows]))
-    show("\nGPUs are planned from formulas, not measured.")
-    show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
-    if open_models:
-        show("\nLlama needs a login and a licence at the hub. Models of about its sizes without, for the same recipes:")
-        order = [cells[1] for _, cells in rows]
-        for model in sorted(open_models, key=order.index):
-            show(f"  {model:<10} --model_name_or_path {open_models[model]}")
+    return dict(sorted(headers.items(), key=lambda entry: (entry[1].num_parameters, entry[0]))), problems
+
+
+def _show_for_model(model: str) -> int:
+    """Show the recipe whose model is nearest in size to ``model``, and the commands that run it."""
+    from kit.plan.models import find_shape, shipped_id
+
+    shape = find_shape(model, "--model")
+    headers, problems = _headers()
     raise_if(problems)
+    sizes = {name: header.num_parameters for name, header in headers.items() if header.needs}
+    name = min(sizes, key=lambda name: abs(math.log(sizes[name] / shape.num_parameters)))
+    header, model = headers[name], shipped_id(model) or model
+    show(f"{model}: {shape.num_parameters:,} parameters. The nearest recipe is {name} ({header.parameters}):\n")
+    for method, needs in header.needs.items():
+        show(f"  {method} fits {needs.gpus} with {name}'s own model:")
+        command = f"accelerate launch recipes/finetune.py --config {needs.config} --recipe {name}-{method}"
+        show(f"    {command} --model_name_or_path {shlex.quote(model)}")
+    show(f"\n`kit plan --recipe {name}-lora --model {shlex.quote(model)}` says what fits with yours.")
     return 0
 
 

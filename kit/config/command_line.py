@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kit.config.fields import expected
+from kit.config.fields import expected, is_switch
 from kit.config.hints import hint_for_word
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Launch, Recipe
@@ -112,7 +112,7 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
         # A negative number is a value; a word that starts with -- is the next flag.
         if not has_value and words and not words[0].startswith("--"):
             value = words.pop(0)
-        elif not has_value and name in FLAGS and FLAGS[name].annotation is bool:
+        elif not has_value and name in FLAGS and is_switch(FLAGS[name]):
             value = "true"
         if name in flags:
             problems.append(Problem(f"--{name}", f"given twice: {flags[name]!r} and {value!r}", fix="keep one"))

@@ -17,7 +17,7 @@ class Conflict(NamedTuple):
 def find_conflicts(recipe: Recipe) -> list[Conflict]:
     """Return all conflicts in ``recipe``."""
     conflicts = []
-    batch, micro_batch = recipe.global_batch_size, recipe.per_device_train_batch_size
+    batch, micro_batch = recipe.global_batch_size, recipe.micro_batch_size
     if batch % micro_batch:
         conflicts.append(
             Conflict(

@@ -163,6 +163,11 @@ def is_optional(info: FieldInfo) -> bool:
     return NoneType in get_args(info.annotation)
 
 
+def is_switch(info: FieldInfo) -> bool:
+    """Return whether the flag of the field may stand without a value, and then is true."""
+    return info.annotation is bool or bool in get_args(info.annotation)
+
+
 def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(get_args(annotation))

@@ -68,7 +68,10 @@ class Recipe(BaseModel):
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _model(
         "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa, else eager"
     )
-    gradient_checkpointing: bool = _model(False, "recompute each layer in the backward pass: less memory, more time")
+    gradient_checkpointing: bool | Literal["auto"] = _model(
+        False,
+        "recompute each layer in the backward pass: less memory, more time; auto: if the plan needs it to fit",
+    )
 
     method: Literal["full", "lora", "qlora"] = _method(
         "lora", "full: all weights; lora: adapters; qlora: adapters on a 4-bit base"
@@ -130,8 +133,11 @@ class Recipe(BaseModel):
     dataset_num_proc: int | None = _data(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
     global_batch_size: int = _optim(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
-    per_device_train_batch_size: int = _optim(
-        1, "samples, or packs, per micro-batch; accumulation follows", "samples", ge=1
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _optim(
+        1,
+        "samples, or packs, per micro-batch; accumulation follows; auto: as many as are of use and fit by the plan",
+        "samples",
+        expected="whole number from 1, or auto",
     )
     num_train_epochs: float = _optim(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
     max_steps: int | None = _optim(None, "optimiser steps; beats num_train_epochs", "steps", ge=1)
@@ -237,6 +243,11 @@ class Recipe(BaseModel):
     ddp_timeout: int = _process(1800, "give up on a rank that is silent for so long", "seconds", ge=10)
 
     @property
+    def micro_batch_size(self) -> int:
+        """``per_device_train_batch_size`` as a number: 1 as long as it is auto."""
+        return 1 if self.per_device_train_batch_size == "auto" else self.per_device_train_batch_size
+
+    @property
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up; the default depends on the method."""
         return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
@@ -244,7 +255,7 @@ class Recipe(BaseModel):
     @property
     def eval_batch_size(self) -> int:
         """The number of samples in a micro-batch of an evaluation."""
-        return self.per_device_eval_batch_size or self.per_device_train_batch_size
+        return self.per_device_eval_batch_size or self.micro_batch_size
 
     @property
     def datasets(self) -> list[DatasetEntry]:

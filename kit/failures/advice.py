@@ -83,7 +83,7 @@ def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list
         options.append(_set("sync_each_batch", "true", "communication after each micro-batch"))
     if activations and evaluating and recipe.eval_batch_size > 1:
         options.append(_set("per_device_eval_batch_size", recipe.eval_batch_size // 2, "some speed of evaluations"))
-    if activations and not evaluating and recipe.per_device_train_batch_size > 1:
+    if activations and not evaluating and recipe.micro_batch_size > 1:
         batch_size = _smaller_batch(recipe, topology.num_processes)
         options.append(_set("per_device_train_batch_size", batch_size, "some speed; the same maths"))
     if phase is GENERATING:
@@ -116,7 +116,7 @@ def _set(key: str, value: Any, cost: str) -> Setting:
 def _smaller_batch(recipe: "Recipe", num_processes: int) -> int:
     """The largest micro-batch size of at most half the current one that divides each process's share of the batch."""
     share = recipe.global_batch_size // num_processes
-    return next(n for n in range(recipe.per_device_train_batch_size // 2, 0, -1) if share % n == 0)
+    return next(n for n in range(recipe.micro_batch_size // 2, 0, -1) if share % n == 0)
 
 
 def _listed(options: list[Setting], trains: bool) -> str:

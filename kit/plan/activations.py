@@ -61,8 +61,9 @@ def is_autocast(workload: Workload) -> bool:
 def passing(workload: Workload) -> int:
     """Bytes per token that the backward pass of a layer allocates beside what it keeps, at its peak.
 
-    The peak is in the feed-forward part: gradients of its product, of the gate and of up, and of the stream.
+    The peak is in the feed-forward part: the gradients of its product and of the stream. The others take the place of
+    what is kept.
     """
     shape, plain = workload.shape, 2 if workload.bf16 else 4
     around = 1 if is_autocast(workload) else 5
-    return plain * (3 * shape.intermediate_size + around * shape.hidden_size)
+    return plain * (shape.intermediate_size + around * shape.hidden_size)

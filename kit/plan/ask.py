@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kit.config.command_line import Request, read_command_line
 from kit.config.conflicts import fix_of_batch
-from kit.config.recipe import RECIPES, Recipe
+from kit.config.hints import recipe_names
+from kit.config.recipe import Recipe
 from kit.config.validation import load_recipe
 from kit.errors import Problem, Problems
 from kit.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
@@ -173,11 +174,9 @@ def _question(
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
     problems += _uncovered(recipe)
-    if num_gpus and recipe.global_batch_size % (num_gpus * recipe.per_device_train_batch_size):
-        found = (
-            f"{recipe.global_batch_size}, of micro-batches of {recipe.per_device_train_batch_size} on {num_gpus} GPUs"
-        )
-        fix = fix_of_batch(recipe.global_batch_size, recipe.per_device_train_batch_size, num_gpus)
+    if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
+        found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num_gpus} GPUs"
+        fix = fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_gpus)
         problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
     file = request.recipe_name if names_recipe else None
     typed = tuple(
@@ -188,7 +187,7 @@ def _question(
 
 def _uncovered(recipe: Recipe) -> list[Problem]:
     """A problem for each setting that changes memory in a way that no formula here describes."""
-    fix = "leave it out here; --simulate knows it"
+    fix = "leave it out here, and add what it takes"
     return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe)]
 
 
@@ -206,9 +205,9 @@ def _strategy(config: str | None, num_gpus: int | None, problems: Problems) -> S
 
 def _all_recipes(problems: Problems) -> list[Question | None]:
     questions: list[Question | None] = []
-    for path in sorted(RECIPES.glob("*.yaml")):
+    for name in recipe_names():
         with problems.caught():
-            recipe = load_recipe(str(path))
+            recipe = load_recipe(name)
             shape = find_shape(recipe.model_name_or_path)
-            questions.append(Question(recipe=recipe, recipe_name=path.stem, shape=shape))
+            questions.append(Question(recipe=recipe, recipe_name=name, shape=shape))
     return sorted(questions, key=lambda question: question.shape.num_parameters if question else 0)

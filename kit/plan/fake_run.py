@@ -118,7 +118,7 @@ class FakeRun:
     def samples(self, num_micro_batches: int) -> Samples:
         """Return samples that fill so many micro-batches on every rank, of packs if the recipe packs."""
         recipe = self._recipe
-        num = recipe.per_device_train_batch_size * self._topology.num_processes * num_micro_batches
+        num = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
         length, num = (recipe.max_length // 4, 5 * num) if recipe.packing else (recipe.max_length, num)
         short = length - int(self._shortened * length)
         return Samples((short if i % 2 else length for i in range(num)), self._vocab_size)
@@ -143,7 +143,7 @@ class FakeRun:
     def step(self, num_micro_batches: int, before_update: Callable[[], None] = lambda: None) -> None:
         """Do a step of so many micro-batches."""
         recipe, prepared, samples = self._recipe, self.prepared, self.samples(num_micro_batches)
-        size = recipe.per_device_train_batch_size * self._topology.num_processes * num_micro_batches
+        size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
         recipe = recipe.model_copy(update={"global_batch_size": size})
         capacity = recipe.max_length if recipe.packing else None
         order = Order(samples.lengths, samples.sources, 0, size, capacity=capacity)

@@ -47,7 +47,7 @@ class Memory:
     """Bytes that a run needs."""
 
     components: dict[str, int]  # of one GPU at its peak: those of ``TENSORS`` that are above 0, and what is assumed
-    moment: str  # of the peak: "loss head", "backward pass", "embedding's gradient", "optimiser step" or "loading"
+    moment: str  # of the peak: see ``_moments``; "loading" before the first step
     host: dict[str, int] = field(default_factory=dict)  # of one machine's memory, by what takes it
     disk: dict[str, int] = field(default_factory=dict)  # by what takes it
 
@@ -129,6 +129,8 @@ def _accumulates(workload: Workload) -> bool:
 def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     """Bytes beside those of ``_held``, in each moment in which a step may have its peak."""
     to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
+    if workload.sharded:
+        yield "gathering", _gathering(workload)
     for parts in _loss_head(workload):
         yield "loss head", parts
     for parts in _backward(workload, to_come[GRADIENTS]):
@@ -154,6 +156,19 @@ def _gathered_layer(workload: Workload) -> float:
     if workload.method == "qlora":
         return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
     return plain * shape.layer_parameters + adapters
+
+
+def _gathering(workload: Workload) -> "Counter[str]":
+    """While the head is gathered: what arrived, and the tensors into which it is copied.
+
+    A head that is tied to the embedding is gathered before the first layer, any other after the last.
+    """
+    shape, layer = workload.shape, _gathered_layer(workload)
+    head = (2 if workload.bf16 else 4) * shape.embedding_parameters
+    if shape.tied:
+        return Counter({GATHERED: 2 * (head + layer)})
+    of_layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
+    return Counter({ACTIVATIONS: workload.tokens * shape.num_layers * of_layer, GATHERED: 2 * head + layer})
 
 
 def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
@@ -203,6 +218,8 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
     before = tokens * (stream(workload) if workload.gradient_checkpointing else kept(workload))
     full = workload.method == "full"
     gathered = 2 * _gathered_layer(workload) if workload.sharded else 0.0
+    if workload.sharded and shape.tied:  # it is needed again, as the embedding
+        gathered += (2 if workload.bf16 else 4) * shape.embedding_parameters
     # FSDP reduces in float32. The input of the last reduction stays until the next one.
     layer_gradients = 4 * (shape.layer_parameters if full else workload.adapter_parameters / shape.num_layers)
     head = shape.embedding_parameters if full else 0

@@ -21,7 +21,7 @@ from kit.plan.shape import Shape
 
 SHAPES = RECIPES / "shapes"
 MODEL = "model_name_or_path"
-SIMULATE = "--simulate runs the model's own code on fake tensors instead"
+NO_PLAN = "it has no plan; the report of a run with --max_steps 2 shows the peak that was measured"
 # What a family's config.json does not say: its biases, or the key that says so, its norms, and whether it is tied.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"bias_key": "attention_bias"},
@@ -29,7 +29,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"bias_key": "attention_bias", "norm_of_heads": "head"},
     "gemma": {"bias_key": "attention_bias", "tied": True},
-    "gemma2": {"bias_key": "attention_bias", "tied": True, "num_norms": 4},
     "gemma3_text": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "norm_of_heads": "head"},
     "phi3": {"fused": True},
     "smollm3": {"bias_key": "attention_bias", "tied": True},
@@ -125,7 +124,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
     family = config.get("model_type")
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, SIMULATE))
+        raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN))
     heads = config.get("num_attention_heads")
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = heads

@@ -1,4 +1,4 @@
-"""The plan of a run that is about to start: its memory in a line, and a refusal if it cannot fit.
+"""The plan of a run that is about to start: settings that it chooses, its memory, and a refusal if it cannot fit.
 
 Promises: a run is refused only if its tensors alone are larger than a GPU, by more than the formulas may be wrong. What
 they do not describe is never refused.
@@ -9,14 +9,50 @@ from typing import Any
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError
+from kit.plan.hardware import Gpu, this_machine
 from kit.plan.memory import Memory, predict
 from kit.plan.models import shape_of
+from kit.plan.search import MARGIN, try_out, tuned
+from kit.plan.speed import operations_per_token
 from kit.plan.workload import Strategy, Workload, uncovered
 from kit.strategy.topology import Topology
 
 GIB = 2**30
-# Of the sum of tensors. Compared with simulations, the formulas are wrong by less than this.
-MARGIN = 0.05
+
+
+def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
+    """Return the recipe with a value for each setting that is ``auto``: what is best on the GPUs of this machine.
+
+    Neither setting changes the maths. On a CPU, and where nothing fits, the micro-batch is 1. Checkpointing is off on a
+    CPU, and on where nothing else fits or nothing is known.
+    """
+    rows = None if recipe.per_device_train_batch_size == "auto" else recipe.per_device_train_batch_size
+    checkpointing = None if recipe.gradient_checkpointing == "auto" else recipe.gradient_checkpointing
+    if rows is not None and checkpointing is not None:
+        return recipe
+    memory = gpu_memory(topology)
+    chosen = {"per_device_train_batch_size": rows or 1, "gradient_checkpointing": checkpointing}
+    chosen["gradient_checkpointing"] = memory is not None if checkpointing is None else checkpointing
+    workload = planned(recipe, topology, config)
+    if memory is not None and workload is not None:
+        option = try_out(workload, Gpu(name="this", memory=int((1 - MARGIN) * memory)))
+        if best := tuned(option, recipe.global_batch_size, checkpointing, rows):
+            own = best.workload
+            chosen = {
+                "per_device_train_batch_size": own.rows,
+                "gradient_checkpointing": own.gradient_checkpointing,
+            }
+    return recipe.model_copy(update=chosen)
+
+
+def gpu_memory(topology: Topology) -> int | None:
+    """Return the bytes of the smallest GPU of this machine; None if the run does not use GPUs."""
+    if topology.device_type != "cuda":
+        return None
+    import torch
+
+    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    return min(sizes, default=None)
 
 
 def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
@@ -37,12 +73,26 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     return replace(workload, bf16=topology.mixed_precision == "bf16")
 
 
-def record_memory(workload: Workload | None) -> dict[str, Any]:
-    """The entry ``planned_memory`` of ``run.json``: bytes of one GPU, to compare with the measured peak."""
-    if workload is None:
+def record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
+    """The entry ``plan`` of ``run.json``, to compare with what is measured.
+
+    Bytes of one GPU, operations per token of forward and backward pass without recomputation, and the operations per
+    second of one GPU that its datasheet promises; None if the GPU is not known. Empty on a CPU, where another memory is
+    measured.
+    """
+    if workload is None or topology.device_type != "cuda":
         return {}
     memory = predict(workload)
-    return {"tensors": memory.tensors, "peak": memory.peak, "components": memory.components}
+    model = replace(workload, gradient_checkpointing=False, loss="whole")
+    found = this_machine()
+    tflops = found[0].tflops if found and workload.bf16 else None
+    return {
+        "tensors": memory.tensors,
+        "peak": memory.peak,
+        "components": memory.components,
+        "operations_per_token": operations_per_token(model),
+        "operations_per_second": tflops and tflops * 1e12,
+    }
 
 
 def describe_memory(workload: Workload | None) -> list[str]:
@@ -57,17 +107,14 @@ def describe_memory(workload: Workload | None) -> list[str]:
     ]
 
 
-def check_memory(workload: Workload | None, topology: Topology) -> None:
-    """Raise ``UserError`` if the run cannot fit the GPUs of this machine."""
-    if topology.device_type != "cuda" or workload is None:
-        return
-    import torch
-
-    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+def memory_problems(workload: Workload | None, topology: Topology) -> list[Problem]:
+    """Return a problem if the run cannot fit the GPUs of this machine."""
+    total = gpu_memory(topology)
+    if total is None or workload is None:
+        return []
     memory = predict(workload)
-    if not sizes or memory.tensors * (1 - MARGIN) <= min(sizes):
-        return
-    total = min(sizes)
+    if memory.tensors * (1 - MARGIN) <= total:
+        return []
     found = (
         f"the run needs about {memory.peak / GIB:.1f} GiB of each GPU ({_largest(memory)}), a GPU has {total / GIB:.1f}"
     )
@@ -78,7 +125,7 @@ def check_memory(workload: Workload | None, topology: Topology) -> None:
     elif workload.rows > 1 and predict(replace(less, rows=1)).peak <= total:
         fix = "--gradient_checkpointing true --per_device_train_batch_size 1: the same maths, in more time"
     fix += "; --skip_memory_check true starts it all the same"
-    raise UserError(Problem("memory", found, fix=fix))
+    return [Problem("memory", found, fix=fix)]
 
 
 def _largest(memory: Memory) -> str:

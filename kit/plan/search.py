@@ -12,6 +12,8 @@ from kit.plan.workload import Strategy, Workload
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
 MOST_ROWS, MOST_LENGTH = 4096, 2**20
+# Of a GPU's memory, that is left free where the micro-batch is as large as fits: so far the formulas may be wrong.
+MARGIN = 0.05
 # Of a micro-batch. Beyond this, larger products are hardly faster, and a longer step only takes more memory.
 ENOUGH_TOKENS = 16384
 
@@ -96,7 +98,7 @@ def recommend(found: list[Option], method: Method, global_batch_size: int) -> tu
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
     for each in order:
-        fitting = [best for o in found if o.workload.method == each and (best := _tuned(o, global_batch_size))]
+        fitting = [best for o in found if o.workload.method == each and (best := tuned(o, global_batch_size))]
         if fitting:
             best = max(fitting, key=_speed)
             return best, _reason(best, method, [o for o in found if o.workload.method == each])
@@ -109,19 +111,33 @@ def _speed(option: Option) -> float:
     return simplest if option.step is None else sum(option.step.tokens_per_second)
 
 
-def _tuned(option: Option, global_batch_size: int) -> Option | None:
-    """The same with checkpointing only if it must be, and with a larger micro-batch where there is room for it."""
-    for checkpointing in (False, True):
-        workload = replace(option.workload, gradient_checkpointing=checkpointing)
+def tuned(
+    option: Option, global_batch_size: int, checkpointing: bool | None = None, rows: int | None = None
+) -> Option | None:
+    """Return the same with checkpointing only if it must be, and with a larger micro-batch where there is room for it.
+
+    Args:
+        checkpointing: whether it must be on or off; None: as it is best.
+        rows: what the micro-batch must be; None: as it is best.
+
+    Returns None if nothing fits.
+    """
+    for on in (False, True) if checkpointing is None else (checkpointing,):
+        workload = replace(option.workload, gradient_checkpointing=on)
+        share = max(1, global_batch_size // workload.num_gpus)
+        if rows is not None:
+            fixed = try_out(replace(workload, rows=rows, micro_batches=max(1, share // rows)), option.gpu)
+            if fixed.fits:
+                return fixed
+            continue
         largest = try_out(workload, option.gpu).largest_rows
         if not largest:
             continue
-        share = global_batch_size // workload.num_gpus
         enough = max(workload.rows, ENOUGH_TOKENS // workload.length)
-        rows = max(n for n in range(1, max(1, min(largest, enough, share)) + 1) if share % n == 0)
-        if rows < workload.rows <= largest and share % workload.rows == 0:
-            rows = workload.rows
-        return try_out(replace(workload, rows=rows, micro_batches=max(1, share // rows)), option.gpu)
+        most = max(n for n in range(1, max(1, min(largest, enough, share)) + 1) if share % n == 0)
+        if most < workload.rows <= largest and share % workload.rows == 0:
+            most = workload.rows
+        return try_out(replace(workload, rows=most, micro_batches=max(1, share // most)), option.gpu)
     return None
 
 
@@ -130,7 +146,7 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
     parts = []
     if own.method != method:
         parts.append(f"{method} does not fit in any way")
-    too_large = [o.workload.config for o in same if not _tuned(o, own.rows * own.micro_batches * own.num_gpus)]
+    too_large = [o.workload.config for o in same if not tuned(o, own.rows * own.micro_batches * own.num_gpus)]
     if too_large:
         parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
     elif len(same) > 1:

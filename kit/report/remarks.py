@@ -126,7 +126,8 @@ def mean(run: Run, key: str) -> float | None:
 
 def predicted_bytes(run: Run) -> float | None:
     """Return the peak memory of a process that was predicted before the run; None if it was not."""
-    value = run.record.get("predicted_peak_bytes")
+    plan = run.record.get("plan")
+    value = plan.get("tensors") if isinstance(plan, dict) else None
     return value if isinstance(value, int | float) and value > 0 else None
 
 

@@ -116,10 +116,11 @@ class Run:
     def utilisation(self, row: Row) -> float | None:
         """Model FLOPs utilisation at a step: the model's own FLOP/s / the peak of all devices; None if unknown.
 
-        ``run.json`` has ``device_flops`` (peak FLOP/s of one device in the precision of the run) and
-        ``flops_per_token`` (of forward and backward pass, without recomputation), or the utilisation is unknown.
+        It counts forward and backward pass without recomputation, and is unknown for a GPU that the kit does not know.
         """
-        peak, per_token = _number(self.record.get("device_flops")), _number(self.record.get("flops_per_token"))
+        plan = self.record.get("plan")
+        names = ("operations_per_second", "operations_per_token")
+        peak, per_token = (_number(plan.get(name)) if isinstance(plan, dict) else None for name in names)
         if not peak or not per_token or "tokens_per_second" not in row or self.strategy.device == "cpu":
             return None
         return row["tokens_per_second"] * per_token / (peak * self.strategy.num_processes)

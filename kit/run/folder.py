@@ -146,7 +146,7 @@ class RunFolder:
         step: int,
         total_steps: int,
         skipped_rows: Sequence[Mapping[str, Any]] = (),
-        planned_memory: Mapping[str, Any] | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         """Write ``run.json`` and the skipped rows, and delete checkpoints after ``step``: their steps are repeated.
 
@@ -156,14 +156,14 @@ class RunFolder:
             step: the number of steps done so far.
             total_steps: the number of steps of the whole run.
             skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
-            planned_memory: the entry of that name; None or empty: nothing is planned.
+            plan: what was planned, see ``kit.plan.run.record``; None or empty: nothing.
         """
         about: dict[str, Any] = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]
         self._record = {**recipe, **about, "data": data, "starts": starts(before, {**recipe, **about}, step)}
-        self._record["planned_memory"] = dict(planned_memory or {})
+        self._record["plan"] = dict(plan or {})
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
             say(*schedule_change(self._recipe, step, self._manifest.get("total_steps", total_steps), total_steps))

@@ -202,15 +202,15 @@ def _package_problems(recipe: Recipe) -> list[Problem]:
 
 
 def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:
-    unit = num_processes * recipe.per_device_train_batch_size
-    if recipe.global_batch_size % unit == 0 or recipe.global_batch_size % recipe.per_device_train_batch_size:
+    unit = num_processes * recipe.micro_batch_size
+    if recipe.global_batch_size % unit == 0 or recipe.global_batch_size % recipe.micro_batch_size:
         return []
     return [
         Problem(
             "global_batch_size",
             f"{recipe.global_batch_size} is not divisible by {num_processes} processes x "
-            f"per_device_train_batch_size {recipe.per_device_train_batch_size} = {unit}",
-            fix=fix_of_batch(recipe.global_batch_size, recipe.per_device_train_batch_size, num_processes),
+            f"per_device_train_batch_size {recipe.micro_batch_size} = {unit}",
+            fix=fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_processes),
         )
     ]
 

@@ -66,7 +66,7 @@ class ActualStrategy:
 
     def describe(self, recipe: Recipe) -> str:
         """Describe in one line how the run is distributed, and its global batch."""
-        micro_batch = recipe.per_device_train_batch_size
+        micro_batch = recipe.micro_batch_size
         accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
         device = " rehearsed on CPU" if self.rehearsal else " on CPU" if self.device == "cpu" else ""
         parts = [
@@ -127,7 +127,7 @@ def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tupl
     offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
     if not topology.strategy.startswith("fsdp"):
         return [("config", "fsdp", cost), offload] if takes_optimizer("fsdp2", recipe.optim) else []
-    num_micro_batches = recipe.global_batch_size // recipe.per_device_train_batch_size
+    num_micro_batches = recipe.global_batch_size // recipe.micro_batch_size
     more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
     return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.offload else [offload])]
 

@@ -7,30 +7,46 @@ import sys
 import pytest
 
 from kit.cli.main import main
+from kit.config.hints import recipe_names
 from kit.config.recipe import RECIPES, ROOT
 
 
-def test_recipes_lists_every_recipe_in_aligned_columns_of_at_most_100(capsys):
+def test_recipes_lists_every_recipe_in_aligned_columns(capsys):
     assert main(["recipes"]) == 0
     table = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert {line.split()[0] for line in table[1:]} == {path.stem for path in RECIPES.glob("*.yaml")}
-    assert max(map(len, table)) <= 100
-    starts = [table[0].index(title) for title in ("model", "parameters", "method", "config", "GPUs")]
+    assert sorted(line.split()[0] for line in table[1:]) == recipe_names()
+    assert max(map(len, table)) <= 120
+    starts = [table[0].index(title) for title in ("model", "parameters", "config", "GPUs", "GiB", "tokens")]
     assert all(line[start - 1] == " " and line[start] != " " for line in table[1:] for start in starts)
-    line = next(line for line in table if line.startswith("llama-8b-full"))
-    assert line.split() == ["llama-8b-full", "llama-8b", "8.03B", "full", "fsdp", "4", "x", "80", "GB"]
+    line = next(line for line in table if line.startswith("llama-8b-qlora"))
+    assert line.split()[:7] == ["llama-8b-qlora", "llama-8b", "8.03B", "single", "1", "x", "12"]
+
+
+def test_the_recipe_for_a_model_is_the_nearest_in_size(capsys):
+    assert main(["recipes", "--model", "qwen2.5-7b"]) == 0
+    text = capsys.readouterr().out
+    assert "The nearest recipe is llama-8b (8.03B)" in text
+    assert "--recipe llama-8b-qlora --model_name_or_path Qwen/Qwen2.5-7B" in text
+    assert main(["recipes", "--model", "nowhere/none"]) == 2
+
+
+def test_with_gpus_it_shows_what_fits_them(capsys):
+    assert main(["recipes", "--gpu", "24GiB", "--gpus", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("llama-8b-qlora") and "fits" in line for line in lines)
+    assert main(["recipes", "--gpu", "24"]) == 2 and "a memory without a unit" in capsys.readouterr().err
 
 
 def test_every_gated_size_has_a_model_that_needs_no_licence(capsys):
     main(["recipes"])
     text = capsys.readouterr().out
     for path in RECIPES.glob("llama-*.yaml"):
-        size = path.stem.rpartition("-")[0]
+        size = path.stem
         assert re.search(rf"^  {size} +--model_name_or_path (?!meta-llama)\S+/\S+ \(.*\)$", text, re.MULTILINE), size
 
 
 def test_a_recipe_without_a_header_is_told_and_the_others_are_listed(capsys, tmp_path, monkeypatch):
-    good = (RECIPES / "llama-8b-lora.yaml").read_text(encoding="utf-8")
+    good = (RECIPES / "llama-8b.yaml").read_text(encoding="utf-8")
     (tmp_path / "good.yaml").write_text(good, encoding="utf-8")
     (tmp_path / "bare.yaml").write_text(good.partition("\n\n")[2], encoding="utf-8")
     (tmp_path / "wrong.yaml").write_text(good + "learning_rat: 1\n", encoding="utf-8")

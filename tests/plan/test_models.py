@@ -36,7 +36,6 @@ def test_a_folder_a_hub_id_and_a_shipped_name_give_the_same_numbers(tmp_path):
         ("meta-llama/Llama-2-13b-chat-hf", "llama-2-13b"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
         ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
-        ("google/gemma-2-9b-it", "gemma-2-9b"),
     ],
 )
 def test_variants_of_a_public_model_have_its_shape(variant, name):

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from kit.config.validation import load_recipe
-from kit.errors import UserError
 from kit.plan.memory import predict
 from kit.plan.models import SHAPES, find_shape
-from kit.plan.run import check_memory, describe_memory, planned, record_memory
+from kit.plan.run import describe_memory, memory_problems, planned, record, settle
 from kit.strategy.topology import Topology
 
 GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
@@ -48,15 +47,14 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
     for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy="fsdp1"), config)):
         assert planned(*case) is None
-    assert (describe_memory(None), record_memory(None)) == ([], {})
-    check_memory(None, GPU)
+    assert (describe_memory(None), record(None, GPU), memory_problems(None, GPU)) == ([], {}, [])
 
 
 def test_the_line_of_a_dry_run_has_peak_and_largest_parts(config):
     own = planned(RECIPE, GPU, config)
     (line,) = describe_memory(own)
     peak = predict(own).peak / 2**30
-    assert record_memory(own)["peak"] == predict(own).peak
+    assert record(own, GPU)["peak"] == predict(own).peak and record(own, replace(GPU, device_type="cpu")) == {}
     assert f"planned memory: {peak:.1f} GiB of each GPU (" in line and "optimiser" in line and "on disk" in line
 
 
@@ -64,12 +62,11 @@ def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
     own = planned(RECIPE, GPU, config)
     tensors = predict(own).tensors / 2**30
     gpus(80.0, tensors * 0.96)
-    check_memory(own, GPU)
+    assert memory_problems(own, GPU) == []
     gpus(80.0, tensors * 0.94)
-    with pytest.raises(UserError) as error:
-        check_memory(own, GPU)
-    assert "memory: the run needs about" in str(error.value) and "--skip_memory_check" in str(error.value)
-    check_memory(own, replace(GPU, device_type="cpu", rehearsal=True))
+    (problem,) = memory_problems(own, GPU)
+    assert "memory: the run needs about" in str(problem) and "--skip_memory_check" in str(problem)
+    assert memory_problems(own, replace(GPU, device_type="cpu", rehearsal=True)) == []
 
 
 def test_the_fix_is_one_that_fits(config, gpus):
@@ -83,6 +80,25 @@ def test_the_fix_is_one_that_fits(config, gpus):
         (8, "kit plan"),
     ):
         gpus(gib)
-        with pytest.raises(UserError) as error:
-            check_memory(planned(recipe, alone, config), alone)
-        assert fix in str(error.value)
+        (problem,) = memory_problems(planned(recipe, alone, config), alone)
+        assert fix in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("gib", "rows", "checkpointing"),
+    # Where there is room, no checkpointing and a micro-batch of 16,384 tokens; then fewer rows; then checkpointing.
+    [(200, 4, False), (60, 1, False), (24, 1, True), (8, 1, True)],
+)
+def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, rows, checkpointing):
+    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
+    recipe = load_recipe("llama-8b-lora").model_copy(update=auto)
+    alone = replace(GPU, strategy="single", num_processes=1)
+    gpus(gib)
+    settled = settle(recipe, alone, config)
+    assert (settled.per_device_train_batch_size, settled.gradient_checkpointing) == (rows, checkpointing)
+    if gib > 8:
+        assert memory_problems(planned(settled, alone, config), alone) == []
+    kept = settle(recipe.model_copy(update={"gradient_checkpointing": True}), alone, config)
+    assert kept.gradient_checkpointing is True and kept.micro_batch_size >= rows
+    on_cpu = settle(recipe, replace(alone, device_type="cpu"), config)
+    assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)

@@ -4,14 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kit.cli.recipes import read_header
-from kit.config.recipe import RECIPES
-from kit.config.validation import load_recipe
 from kit.plan.hardware import GPUS, parse_gpu
-from kit.plan.memory import predict
 from kit.plan.models import find_shape
 from kit.plan.search import ENOUGH_TOKENS, fewest, options, recommend, scaling, strategies, try_out
-from kit.plan.workload import CONFIGS, Workload
+from kit.plan.workload import Workload
 
 BASE = Workload(shape=find_shape("llama-8b"), method="lora", length=2048, gradient_checkpointing=True)
 GPU = parse_gpu("24GiB")
@@ -30,16 +26,6 @@ def test_a_run_fits_to_the_byte():
     peak = try_out(BASE, GPU).memory.peak
     exact, short = (try_out(BASE, replace(GPU, memory=memory)) for memory in (peak, peak - 1))
     assert (exact.fits, exact.spare, short.fits, short.spare) == (True, 0, False, -1)
-
-
-def test_every_recipe_fits_the_hardware_of_its_header():
-    strategies_of = {config: strategy for strategy, config in CONFIGS.items()}
-    for path in RECIPES.glob("llama-*.yaml"):
-        recipe, header = load_recipe(str(path)), read_header(path)
-        shape = find_shape(recipe.model_name_or_path)
-        own = Workload.of(recipe, shape, strategies_of[header.config], header.num_gpus)
-        # A card of 24 GB reports 23.6 GiB.
-        assert predict(own).peak <= 0.97 * header.gpu_gigabytes * 2**30, path.stem
 
 
 def test_nothing_is_longer_than_the_model_reads():

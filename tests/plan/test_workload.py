@@ -6,7 +6,8 @@ from kit.plan.workload import Workload, uncovered
 
 
 def test_a_workload_follows_its_recipe():
-    recipe = load_recipe("llama-8b-full")
+    chosen = {"per_device_train_batch_size": 2, "gradient_checkpointing": True}
+    recipe = load_recipe("llama-8b-full").model_copy(update=chosen)
     own = Workload.of(recipe, find_shape("llama-8b"), "fsdp2", num_gpus=4)
     assert (own.method, own.rows, own.length, own.gradient_checkpointing) == ("full", 2, 4096, True)
     assert own.num_gpus * own.rows * own.micro_batches == recipe.global_batch_size

@@ -17,7 +17,7 @@ def shown(charts):
 def test_all_that_a_run_measures_is_shown_in_the_units_of_its_title(tmp_path):
     rows = [step_row(1), step_row(2, data_wait_share=0.5), evaluation_row(2)]
     strategy = record()["strategy"] | {"device": "NVIDIA H100"}
-    run = opened(tmp_path, rows, strategy=strategy, device_flops=1e12, flops_per_token=6e9)
+    run = opened(tmp_path, rows, strategy=strategy, plan={"operations_per_second": 1e12, "operations_per_token": 6e9})
     assert shown(charts_of(run)) == {
         "loss, nats per supervised token": [[4.5, 4.0], [2.25]],
         "exact match, % of the answers": [[50.0]],
@@ -44,7 +44,7 @@ def test_each_data_set_has_its_line(tmp_path):
 
 def test_restarts_and_the_predicted_memory_are_marked(tmp_path):
     starts = [{"step": step, "time": "2026-01-01T00:00:00+00:00", "changed": []} for step in (0, 2)]
-    charts = {c.title: c for c in charts_of(opened(tmp_path, starts=starts, predicted_peak_bytes=2**31))}
+    charts = {c.title: c for c in charts_of(opened(tmp_path, starts=starts, plan={"tensors": 2**31}))}
     assert [mark.step for mark in charts["learning rate"].marks] == [2]
     assert charts["peak memory of rank 0, GiB"].levels == [("predicted", 2.0)]
     assert charts["gradient norm before clipping"].levels == [("clipped at 1", 1.0)]

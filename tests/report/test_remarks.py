@@ -47,7 +47,7 @@ def test_what_the_record_tells(tmp_path):
     values = record()
     values["data"]["sources"][0] |= {"num_truncated": 7, "num_dropped_long": 2, "num_skipped": 1}
     values["strategy"]["rehearsal"] = True
-    run = opened(tmp_path, [falling(1, peak_memory_bytes=3 * 2**30)], **values, predicted_peak_bytes=2**30)
+    run = opened(tmp_path, [falling(1, peak_memory_bytes=3 * 2**30)], **values, plan={"tensors": 2**30})
     (tmp_path / "error.txt").write_text("error: no memory\n")
     assert remarks(run) == [
         "The run ended with an error:\nerror: no memory",

@@ -48,11 +48,11 @@ def test_the_two_losses_are_one_measure_unless_the_objective_is_another(tmp_path
 
 
 def test_utilisation_needs_a_known_device(tmp_path):
-    peak = {"device_flops": 1e12, "flops_per_token": 6e9}
+    peak = {"operations_per_second": 1e12, "operations_per_token": 6e9}
     strategy = json.loads((make_run(tmp_path) / "run.json").read_text())["strategy"]
-    gpu = opened(tmp_path, **peak, strategy=strategy | {"device": "NVIDIA H100"})
+    gpu = opened(tmp_path, plan=peak, strategy=strategy | {"device": "NVIDIA H100"})
     assert gpu.utilisation(step_row(1)) == 90 * 6e9 / (2 * 1e12) and gpu.device == "GPU"
-    assert opened(tmp_path, **peak).utilisation(step_row(1)) is None  # on a CPU
+    assert opened(tmp_path, plan=peak).utilisation(step_row(1)) is None  # on a CPU
     assert opened(tmp_path, strategy=strategy | {"device": "NVIDIA H100"}).utilisation(step_row(1)) is None
 
 

@@ -8,7 +8,7 @@ from kit.report.summary import facts, facts_list
 def test_the_facts_of_a_run(tmp_path):
     rows = [evaluation_row(0, eval_loss=4.0), *map(step_row, range(1, 5)), evaluation_row(4)]
     start = {"step": 0, "time": "2026-01-02T03:04:05+00:00", "changed": []}
-    found = facts(opened(tmp_path, rows, finished_steps=4, starts=[start], predicted_peak_bytes=2**31))
+    found = facts(opened(tmp_path, rows, finished_steps=4, starts=[start], plan={"tensors": 2**31}))
     assert found["status"] == "finished after 4 steps" and found["duration"] == "8 s"
     assert found["begun (UTC)"] == "2026-01-02 03:04:05" and found["hardware"] == "CPU, 1 threads a process"
     assert found["training loss"] == "4.5000 → 3.0000" and found["evaluation loss"] == "4.0000 → 2.2500"
@@ -20,7 +20,9 @@ def test_the_facts_of_a_run(tmp_path):
 
 def test_utilisation_is_of_all_gpus(tmp_path):
     strategy = record()["strategy"] | {"device": "NVIDIA H100"}
-    found = facts(opened(tmp_path, strategy=strategy, device_flops=1e12, flops_per_token=6e9))
+    found = facts(
+        opened(tmp_path, strategy=strategy, plan={"operations_per_second": 1e12, "operations_per_token": 6e9})
+    )
     assert found["model FLOPs utilisation"] == "27.0%" and found["hardware"] == "2 x NVIDIA H100"
 
 

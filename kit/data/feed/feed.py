@@ -83,7 +83,7 @@ class Feed:
         self, samples: Samples, order: Order, recipe: Recipe, ranks: Ranks, pad_token_id: int, num_steps: int
     ) -> None:
         self._samples, self._order, self._recipe, self._ranks = samples, order, recipe, ranks
-        self._collator = Collator(recipe.per_device_train_batch_size, pad_token_id, recipe.packing)
+        self._collator = Collator(recipe.micro_batch_size, pad_token_id, recipe.packing)
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:

@@ -131,7 +131,7 @@ class StreamFeed:
     def __init__(self, stream: Stream, recipe: Recipe, ranks: Ranks, pad_token_id: int, state: dict[str, Any]) -> None:
         """See ``Stream.open_feed``."""
         self._recipe, self._ranks = recipe, ranks
-        self._collator = Collator(recipe.per_device_train_batch_size, pad_token_id, recipe.packing)
+        self._collator = Collator(recipe.micro_batch_size, pad_token_id, recipe.packing)
         num_lanes = recipe.global_batch_size
         weights = np.array([1.0 if opened.entry.weight is None else opened.entry.weight for opened in stream.opened])
         self._shares = np.cumsum(weights / weights.sum())

@@ -1,0 +1,86 @@
+"""The table in a recipe's header: for each method the smallest of the usual machines that it fits, and its speed there.
+
+Promises: the same recipe gives the same table, so a test can tell one that is out of date.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kit.config.recipe import Recipe
+from kit.plan.hardware import GPUS
+from kit.plan.search import MARGIN, Option, options, tuned
+from kit.plan.shape import Shape
+from kit.plan.workload import Workload
+
+# Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
+# GiB of host memory of one machine, of which there are two with 16 GPUs.
+MACHINES = (
+    ("rtx3060", "12 GB", 1, 32),
+    ("rtx4060ti", "16 GB", 1, 32),
+    ("rtx4090", "24 GB", 1, 64),
+    ("rtx4090", "24 GB", 2, 128),
+    ("l40s", "48 GB", 1, 128),
+    ("rtx4090", "24 GB", 4, 256),
+    ("h100", "80 GB", 1, 256),
+    ("h100", "80 GB", 8, 2048),
+    ("h100", "80 GB", 16, 2048),
+)
+TITLES = ("method", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one method needs, and does."""
+
+    machine: str  # "2 x 24 GB (RTX 4090)"
+    option: Option
+
+    @property
+    def cells(self) -> list[str]:
+        """The cells of the table, in the order of ``TITLES``."""
+        own, step = self.option.workload, self.option.step
+        low, high = step.tokens_per_second if step else (0.0, 0.0)
+        peak = f"{self.option.memory.peak / 2**30:.1f}"
+        return [own.method, own.config, self.machine, peak, f"{_rounded(low)} to {_rounded(high)}"]
+
+
+def row(recipe: Recipe, shape: Shape) -> Row | None:
+    """Return the row of the recipe's method; None if it fits none of the machines.
+
+    Weights and optimiser are offloaded only where nothing else fits.
+    """
+    for may_offload in (False, True):
+        for key, size, num_gpus, host_gib in MACHINES:
+            gpu = GPUS[key]
+            usable = replace(gpu, memory=int((1 - MARGIN) * gpu.memory))
+            base = Workload.of(recipe, shape, num_gpus=num_gpus)
+            ways = [o for o in options(base, usable) if o.workload.method == recipe.method]
+            ways = [o for o in ways if (o.workload.strategy == "offload") == may_offload]
+            found = [best for o in ways if (best := tuned(o, recipe.global_batch_size))]
+            found = [o for o in found if sum(o.memory.host.values()) <= host_gib * 2**30]
+            if found and not recipe.global_batch_size % num_gpus:
+                best = max(found, key=lambda o: sum(o.step.tokens_per_second) if o.step else 0.0)
+                return Row(machine=f"{num_gpus} x {size} ({gpu.name.removesuffix(f' {size}')})", option=best)
+    return None
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of the table, as comments."""
+    cells = [list(TITLES), *(each.cells for each in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["# " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def renewed(text: str, method: str, rows: Sequence[Row]) -> str:
+    """Return the text of a recipe file with a new table, and with the config of its own ``method`` in the command."""
+    config = next(each.option.workload.config for each in rows if each.option.workload.method == method)
+    lines = re.sub(r"(# Launch: .* --config )\S+", rf"\g<1>{config}", text).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"# {TITLES[0]} "))
+    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("#"))
+    return "\n".join([*lines[:first], *table(rows), *lines[last:]]) + "\n"
+
+
+def _rounded(number: float) -> str:
+    """Two digits: the formulas know no more."""
+    return f"{float(f'{number:.2g}'):,.0f}"

@@ -1,0 +1,50 @@
+"""The table in a recipe's header is what the plan says now, and shows machines that the recipe fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from kit.config.hints import recipe_names
+from kit.config.recipe import RECIPES
+from kit.config.validation import load_recipe
+from kit.plan.hardware import GPUS
+from kit.plan.headers import MACHINES, renewed, row
+from kit.plan.models import find_shape
+
+NAMES = [name for name in recipe_names() if name != "tiny"]
+
+
+def row_of(name):
+    recipe = load_recipe(name)
+    return row(recipe, find_shape(recipe.model_name_or_path))
+
+
+@pytest.mark.parametrize("path", sorted({RECIPES / f"{name.rpartition('-')[0]}.yaml" for name in NAMES}))
+def test_the_header_of_each_recipe_is_current(path):
+    """Else: python docs/recipe_headers.py"""
+    text = path.read_text(encoding="utf-8")
+    rows = [row_of(name) for name in NAMES if name.rpartition("-")[0] == path.stem]
+    assert renewed(text, load_recipe(path.stem).method, rows) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_fits_its_machine_and_uses_half_of_a_gpu_unless_it_is_the_smallest(name):
+    option = row_of(name).option
+    key, _, num_gpus, host = next(m for m in MACHINES if f"{m[2]} x {m[1]}" in row_of(name).machine)
+    share = option.memory.peak / GPUS[key].memory
+    assert share <= 0.95 and option.workload.num_gpus == num_gpus
+    assert share > 0.5 or key == MACHINES[0][0] or option.workload.strategy == "offload"
+    assert sum(option.memory.host.values()) <= host * 2**30
+
+
+def test_a_stale_header_is_renewed_with_its_command():
+    text = (RECIPES / "llama-8b.yaml").read_text(encoding="utf-8")
+    rows = [row_of(f"llama-8b-{method}") for method in ("full", "lora", "qlora")]
+    stale = text.replace("--config single", "--config ddp").replace("1 x 24 GB (RTX 4090)", "1 x 8 GB (RTX 1)")
+    assert stale != text and renewed(stale, "lora", rows) == text
+    assert "--config fsdp --recipe" in renewed(text, "full", rows)
+
+
+def test_what_fits_no_machine_has_no_row():
+    recipe = load_recipe("llama-70b-full")
+    assert row(recipe, replace(find_shape("llama-70b"), num_layers=8000)) is None
