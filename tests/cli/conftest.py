@@ -1,10 +1,19 @@
 """Commands as a user types them: on a small model and its data, or on another script than the kit's."""
 
+import os
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from data_helpers import chat, write
 from helpers import make_model
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """A command sets variables for the libraries that it imports."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

@@ -1,9 +1,19 @@
 """A recipe, a topology and a planned run, with other values where a test asks for them."""
 
+import os
+from unittest.mock import patch
+
 import pytest
 
 from kit.config.command_line import read_recipe
 from kit.strategy.topology import Topology
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """A command sets variables for the libraries that it imports."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
