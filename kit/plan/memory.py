@@ -4,8 +4,8 @@ The peak of a step is the largest of a few moments, each a sum of what is there 
 logits and their gradients, in the backward pass of a layer, and when the embedding gets its gradient. The components
 have the names by which a simulation measures them, so that both can be compared line by line.
 
-Sources: what autograd saves (``kit.plan.activations``), dtypes of ``kit.model.load``, chunks of
-``kit.model.loss_head``, what FSDP2 gathers and reduces in a simulation of the kit's own step. What no simulation shows is assumed (``ASSUMED``).
+Sources: what autograd saves (``kit.plan.activations``), the dtypes and chunks of ``kit.model``, and what FSDP2 gathers
+and reduces in a simulation of the kit's own step. What no simulation shows is assumed (``ASSUMED``).
 """
 
 from collections import Counter
