@@ -1,4 +1,4 @@
-"""Writes the tables in the headers of the recipes.
+"""Writes the tables in the headers of the recipes, and that of docs/questions.md.
 
 python docs/recipe_headers.py
 """
@@ -9,26 +9,35 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kit.config.hints import recipe_names
-from kit.config.recipe import RECIPES
+from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
 from kit.config.validation import load_recipe
-from kit.plan.headers import Row, renewed, row
+from kit.plan.headers import largest, renewed, row
 from kit.plan.models import find_shape
+from kit.plan.shape import Shape
+
+QUESTIONS = Path(__file__).with_name("questions.md")
 
 
-def rows(path: Path) -> list[Row]:
-    """The rows of the table of one recipe file."""
-    recipes = [load_recipe(name) for name in recipe_names() if name.rpartition("-")[0] == path.stem]
-    found = [row(recipe, find_shape(recipe.model_name_or_path)) for recipe in recipes]
-    return [each for each in found if each]
+def recipes() -> dict[str, tuple[Recipe, Shape]]:
+    """All recipes for a size of model, by name, with the shape of their model."""
+    loaded = {name: load_recipe(name) for name in recipe_names() if name != DEFAULT_RECIPE}
+    return {name: (recipe, find_shape(recipe.model_name_or_path)) for name, recipe in loaded.items()}
 
 
-def main() -> None:
-    """Rewrite the tables."""
-    for path in sorted(RECIPES.glob("*.yaml")):
+def pages() -> dict[Path, str]:
+    """The text of each file as it should be."""
+    known = recipes()
+    found = {}
+    for path in sorted({RECIPES / f"{name.rpartition('-')[0]}.yaml" for name in known}):
+        rows = [row(*known[name]) for name in known if name.rpartition("-")[0] == path.stem]
         text = path.read_text(encoding="utf-8")
-        if "\nby_method:" in text:
-            path.write_text(renewed(text, load_recipe(path.stem).method, rows(path)), encoding="utf-8")
+        found[path] = renewed(text, load_recipe(path.stem).method, [each for each in rows if each])
+    before, begin, rest = QUESTIONS.read_text(encoding="utf-8").partition("<!-- table -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    found[QUESTIONS] = before + begin + "\n".join(["", *largest(known), "", ""]) + end + after
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

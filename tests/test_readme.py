@@ -83,6 +83,10 @@ def test_every_flag_named_in_the_pages_exists():
         "json",
         "timeout",
         "master_port",
+        "enable",
+        "lora",
+        "outfile",
+        "base",
     }
     theirs |= {*OWN, *SWITCHES}  # of kit plan
     theirs |= {"learning_rte"}  # the mistake that is answered

@@ -4,18 +4,19 @@ Promises: the same recipe gives the same table, so a test can tell one that is o
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kit.config.recipe import Recipe
 from kit.plan.hardware import GPUS
-from kit.plan.search import MARGIN, Option, options, tuned
+from kit.plan.search import MARGIN, METHODS, Option, options, tuned
 from kit.plan.shape import Shape
 from kit.plan.workload import Workload
 
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
 # GiB of host memory of one machine, of which there are two with 16 GPUs.
-MACHINES = (
+Machine = tuple[str, str, int, int]
+MACHINES: tuple[Machine, ...] = (
     ("rtx3060", "12 GB", 1, 32),
     ("rtx4060ti", "16 GB", 1, 32),
     ("rtx4090", "24 GB", 1, 64),
@@ -45,24 +46,54 @@ class Row:
         return [own.method, own.config, self.machine, peak, f"{_rounded(low)} to {_rounded(high)}"]
 
 
+def largest(recipes: Mapping[str, tuple[Recipe, Shape]]) -> list[str]:
+    """Return a table in Markdown: for each machine and method the largest model whose recipe fits, and its config.
+
+    Args:
+        recipes: by their names, which end with the method.
+    """
+    lines = [f"| GPUs | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
+    for machine in MACHINES:
+        cells = [_name(machine)]
+        for method in METHODS:
+            own = [name for name, (recipe, _) in recipes.items() if recipe.method == method]
+            own.sort(key=lambda name: -recipes[name][1].num_parameters)
+            ways = ((name, _way(*recipes[name], machine, may_offload=False)) for name in own)
+            cell = next((f"`{name}`, `{way.workload.config}`" for name, way in ways if way), "-")
+            cells.append(cell)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def row(recipe: Recipe, shape: Shape) -> Row | None:
     """Return the row of the recipe's method; None if it fits none of the machines.
 
     Weights and optimiser are offloaded only where nothing else fits.
     """
     for may_offload in (False, True):
-        for key, size, num_gpus, host_gib in MACHINES:
-            gpu = GPUS[key]
-            usable = replace(gpu, memory=int((1 - MARGIN) * gpu.memory))
-            base = Workload.of(recipe, shape, num_gpus=num_gpus)
-            ways = [o for o in options(base, usable) if o.workload.method == recipe.method]
-            ways = [o for o in ways if (o.workload.strategy == "offload") == may_offload]
-            found = [best for o in ways if (best := tuned(o, recipe.global_batch_size))]
-            found = [o for o in found if sum(o.memory.host.values()) <= host_gib * 2**30]
-            if found and not recipe.global_batch_size % num_gpus:
-                best = max(found, key=lambda o: sum(o.step.tokens_per_second) if o.step else 0.0)
-                return Row(machine=f"{num_gpus} x {size} ({gpu.name.removesuffix(f' {size}')})", option=best)
+        for machine in MACHINES:
+            if best := _way(recipe, shape, machine, may_offload):
+                return Row(machine=_name(machine), option=best)
     return None
+
+
+def _name(machine: Machine) -> str:
+    key, size, num_gpus, _ = machine
+    return f"{num_gpus} x {size} ({GPUS[key].name.removesuffix(f' {size}')})"
+
+
+def _way(recipe: Recipe, shape: Shape, machine: Machine, may_offload: bool) -> Option | None:
+    """The fastest way to run the recipe's method on a machine; None if it does not fit."""
+    key, _, num_gpus, host_gib = machine
+    usable = replace(GPUS[key], memory=int((1 - MARGIN) * GPUS[key].memory))
+    base = Workload.of(recipe, shape, num_gpus=num_gpus)
+    ways = [o for o in options(base, usable) if o.workload.method == recipe.method]
+    ways = [o for o in ways if (o.workload.strategy == "offload") == may_offload]
+    found = [best for o in ways if (best := tuned(o, recipe.global_batch_size))]
+    found = [o for o in found if sum(o.memory.host.values()) <= host_gib * 2**30]
+    if recipe.global_batch_size % num_gpus:
+        return None
+    return max(found, key=lambda o: sum(o.step.tokens_per_second) if o.step else 0.0, default=None)
 
 
 def table(rows: Sequence[Row]) -> list[str]:
