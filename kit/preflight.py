@@ -95,7 +95,10 @@ def check(
             data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right
-                    problems += check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer))
+                    ids = sorted(stop_ids(data, tokenizer))
+                    problems += check_stop_tokens(recipe, meta_model, tokenizer, ids)
+                    if any("text" not in opened.fields for opened in sources):
+                        data.stop_tokens.update(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()

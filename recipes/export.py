@@ -37,7 +37,7 @@ def main() -> None:
     from kit.checkpoint.load import read_weights
     from kit.checkpoint.manifest import read_state
     from kit.export import drift
-    from kit.export.final import export_checkpoint, merge_adapter
+    from kit.export.checkpoint import export_checkpoint, merge_adapter
     from kit.train.loop_state import LoopState
 
     silence_libraries()
@@ -57,7 +57,7 @@ def main() -> None:
         fix = "give the run's own final/, or a checkpoint of it with --merge"
         raise UserError(Problem("--measure_drift", found, fix=fix))
     trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
-    merged = merge_adapter(recipe, read, args.output_dir, args.dtype or "bfloat16")
+    merged = merge_adapter(recipe, run_file, read, args.output_dir, args.dtype or "bfloat16")
     say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")
 
 

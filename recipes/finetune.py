@@ -33,6 +33,7 @@ def main() -> None:
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
     from kit.export.final import model_card, save_final
+    from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.load import build_model
@@ -70,7 +71,7 @@ def main() -> None:
     guard.at(phases.LOADING)
     with together(accelerator):
         model = build_model(recipe, config, load_plan)
-    parts = describe_parts(model, recipe)
+    parts, stops = describe_parts(model, recipe), new_stops(model, data.stop_tokens)
     optimizer = build_optimizer(model, recipe)
     guard.holds(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
@@ -140,8 +141,8 @@ def main() -> None:
     saver.wait()
     if not stopped:
         guard.at(phases.WRITING_FINAL)
-        card = model_card(recipe, prepared.strategy, state.last_evaluation, state.step)
-        save_final(prepared, tokenizer, folder.final, card, config.dtype)
+        card = model_card(recipe, prepared.strategy, state.last_evaluation, state.step, stops)
+        save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, stopped, state.why_early(recipe))
     log.end(stopped, feed.closing_notes())
     write_report_at_end(folder.path)

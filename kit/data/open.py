@@ -41,6 +41,8 @@ class Data:
     order: Order
     chat_template: Jinja  # to be saved with the model
     notes: list[str] = field(default_factory=list)  # lines for the user
+    # That end answers, with their ids; of a run only, and none where all data are plain text. Preflight fills it.
+    stop_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -78,7 +80,7 @@ class Data:
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         sources = [store.report for store in self._stores()]
         described = {"train": self.train.report, "evaluation": evaluation, "sources": sources}
-        return {"fingerprint": self.fingerprint, **described}
+        return {"fingerprint": self.fingerprint, **described, "stop_tokens": self.stop_tokens}
 
 
 def open_sources(recipe: Recipe) -> list[Opened]:

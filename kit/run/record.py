@@ -31,6 +31,15 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
         raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
 
 
+def read_stop_tokens(run_file: Path) -> dict[str, int]:
+    """Return the tokens that end answers of a run's data, with their ids; empty if ``run.json`` does not tell."""
+    try:
+        stops = json.loads(run_file.read_text(encoding="utf-8"))["data"]["stop_tokens"]
+        return {str(token): int(id_) for token, id_ in stops.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of an earlier version
+        return {}
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read a run's ``metrics.jsonl``; empty if there is none. A line that a kill cut off is left out."""
     rows = []

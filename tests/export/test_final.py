@@ -1,167 +1,20 @@
-"""Merging gives a plain model that answers as the adapted one did; what was not trained is not shipped."""
+"""The model card shows how to open what lies beside it, so that it stops where its answers end."""
 
-import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
-import torch
-from helpers import ROOT, export, make_model
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kit.errors import TrainingError, UserError
-from kit.export.final import write_model
+from kit.config.recipe import Recipe
+from kit.export.final import model_card
 
-IDS = torch.tensor([[1, 40, 50, 60, 7, 9]])
+STRATEGY = SimpleNamespace(type="NO", num_processes=1, mixed_precision="no")
 
 
-@pytest.fixture
-def adapter(model_folder, tmp_path):
-    """A LoRA with random B, as training would leave it."""
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    torch.manual_seed(1)
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.05)
-    model.save_pretrained(tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
-@pytest.mark.slow
-def test_the_merged_model_needs_no_peft_and_has_the_adapter_s_logits(adapter, model_folder, tmp_path):
-    export(adapter, tmp_path / "merged", "--dtype=float32")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    plain = base(IDS).logits
-    adapted = PeftModel.from_pretrained(base, adapter)(IDS).logits
-    assert not (tmp_path / "merged/adapter_config.json").exists()
-    assert torch.allclose(merged(IDS).logits, adapted, atol=1e-5)
-    assert not torch.allclose(plain, adapted, atol=1e-2)
-    chat = [{"role": "user", "content": "red cat"}]
-    texts = {
-        AutoTokenizer.from_pretrained(path).apply_chat_template(chat, tokenize=False)
-        for path in (adapter, tmp_path / "merged")
-    }
-    assert len(texts) == 1
-
-
-@pytest.mark.slow
-def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    file = adapter / "adapter_model.safetensors"
-    save_file({k: v * (0 if "lora_B" in k else 1) for k, v in load_file(file).items()}, file)
-    with pytest.raises(TrainingError, match="lora_B is zero"):
-        export(adapter, tmp_path / "merged", "--dtype=float32")
-    assert not (tmp_path / "merged").exists()
-
-
-@pytest.mark.slow
-def test_a_base_that_moved_is_named_and_can_be_given(adapter, model_folder, tmp_path):
-    config = adapter / "adapter_config.json"
-    config.write_text(config.read_text().replace(str(model_folder), "/gone"))
-    with pytest.raises(UserError, match="--model_name_or_path"):
-        export(adapter, tmp_path / "merged", "--dtype=float32")
-    export(adapter, tmp_path / "merged", f"--model_name_or_path={model_folder}")
-    assert (tmp_path / "merged/model.safetensors").exists()
-
-
-def refused(adapter, output, base=None):
-    """What is said, when nothing is left behind."""
-    before = sorted(output.parents[1].rglob("*"))
-    with pytest.raises(UserError) as caught:
-        export(adapter, output, *([f"--model_name_or_path={base}"] if base else []))
-    assert sorted(output.parents[1].rglob("*")) == before
-    return str(caught.value)
-
-
-@pytest.mark.slow
-def test_what_cannot_be_merged_is_refused_and_leaves_nothing(adapter, model_folder, tmp_path):
-    output = tmp_path / "new/merged"
-    other = make_model(tmp_path / "other", hidden_size=64)
-    assert "does not fit" in refused(adapter, output, str(other))
-    assert "no such folder" in refused(adapter, output, "~/nowhere")
-    assert "some/base" in refused(adapter, output, "some/base")  # offline here
-    cut = make_model(tmp_path / "cut") / "model.safetensors"
-    cut.write_bytes(cut.read_bytes()[:-100])
-    assert "model_name_or_path" in refused(adapter, output, str(cut.parent))
-    index = make_model(tmp_path / "divided") / "model.safetensors.index.json"
-    (index.parent / "model.safetensors").rename(index.parent / "part.safetensors")
-    index.write_text('{"weight_map": null}')
-    assert str(index) in refused(adapter, output, str(index.parent))
-    weights = adapter / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert refused(adapter, output).startswith(f"error: adapter: {adapter}: ")
-    weights.unlink()
-    torch.save({}, adapter / "adapter_model.bin")
-    assert "never opened" in refused(adapter, output)
-    weights.touch()
-    for text in ("[]", "{", "null", "[" * 200_000, '{"base_model_name_or_path": 3}'):
-        (adapter / "adapter_config.json").write_text(text)
-        for base in (None, str(model_folder)):
-            assert "adapter_config.json" in refused(adapter, output, base)
-
-
-def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatch):
-    from huggingface_hub import HfApi, constants
-
-    asked = []
-
-    def model_info(self, name, revision, timeout):
-        asked.append(name)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(HfApi, "model_info", model_info)
-    assert "cannot be reached" in refused(adapter, tmp_path / "new/merged", "some/base")
-    assert asked == ["some/base"]
-
-
-@pytest.mark.slow
-def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
-    export(adapter, tmp_path / "a/b/merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b/merged")
-    assert merged.dtype == torch.bfloat16 and merged.config.use_cache
-    assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["merged"]
-    (tmp_path / "file").touch()
-    assert "--output_dir" in refused(adapter, tmp_path / "file/merged")
-    assert "--output_dir" in refused(adapter, tmp_path / "new" / ("x" * 300))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("umask", [0o022, 0o007])
-def test_every_file_has_the_mode_that_the_umask_gives(adapter, model_folder, tmp_path, umask):
-    model = AutoModelForCausalLM.from_pretrained(model_folder)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    before = os.umask(umask)
-    try:
-        export(adapter, tmp_path / "merged")
-        write_model(tmp_path / "full", model, model.state_dict(), tokenizer, "card", None)
-        adapted = PeftModel.from_pretrained(model, adapter)
-        write_model(tmp_path / "lora", adapted, dict(adapted.named_parameters()), tokenizer, "card", None)
-    finally:
-        os.umask(before)
-    for name in ("merged", "full", "lora"):
-        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / name).iterdir()}
-        assert any(file.endswith(".safetensors") for file in modes)
-        assert set(modes.values()) == {oct(0o666 & ~umask)}, modes
-
-
-@pytest.mark.slow
-def test_an_adapter_without_a_tokenizer_takes_its_base_s(adapter, tmp_path):
-    for path in adapter.glob("token*"):
-        path.unlink()
-    export(adapter, tmp_path / "merged", "--dtype=float32")
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").is_fast
-
-
-@pytest.mark.slow
-def test_the_script_never_writes_into_an_existing_folder(adapter, tmp_path):
-    (tmp_path / "mine").mkdir()
-    command = [sys.executable, ROOT / "recipes/export.py", adapter, "--output_dir", tmp_path / "mine"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "exists" in done.stderr and "Traceback" not in done.stderr
-    assert not list((tmp_path / "mine").iterdir())
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_snippet_loads_generation_settings_only_where_plain_loading_does_not(method):
+    recipe = Recipe(model_name_or_path="some/base", dataset="d.jsonl", max_length=8, method=method)
+    card = model_card(recipe, STRATEGY, {}, 1, {"<|im_end|>": 2})
+    assert "answers end with `<|im_end|>`" in card
+    assert ("GenerationConfig.from_pretrained" in card) == (method == "lora")
+    bare = model_card(recipe, STRATEGY, {}, 1)
+    assert "answers end" not in bare and "GenerationConfig" not in bare

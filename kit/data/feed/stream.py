@@ -48,6 +48,8 @@ class Stream:
     evaluation: Samples | None
     chat_template: Jinja  # to be saved with the model
     notes: list[str] = field(default_factory=list)  # lines for the user
+    # That end answers, with their ids; of a run only, and none where all data are plain text. Preflight fills it.
+    stop_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -86,7 +88,8 @@ class Stream:
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         train = {"num_files": sum(len(opened.source.parts) for opened in self.opened)}
         sources = [{"name": name} for name in self.names]
-        return {"fingerprint": self.fingerprint, "train": train, "evaluation": evaluation, "sources": sources}
+        described = {"train": train, "evaluation": evaluation, "sources": sources}
+        return {"fingerprint": self.fingerprint, **described, "stop_tokens": self.stop_tokens}
 
 
 def check_beginning(opened: Opened, encoder: Encoder, skips: bool) -> tuple[int, list[str]]:
