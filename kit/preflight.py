@@ -11,6 +11,7 @@ from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
+from kit.data.samples.rows import Opened
 from kit.errors import Problem, Problems, raise_if
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
@@ -36,6 +37,7 @@ class Preflight:
     config: Any  # the model's config
     meta_model: Any  # the model on the meta device: modules and shapes, no weights
     tokenizer: Any  # with the chat template that is saved with the model
+    sources: list[Opened]  # the data sets, with the columns that are read
     data: Data | Stream
     folder: RunFolder | None  # None for a command without an output folder
     total_steps: int  # optimiser steps of the whole run
@@ -102,9 +104,10 @@ def check(
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()
-    assert tokenizer is not None and data is not None
+    assert sources is not None and tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
-    return Preflight(recipe, config, meta_model, tokenizer, data, folder, data.total_steps(recipe), plan)
+    total_steps = data.total_steps(recipe)
+    return Preflight(recipe, config, meta_model, tokenizer, sources, data, folder, total_steps, plan)
 
 
 def check_bitsandbytes(recipe: Recipe) -> list[Problem]:

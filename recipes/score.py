@@ -21,17 +21,24 @@ from kit.errors import Problem, UserError
 from kit.failures import exits, phases
 from kit.strategy import launch
 
+# The flags that matter here, for --help. Most others say how a model is trained.
+FIRST = (
+    "model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length"
+)
+FIRST += " max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes"
+
 
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
-    request = read_command_line(sys.argv[1:], stands_for={"eval_dataset": "dataset"})
+    request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST.split())
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
 
     from kit import preflight
     from kit.checkpoint.load import load_weights
+    from kit.data.open import describe_rendering
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
     from kit.model.load import build_model
@@ -43,6 +50,7 @@ def main() -> None:
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
+    say(*describe_rendering(recipe, checked.sources, checked.tokenizer))
 
     accelerator, plan = start(recipe, topology)
     guard = Guard(accelerator, recipe, topology, trains=False)

@@ -8,6 +8,7 @@ Promises: whatever the user typed, there is no traceback, and all problems are r
 
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +35,12 @@ class Request:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None) -> Request:
+ABOUT = "Fine-tune a causal language model. Each flag below Launch is also a key of the recipe; flags win."
+
+
+def read_command_line(
+    argv: list[str], stands_for: dict[str, str] | None = None, about: str = ABOUT, first: Sequence[str] = ()
+) -> Request:
     """Merge the recipe file and the flags, and validate the result.
 
     Never raises for a user's mistake; it goes to ``problems``. ``--help`` prints the help and exits with status 0.
@@ -42,9 +48,11 @@ def read_command_line(argv: list[str], stands_for: dict[str, str] | None = None)
     Args:
         argv: the words after the script's name.
         stands_for: flag to other flag: if the other flag is not given, it takes the value of the first.
+        about: what the script does, for ``--help``.
+        first: the flags that matter most to it, which ``--help`` lists before the others.
     """
     if any(word in ("-h", "--help") for word in argv):
-        print_help()
+        print_help(about, first)
     flags, problems = read_flags(argv)
     for flag, other in (stands_for or {}).items():
         if flag in flags:
@@ -121,17 +129,19 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
     return flags, problems
 
 
-def print_help() -> NoReturn:
-    """Print all flags by group, with unit, default and meaning, and exit with status 0."""
+def print_help(about: str = ABOUT, first: Sequence[str] = ()) -> NoReturn:
+    """Print ``first``, then all other flags by group, with unit, default and meaning, and exit with status 0."""
     lines = [
         f"usage: accelerate launch recipes/{Path(sys.argv[0]).name} [--config C] [--recipe R] [--flag value ...]",
         "",
-        "Fine-tune a causal language model. Each flag below Launch is also a key of the recipe; flags win.",
+        *about.strip().splitlines(),
     ]
+    lines += ["", "What matters here"] if first else []
     group = None
-    for name, info in FLAGS.items():
+    for name in dict.fromkeys([*first, *FLAGS]):
+        info = FLAGS[name]
         extra: Any = info.json_schema_extra
-        if extra["group"] != group:
+        if extra["group"] != group and name not in first:
             group = extra["group"]
             lines += ["", group]
         unit = f" [{extra['unit']}]" if extra["unit"] else ""

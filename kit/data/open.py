@@ -7,6 +7,7 @@ Promises:
 - Evaluation samples that are also in the training data are counted, and the user is warned.
 """
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from kit.cache import digest
 from kit.config.recipe import Recipe
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import OPTIONAL
+from kit.data.chat.formats import OPTIONAL, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import Mixture, Order
@@ -209,6 +210,35 @@ def _summary(train: Samples) -> str:
     num_tokens, num_targets = (int(values.sum(dtype=np.int64)) for values in (train.lengths, train.num_targets))
     share = num_targets / num_tokens
     return f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
+
+
+def describe_rendering(recipe: Recipe, sources: list[Opened], tokenizer: Any) -> list[str]:
+    """Say of each evaluation data set how its rows become text: by which chat template, or as plain text."""
+    folder = os.path.expanduser(recipe.adapter_name_or_path or recipe.model_name_or_path)
+    own = os.path.join(folder, "chat_template.jinja")
+    template = recipe.chat_template or "of the tokenizer"
+    lines = []
+    for opened in sources:
+        if not opened.is_evaluation:
+            continue
+        how = f"rendered with the chat template {template}"
+        if "text" in opened.fields or "input_ids" in opened.fields:
+            how = "plain text" if "text" in opened.fields else "token ids, as they are"
+        elif recipe.chat_template is None and _holds_prompts_as_texts(opened):
+            how = "prompt and completion, joined as plain text"
+            if tokenizer.chat_template:
+                how += " although the tokenizer has a chat template; to score them as chat: --chat_template "
+                how += own if os.path.isfile(own) else "with the name or file of the model's template"
+        lines.append(f"{opened.source.name}: {how}")
+    return lines
+
+
+def _holds_prompts_as_texts(opened: Opened) -> bool:
+    """Whether the first row has prompt and completion as texts, not as messages."""
+    part = opened.source.parts[0]
+    row: Any = next((row for block in part.blocks(opened.columns) for _, row in part.rows(block)), {})
+    sample = to_sample(row, opened.fields)
+    return isinstance(sample, dict) and isinstance(sample.get("prompt"), str)
 
 
 def pad_id(tokenizer: Any) -> int:

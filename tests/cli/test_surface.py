@@ -100,6 +100,13 @@ def test_help_of_a_script_tells_every_flag(script, typed):
         assert f"\n  --{name} <" in text and f"\n      {info.description}\n" in f"{text}\n"
 
 
+def test_help_of_score_begins_with_what_it_does_and_with_the_flags_that_matter(typed):
+    _, text, _ = typed("recipes/score.py --help")
+    assert text.splitlines()[2].startswith("Score a base model") and "Fine-tune" not in text
+    assert "    accelerate launch recipes/score.py --model_name_or_path" in text
+    assert text.index("--eval_dataset <") < text.index("--max_new_tokens <") < text.index("--learning_rate <")
+
+
 def test_help_of_export_tells_what_it_takes(typed):
     status, text, _ = typed("recipes/export.py --help")
     assert status == 0 and text.startswith("usage: export.py ")

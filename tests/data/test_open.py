@@ -5,7 +5,7 @@ import pytest
 from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
 
 from kit.data import open as data
-from kit.data.open import open_data, open_sources, prompt_and_reference
+from kit.data.open import describe_rendering, open_data, open_sources, prompt_and_reference
 from kit.errors import UserError
 
 
@@ -30,6 +30,31 @@ def test_all_bad_lines_of_all_sets_are_told_at_once_but_not_endlessly(tmp_path, 
     assert [f"train.jsonl:{n}:" in text for n in (2, 11, 12)] == [True, True, False]
     assert "train.jsonl: ... and 5 more problems" in text
     assert "more.jsonl:2: no 'completion'" in text and "eval.jsonl:2:" in text
+
+
+def test_it_is_said_how_rows_become_text(tmp_path, tokenizer):
+    write(tmp_path / "pairs.jsonl", *pairs(2))
+    write(tmp_path / "chat.jsonl", chat("a", "b"))
+    write(tmp_path / "messages.jsonl", {"prompt": chat("a")["messages"], "completion": chat("a", "b")["messages"][1:]})
+    write(tmp_path / "text.jsonl", {"text": "a"})
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "chat_template.jinja").touch()
+
+    def said(file, template="{{ messages }}", **changes):
+        settings = recipe(dataset=file, eval_dataset=file, model_name_or_path=str(model), **changes)
+        tokenizer.chat_template = template
+        (line,) = describe_rendering(settings, open_sources(settings), tokenizer)
+        return line.partition(": ")[2]
+
+    plain = "prompt and completion, joined as plain text"
+    assert said("pairs.jsonl", template=None) == plain
+    assert said("pairs.jsonl").startswith(plain + " although the tokenizer has a chat template; ")
+    assert said("pairs.jsonl").endswith(f": --chat_template {model}/chat_template.jinja")
+    assert said("pairs.jsonl", chat_template="chatml") == "rendered with the chat template chatml"
+    for file in ("chat.jsonl", "messages.jsonl"):
+        assert said(file) == "rendered with the chat template of the tokenizer"
+    assert said("text.jsonl") == "plain text"
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):

@@ -60,6 +60,7 @@ def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
     told = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
     scored = loss(finetune.score("final", model_name_or_path=run.folder / "final", **flags))
     assert scored == pytest.approx(told, rel=1e-5)
+    assert "pairs.jsonl: rendered with the chat template chatml\n" in (tmp_path / "final.log").read_text()
     wrong = refusal(finetune.score("wrong", model_name_or_path=run.folder, **flags))
     assert f"did you mean {run.folder}/final?" in wrong
 
