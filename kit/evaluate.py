@@ -1,9 +1,10 @@
-"""Token-weighted loss and exact match over an evaluation set.
+"""Token-weighted loss and exact match of last answers over an evaluation set.
 
 Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,12 +49,19 @@ class Evaluation:
     Attributes:
         metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
             ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
-            ``eval_tokens/<name>``; with generation ``eval_exact_match`` (a share from 0 to 1).
+            ``eval_tokens/<name>``; with generation ``eval_exact_match`` (a share from 0 to 1): of
+            a conversation only the last answer is generated.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
+        counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
+            ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
+            different references; ``num_most_frequent_text``, the references that are the most frequent one.
+        stops: the special tokens that end references; EOS only if there is no other.
     """
 
     metrics: dict[str, float]
     answers: list[Answer] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    stops: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -76,10 +84,17 @@ def evaluate(
     model.eval()
     try:
         metrics = _loss(prepared, samples, recipe, tokenizer, progress)
-        answers: list[Answer] = []
-        if recipe.predict_with_generate:
-            answers, metrics["eval_exact_match"] = _answers(prepared, samples, recipe, tokenizer, progress)
-        return Evaluation(metrics, answers)
+        if not recipe.predict_with_generate:
+            return Evaluation(metrics)
+        references = [tuple(prompt_and_reference(samples, i)[1]) for i in range(len(samples))]
+        stops = _stops(references, tokenizer)
+        answers, num_exact, num_unended = _answers(prepared, samples, stops, recipe, tokenizer, progress)
+        metrics["eval_exact_match"] = num_exact / len(samples)
+        texts = Counter(references)
+        counts = {"num_answers": len(samples), "num_unended_answers": num_unended, "num_expected_texts": len(texts)}
+        counts["num_most_frequent_text"] = max(texts.values())
+        named = sorted(stops - {tokenizer.eos_token_id} or stops)
+        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(named))
     finally:
         model.train(was_training)
 
@@ -108,44 +123,50 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
 
 
 def _answers(
-    prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress
-) -> tuple[list[Answer], float]:
-    """Answer every prompt greedily. Returns the first ``NUM_SHOWN`` answers, and the share of exact answers."""
+    prepared: "Prepared", samples: Samples, stops: set[int], recipe: Any, tokenizer: Any, progress: Progress
+) -> tuple[list[Answer], float, int]:
+    """Answer every prompt greedily.
+
+    Returns:
+        The first ``NUM_SHOWN`` answers; the number of exact ones, and of those that did not end though their reference
+        fits into ``max_new_tokens``, both over all ranks.
+    """
     accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.eval_batch_size
     mine = list(range(ranks.index, len(samples), ranks.count))
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
     mine.sort(key=lambda i: samples.lengths[i])
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
-    exact = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # exact, unended
     shown: list[tuple[int, Answer]] = []
-    stops = _stops(samples, tokenizer)
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * size : (call + 1) * size]
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
-            texts = _generate(generate, [prompt for prompt, _ in pairs], stops, recipe, tokenizer, accelerator.device)
-            for i, (prompt, reference), text in zip(ids, pairs, texts, strict=False):
+            texts, ended = _generate(
+                generate, [prompt for prompt, _ in pairs], stops, recipe, tokenizer, accelerator.device
+            )
+            for i, (prompt, reference), text, ends in zip(ids, pairs, texts, ended, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
-                exact += answer.exact
+                sums[0] += answer.exact
+                sums[1] += not ends and len(reference) <= recipe.max_new_tokens
                 if i < NUM_SHOWN:
                     shown.append((i, answer))
-    share = ranks.sum(exact).item() / len(samples)
-    return [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])], share
+    num_exact, num_unended = ranks.sum(sums).tolist()
+    answers = [answer for _, answer in sorted(gather_object(shown), key=lambda pair: pair[0])]
+    return answers, num_exact, int(num_unended)
 
 
-def _stops(samples: Samples, tokenizer: Any) -> set[int]:
+def _stops(references: list[tuple[int, ...]], tokenizer: Any) -> set[int]:
     """The tokens that end an answer: EOS, and those that end a reference; a chat template may use another than EOS."""
     special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
-    return {
-        tokenizer.eos_token_id,
-        *(int(prompt_and_reference(samples, i)[1][-1]) for i in range(len(samples))),
-    } & special
+    return {tokenizer.eos_token_id, *(reference[-1] for reference in references)} & special
 
 
 def _generate(
     generate: Any, prompts: list[Any], stops: set[int], recipe: Any, tokenizer: Any, device: Any
-) -> list[str]:
+) -> tuple[list[str], list[bool]]:
+    """Return the text of each answer, and whether it ended with one of ``stops``."""
     length = max(len(prompt) for prompt in prompts)
     input_ids = torch.full((len(prompts), length), pad_id(tokenizer))  # [B, T], padded on the left
     mask = torch.zeros_like(input_ids)
@@ -161,4 +182,6 @@ def _generate(
         pad_token_id=pad_id(tokenizer),
         eos_token_id=sorted(stops) or None,
     )
-    return tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+    written = output[:, length:]
+    ended = torch.isin(written, torch.tensor(sorted(stops), dtype=written.dtype, device=written.device)).any(dim=1)
+    return tokenizer.batch_decode(written, skip_special_tokens=True), ended.tolist()

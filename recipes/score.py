@@ -42,6 +42,7 @@ def main() -> None:
     from kit.evaluate import evaluate
     from kit.failures.guard import Guard
     from kit.model.load import build_model
+    from kit.run.answers import few_texts, unended
     from kit.strategy.accelerator import prepare, start
     from kit.train.optim import build_optimizer
 
@@ -63,6 +64,8 @@ def main() -> None:
         load_weights(prepared.model, weights)
     guard.at(phases.EVALUATING)
     result = evaluate(prepared, recipe, checked.tokenizer, samples, guard.progress)
+    for doubt in [*unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
+        say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
     say(json.dumps({"model": scored, "strategy": prepared.strategy.type, **result.metrics}))

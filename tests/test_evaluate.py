@@ -163,6 +163,7 @@ class _Knowing(nn.Module):
     def __init__(self, setting, answers, loss=1.0):
         super().__init__()
         self.stops = set()  # the ids that end an answer, of all calls
+        self.ends = True  # whether it writes one of them
         self.setting, self.answers, self.loss = setting, answers, loss
 
     def forward(self, targets, **inputs):
@@ -175,7 +176,7 @@ class _Knowing(nn.Module):
         for ids, mask in zip(input_ids, attention_mask, strict=True):
             assert mask.tolist() == sorted(mask.tolist()), "padded on the right"
             answer = self.answers[tuple(ids[mask.bool()].tolist())]
-            rows.append([*answer, eos_token_id[0]])
+            rows.append([*answer, eos_token_id[0]] if self.ends else [*answer, *[5] * max_new_tokens])
         width = min(max_new_tokens, max(map(len, rows)))
         rows = [(row + [pad_token_id] * width)[:width] for row in rows]
         return torch.cat([input_ids, torch.tensor(rows)], dim=1)
@@ -203,7 +204,7 @@ def test_exact_match_is_the_share_of_right_answers(run, knowing, processes, batc
     ranks, results = run(
         processes, model=model, predict_with_generate=True, per_device_eval_batch_size=batch, max_new_tokens=500
     )
-    right = sum(total.item() for total in ranks.total if total.ndim == 0)
+    right = sum(total[0].item() for total in ranks.total if total.shape == (2,))
     assert right == 61 - 5
     if processes == 1:
         assert results[0].metrics["eval_exact_match"] == 56 / 61
@@ -223,6 +224,26 @@ def test_an_answer_ends_with_eos_or_with_the_token_that_ends_the_reference(setti
 def test_an_answer_cut_off_is_wrong(run, knowing):
     _, (result,) = run(model=knowing(wrong=()), predict_with_generate=True, max_new_tokens=2)
     assert result.metrics["eval_exact_match"] < 0.2
+
+
+def test_answers_that_do_not_end_are_counted_where_the_expected_one_fits(setting, run, knowing):
+    model = knowing(wrong=())
+    model.ends = False
+    _, (result,) = run(model=model, predict_with_generate=True, max_new_tokens=500)
+    assert result.counts["num_unended_answers"] == 61
+    model.ends = True
+    _, (result,) = run(model=model, predict_with_generate=True, max_new_tokens=500)
+    assert result.counts["num_unended_answers"] == 0 and result.stops == ["<|im_end|>"]
+    model.ends = False
+    _, (result,) = run(model=model, predict_with_generate=True, max_new_tokens=1)
+    assert result.counts["num_unended_answers"] == 0  # no expected answer is so short
+
+
+def test_how_many_different_texts_are_expected_is_counted(setting, run, knowing):
+    samples = setting.samples.select(torch.tensor([0, 0, 0, 1]).numpy(), "same")
+    _, (result,) = run(model=knowing(wrong=()), samples=samples, predict_with_generate=True)
+    assert result.counts["num_answers"] == 4 and result.counts["num_expected_texts"] == 2
+    assert result.counts["num_most_frequent_text"] == 3
 
 
 def test_every_rank_generates_equally_often(run, knowing):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from kit.failures.exits import ERROR_FILE
 from kit.report.runs import Run
 from kit.report.words import words
+from kit.run.answers import few_texts, unended
 
 # Below these, nothing is said.
 MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time, of the tokens, of the steps
@@ -20,7 +21,7 @@ NUM_LISTED = 5  # data sets named in a remark
 
 def remarks(run: Run) -> list[str]:
     """Return the remarks about a run, the gravest first; empty if there is nothing to say."""
-    return [*_end(run), *_steps(run), *_losses(run), *_waste(run), *_data(run)]
+    return [*_end(run), *_steps(run), *_losses(run), *_answers(run), *_waste(run), *_data(run)]
 
 
 def _end(run: Run) -> Iterator[str]:
@@ -79,6 +80,13 @@ def _losses(run: Run) -> Iterator[str]:
     exact = [row["eval_exact_match"] for row in evaluations if "eval_exact_match" in row]
     if len(exact) > 1 and exact[-1] < exact[0]:
         yield f"Fewer answers are exact than before: {exact[0]:.1%} at first, {exact[-1]:.1%} at last."
+
+
+def _answers(run: Run) -> Iterator[str]:
+    last = run.evaluations[-1] if run.evaluations else {}
+    stops = run.record["data"].get("stop_tokens")
+    doubts = unended(last, run.recipe, stops if isinstance(stops, dict) else {}) if last.get("step") else []
+    yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts + few_texts(last))
 
 
 def _waste(run: Run) -> Iterator[str]:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from kit.checkpoint.manifest import name_of
 from kit.console import say
 from kit.data.feed.feed import by_file
+from kit.run.answers import few_texts, unended
 from kit.run.record import METRICS_FILE
 from kit.secrets import redacted
 
@@ -160,7 +161,7 @@ class Log:
 
     def evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Log an evaluation after ``step`` steps: its metrics, and its answers if there are any."""
-        row: dict[str, Any] = {"step": step, **evaluation.metrics}
+        row: dict[str, Any] = {"step": step, **evaluation.metrics, **evaluation.counts}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
         if evaluation.answers:
             row["answers"] = [
@@ -170,10 +171,13 @@ class Log:
         if self.is_main:
             self._write(row)
         exact = evaluation.metrics.get("eval_exact_match")
-        share = "" if exact is None else f", exact match {exact:.1%}"
+        share = "" if exact is None else f", last answers exact {exact:.1%}"
         loss, perplexity = evaluation.metrics["eval_loss"], evaluation.metrics["eval_perplexity"]
         say(f"evaluation after {step} steps: loss {loss:.4f}, perplexity {perplexity:.3f}{share}")
-        for answer in evaluation.answers:
+        doubts = unended(row, self.recipe, evaluation.stops) if step else []  # the base need not know where to end
+        doubts += few_texts(row) if self.state.evaluated_step < 0 else []
+        say(*(f"warning: {doubt}" for doubt in doubts))
+        for answer in evaluation.answers[:1]:  # metrics.jsonl has more
             say(f"    asked    {_one_line(answer.prompt)}")
             say(f"    expected {_one_line(answer.reference)}")
             say(f"    answered {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")

@@ -34,6 +34,10 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
             "The evaluation loss was lowest after step 2 (1) and is 1.5 after step 4: the model overfits.",
         ),
         ([evaluation_row(0), evaluation_row(4, eval_exact_match=0.25), step_row(4)], "Fewer answers are exact"),
+        (
+            [evaluation_row(4, num_answers=35, num_unended_answers=30), step_row(4)],
+            "30 of 35 answers did not end within max_new_tokens 128",
+        ),
         ([falling(step, data_wait_share=0.3) for step in MANY], "30% of the time was spent waiting for data."),
         ([falling(step, padding_share=0.4) for step in MANY], "40% of the computed tokens were padding; --packing"),
     ],

@@ -311,15 +311,28 @@ def test_the_end_is_told_in_words(start, tmp_path, capsys):
     assert capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\n"
 
 
-def test_answers_are_shown_on_one_line_each_and_cut_in_the_middle(start, capsys):
-    metrics = evaluation(1.0).metrics
+def test_one_answer_is_shown_on_lines_cut_in_the_middle(start, capsys):
+    metrics, log = evaluation(1.0).metrics, start()
     answers = [Answer("a\nb", "yes", " yes "), Answer("start " + "x" * 500 + " end", "yes", "no")]
-    start().evaluation(3, Evaluation(metrics, answers))
+    log.evaluation(3, Evaluation(metrics, answers))
+    log.evaluation(4, Evaluation(metrics, answers[1:]))
     lines = capsys.readouterr().out.splitlines()
     assert "    asked    a b" in lines
     long = next(line for line in lines if "start" in line)
     assert long.endswith(" end") and len(long) < 200
     assert [line.endswith("(differs)") for line in lines if "answered" in line] == [False, True]
+
+
+def test_answers_that_did_not_end_are_told_but_not_of_the_base(start, capsys):
+    counts = {"num_answers": 35, "num_unended_answers": 30, "num_expected_texts": 2, "num_most_frequent_text": 21}
+    log = start()
+    for step in (0, 3):
+        result = Evaluation(evaluation(1.0).metrics, [], counts, ["<|im_end|>"])
+        log.evaluation(step, result)
+        log.state.end_evaluation(step, result.metrics)
+    base, trained = capsys.readouterr().out.split("evaluation after 3 steps")
+    assert "did not end" not in base and "warning: 30 of 35 answers did not end" in trained
+    assert "are 2 different texts" in base and "different texts" not in trained  # once
 
 
 @pytest.fixture
