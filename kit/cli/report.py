@@ -30,6 +30,7 @@ def run(argv: list[str]) -> int:
     watch = f"write it again every so many seconds until the runs end; default: {SECONDS:g}"
     parser.add_argument("--watch", nargs="?", type=_seconds, const=SECONDS, default=0.0, metavar="SECONDS", help=watch)
     options = parser.parse_args(argv)
+    options.runs = [_run_of(folder) for folder in options.runs]
     from kit.report.run_page import FILE
 
     _check_twice(options.runs)
@@ -79,13 +80,21 @@ def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_s
 
 def _as_text(runs: "list[Run]") -> list[str]:
     """The results of several runs, and how they differ, for a terminal."""
-    from kit.report.comparison import differences, results
+    from kit.report.comparison import EVALUATION_DATA, differences, results
     from kit.report.data_tables import text_table
     from kit.report.page import VISIBLE
 
     differing = [{key: text.replace("\n", "; ") for key, text in row.items()} for row in differences(runs)]
     lines = [*text_table(results(runs)), "", *(text_table(differing) if differing else ["  nothing differs"]), ""]
+    if any(row[""] == EVALUATION_DATA for row in differing):
+        lines += ["  the evaluation data differ: evaluation losses and exact matches are not comparable", ""]
     return [line.translate(VISIBLE) for line in lines]
+
+
+def _run_of(folder: Path) -> Path:
+    """The folder of the run that ``folder`` lies in, such as that of ``final/`` or a checkpoint; else ``folder``."""
+    above = [folder, *folder.resolve().parents[:2]]
+    return next((each for each in above if (each / "run.json").is_file()), folder)
 
 
 def _check_twice(folders: list[Path]) -> None:

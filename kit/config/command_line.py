@@ -6,6 +6,7 @@ Promises: whatever the user typed, there is no traceback, and all problems are r
 ``file:line``. Imports plain Python, pydantic and PyYAML only, so a mistyped key is reported before torch is imported.
 """
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class Request:
     # Always there without ``problems``. With problems it may be there too, so that ``kit.strategy.launch`` can check it
     # against the topology and report everything together.
     recipe: Recipe | None
-    recipe_name: str  # stem of the recipe file; without one, the last part of the model's name
+    recipe_name: str  # stem of the recipe file; without one, the last part of the model's name, or its run's name
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -86,8 +87,16 @@ def read_command_line(
         {f"--{key}": value for key, value in launch_flags.items()}, {}
     ) + problems_with_secrets(values, where):
         return Request(launch, None, DEFAULT_RECIPE, secret)  # no other problem: it might quote part of a credential
-    name = name or Path(str(values["model_name_or_path"])).name or "run"
+    name = name or _name_of(str(values["model_name_or_path"]))
     return Request(launch, recipe, name, problems + more)
+
+
+def _name_of(model: str) -> str:
+    """The last part of a model's name; of ``final/`` and of a checkpoint the folder of its run."""
+    path = Path(model)
+    if path.name == "final" or re.fullmatch(r"step-\d+", path.name):
+        path = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    return path.name or Path(model).name or "run"
 
 
 def read_recipe(argv: list[str]) -> Recipe:

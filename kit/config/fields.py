@@ -108,7 +108,7 @@ def module_names(value: Any) -> Any:
     return value if value == "all-linear" else comma_separated(value)
 
 
-TOKENS = "tokens separated by commas, or a file with one token a line,"
+TOKENS = "tokens separated by commas, or a file with one token a line"
 
 
 def token_list(value: Any) -> Any:

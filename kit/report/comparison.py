@@ -72,6 +72,9 @@ def _result(label: str, run: Run, device: str) -> dict[str, Any]:
     }
 
 
+EVALUATION_DATA = "evaluation data"  # the row of its fingerprints among the differences
+
+
 def differences(runs: Sequence[Run]) -> list[dict[str, str]]:
     """Return the table of what differs between runs: a row for each setting, version, or fact of strategy and data."""
     columns = [_compared(run) for run in runs]
@@ -90,6 +93,8 @@ def _compared(run: Run) -> dict[str, str]:
     recipe = {**run.recipe.model_dump(mode="json"), "learning_rate": run.recipe.peak_learning_rate}
     settings = {key: setting(value) for key, value in recipe.items() if key not in _OWN}
     strategy = {word: setting(getattr(run.strategy, key)) for key, word in _STRATEGY.items()}
-    data = {"training data": str(run.record["data"].get("fingerprint", ""))[:12]}
+    evaluation = run.record["data"].get("evaluation")
+    evaluated_on = str(evaluation.get("fingerprint", "")) if isinstance(evaluation, dict) else ""
+    data = {"training data": str(run.record["data"].get("fingerprint", ""))[:12], EVALUATION_DATA: evaluated_on[:12]}
     versions = {name: str(version or "not installed") for name, version in run.record["versions"].items()}
     return settings | strategy | data | versions

@@ -28,6 +28,26 @@ def refused(capsys, *words):
     return err
 
 
+def test_a_run_is_found_from_what_lies_in_it(folder, capsys):
+    (folder / "final").mkdir()
+    (folder / "checkpoints/step-00000002").mkdir(parents=True)
+    for inside in ("final", "checkpoints", "checkpoints/step-00000002"):
+        assert main(["report", str(folder / inside)]) == 0
+        assert capsys.readouterr().out == f"report: {folder}/report.html\n"
+
+
+def test_runs_evaluated_on_other_data_are_not_comparable(folder, tmp_path, capsys):
+    remark = "the evaluation data differ: evaluation losses and exact matches are not comparable"
+    values = json.loads((folder / "run.json").read_text())
+    make_run(tmp_path / "same", [step_row(1)], **values)
+    values["data"]["evaluation"] = {"fingerprint": "cd"}
+    make_run(tmp_path / "other", [step_row(1)], **values)
+    assert main(["report", str(folder), str(tmp_path / "same")]) == 0
+    assert remark not in capsys.readouterr().out
+    assert main(["report", str(folder), str(tmp_path / "other")]) == 0
+    assert remark in capsys.readouterr().out
+
+
 def test_it_is_written_of_a_run_as_far_as_it_has_come(folder, capsys):
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"report: {folder}/report.html\n"

@@ -40,6 +40,12 @@ def test_a_flag_may_be_written_in_several_ways(argv):
     assert (recipe.max_steps, recipe.use_dora) == (7, True)
 
 
+@pytest.mark.parametrize("inside", ["final", "final/", "checkpoints/step-00000040", "step-00000040", ""])
+def test_a_model_in_the_folder_of_a_run_is_named_by_the_run(inside):
+    request = read_command_line(["--model_name_or_path", f"runs/mine/{inside}", "--dataset", "d.jsonl"])
+    assert request.recipe_name == "mine"
+
+
 def test_launch_flags_are_no_part_of_the_recipe():
     request = read_command_line(["--config", "fsdp", "--num-processes", "4", "--dry-run"])
     launch = request.launch

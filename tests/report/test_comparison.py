@@ -4,7 +4,7 @@ import json
 
 from report_helpers import evaluation_row, make_run, opened, record, step_row
 
-from kit.report.comparison import comparison_page, differences, labels_of, results
+from kit.report.comparison import EVALUATION_DATA, comparison_page, differences, labels_of, results
 from kit.report.runs import open_run
 
 MEASURED = ("duration", "training loss", "evaluation loss", "lowest (step)", "exact match", "tokens/s per process")
@@ -57,6 +57,13 @@ def test_the_page_has_the_tables_and_the_curves_of_all_and_text_stays_text(tmp_p
     assert "<b>." not in page and "<i>." not in page and "&lt;i&gt;.jsonl" in page and "&lt;b&gt;" in page
     assert page.count("<figure") == 9 and "<dd>" in page and "data-reload" not in page
     assert " data-reload=2" in comparison_page(runs, 2.0)
+
+
+def test_runs_with_other_evaluation_data_differ_in_them(tmp_path):
+    values = record()
+    values["data"]["evaluation"] = {"fingerprint": "cd"}
+    other = opened(tmp_path / "b", **values)
+    assert differences([opened(tmp_path / "a"), other])[-1] == {"": EVALUATION_DATA, "a": "", "b": "cd"}
 
 
 def test_equal_runs_are_said_to_be_equal(tmp_path):

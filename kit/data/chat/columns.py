@@ -49,6 +49,10 @@ def choose_fields(
     problems: list[Problem] = []
     for theirs, ours in mapping.items():
         where = f"dataset_columns {theirs}={ours}"
+        if theirs in FIELDS and theirs not in columns and ours in columns:
+            fix = f"the other way round: --dataset_columns {ours}={theirs}"
+            problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "theirs=ours", fix))
+            continue
         if ours not in FIELDS:
             names = (*FIELDS, IGNORE)
             problems.append(Problem(where, f"{ours!r} is no field", ", ".join(names), did_you_mean(ours, names)))

@@ -9,10 +9,13 @@ import csv
 from collections.abc import Iterator
 from dataclasses import astuple
 
-from kit.data.read.text import MAX_LINE_BYTES, Bytes, Ending, Row, long_line, skip_line
+from kit.data.read.text import MAX_LINE_BYTES, NOT_UTF8, Bytes, Ending, Row, long_line, skip_line
 from kit.errors import Problem
 
-SEMICOLONS = "is it separated by ';'? only commas (.csv) and tabs (.tsv) are read"
+SEMICOLONS = (
+    "is it separated by ';'? only commas (.csv) and tabs (.tsv) are read; python -c \"import csv, sys; "
+    "csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=';'))\" < IN.csv > OUT.csv converts it"
+)
 
 
 def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
@@ -38,7 +41,7 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            found = f"not UTF-8 at byte {error.start + 1} of the line"
+            found = f"{NOT_UTF8} at byte {error.start + 1} of the line"
             bad = bad or Problem(f"{name}:{number}", found, "UTF-8 text")
             text = line.decode(errors="replace")
         return text

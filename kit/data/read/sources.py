@@ -23,7 +23,7 @@ from kit.data.read.hub import Found, is_saved, open_hub, open_saved
 from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
-from kit.data.read.text import SPREAD
+from kit.data.read.text import NOT_UTF8, SPREAD
 from kit.errors import Problem, Problems, UserError, did_you_mean
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
@@ -35,6 +35,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 MEND = "mend or remove such rows"
+ENCODING = "convert the file, which on Windows often is cp1252: iconv -f cp1252 -t utf-8 FILE > NEW"
 FIX = f"{MEND}, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it
@@ -292,6 +293,8 @@ def shown(problems: Sequence[Problem], name: str, fix: str = FIX) -> list[Proble
     rows = [i for i, problem in enumerate(told) if ROW.search(problem.where) and not problem.fix]
     if more := len(problems) - len(told):
         told.append(Problem(name, f"... and {more} more problem{'s' if more > 1 else ''}", num_others=more))
+    if any(told[i].found.startswith(NOT_UTF8) for i in rows):
+        fix = ENCODING  # other rows of such a file may have been read wrongly, without a word
     if rows:
         last = -1 if more else rows[-1]
         told[last] = replace(told[last], fix=fix)

@@ -18,6 +18,7 @@ from kit.errors import Problem, kind
 
 Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a dict, a Problem, or None if it is blank
 
+NOT_UTF8 = "not UTF-8"  # so begins the problem of a line whose bytes cannot be decoded
 MAX_LINE_BYTES = 1 << 24
 READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -62,7 +63,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             if end < len(text):
                 raise json.JSONDecodeError("Extra data", text, end)
         except UnicodeDecodeError as error:
-            found = f"not UTF-8 at byte {error.start + 1} of the line"
+            found = f"{NOT_UTF8} at byte {error.start + 1} of the line"
             yield number, Problem(f"{name}:{number}", found, "UTF-8 text")
         except json.JSONDecodeError as error:
             found = f"not JSON at column {error.colno} ({error.msg})"
@@ -101,7 +102,7 @@ def text_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
         except UnicodeDecodeError as error:
-            yield number, Problem(f"{name}:{number}", f"not UTF-8 at byte {error.start + 1} of the line", "UTF-8 text")
+            yield number, Problem(f"{name}:{number}", f"{NOT_UTF8} at byte {error.start + 1} of the line", "UTF-8 text")
         else:
             yield number, {"text": text} if text.strip() else None
 

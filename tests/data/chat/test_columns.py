@@ -45,6 +45,7 @@ def chosen(columns, mapping=None):
     [
         ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, conversations"),
         ({"question": "promt"}, "did you mean 'prompt'?"),
+        ({"prompt": "question"}, "the other way round: --dataset_columns question=prompt"),
         ({"questions": "prompt"}, "train.jsonl has no column 'questions'; expected one of question, answer, more"),
         ({"questions": "prompt"}, "did you mean 'question'?"),
         ({"question": "prompt", "answer": "prompt"}, "prompt is given twice"),

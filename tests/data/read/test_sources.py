@@ -9,7 +9,7 @@ from data_helpers import contents, json_lines, problems, refused, rows_of, sourc
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.data.read import archives, sources
 from kit.data.read.hub import Found
-from kit.data.read.sources import FIX, SUFFIXES, shown
+from kit.data.read.sources import ENCODING, FIX, SUFFIXES, shown
 from kit.errors import Problem, UserError
 
 # Names
@@ -296,3 +296,8 @@ def test_whether_a_name_means_the_hub_is_known_without_reading(folder):
     assert sources.hub_id("org/data:main", "train[:10]", "dataset") == "org/data"
     with pytest.raises(UserError, match=r"no file or folder 'b.jsonl'"):
         sources.hub_id("b.jsonl", "", "dataset")
+
+
+def test_a_file_of_another_encoding_is_to_be_converted_not_skipped():
+    (told,) = shown([Problem("a.csv:2", "not UTF-8 at byte 3 of the line", "UTF-8 text")], "a.csv")
+    assert told.fix == ENCODING and "iconv" in str(told) and "--on_bad_row" not in str(told)
