@@ -201,9 +201,7 @@ class Recipe(BaseModel):
     early_stopping_threshold: float = _eval(
         0.0, "eval_loss must be lower than the lowest so far by more than this", ge=0
     )
-    predict_with_generate: bool = _eval(
-        False, "also generate the last answer of each evaluation sample greedily, and report how many match exactly"
-    )
+    predict_with_generate: bool = _eval(False, "also answer each sample's last turn greedily; exact match of these")
     max_new_tokens: int = _eval(128, "longest generated answer", "tokens", ge=1)
 
     output_dir: str | None = _output(None, "folder of the run; default: runs/<recipe>-<config>")

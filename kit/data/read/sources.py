@@ -23,7 +23,7 @@ from kit.data.read.hub import Found, is_saved, open_hub, open_saved
 from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
-from kit.data.read.text import NOT_UTF8, SPREAD
+from kit.data.read.text import ENCODING, NOT_UTF8, SPREAD
 from kit.errors import Problem, Problems, UserError, did_you_mean
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
@@ -35,7 +35,6 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 MEND = "mend or remove such rows"
-ENCODING = "convert the file, which on Windows often is cp1252: iconv -f cp1252 -t utf-8 FILE > NEW"
 FIX = f"{MEND}, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it

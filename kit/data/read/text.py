@@ -19,6 +19,7 @@ from kit.errors import Problem, kind
 Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a dict, a Problem, or None if it is blank
 
 NOT_UTF8 = "not UTF-8"  # so begins the problem of a line whose bytes cannot be decoded
+ENCODING = "convert the file, which on Windows often is cp1252: iconv -f cp1252 -t utf-8 FILE > NEW"
 MAX_LINE_BYTES = 1 << 24
 READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")

@@ -9,7 +9,8 @@ from data_helpers import contents, json_lines, problems, refused, rows_of, sourc
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.data.read import archives, sources
 from kit.data.read.hub import Found
-from kit.data.read.sources import ENCODING, FIX, SUFFIXES, shown
+from kit.data.read.sources import FIX, SUFFIXES, shown
+from kit.data.read.text import ENCODING
 from kit.errors import Problem, UserError
 
 # Names
