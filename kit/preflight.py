@@ -6,6 +6,7 @@ Promises: all problems are reported together; nothing is written except the toke
 from dataclasses import dataclass
 from typing import Any
 
+from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
@@ -14,18 +15,20 @@ from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.data.samples.rows import Opened
 from kit.errors import Problem, Problems, raise_if
 from kit.model.adapter import attach_adapter
-from kit.model.load import build_meta_model, check_model, fingerprint, num_positions, open_config
-from kit.model.locate import first_line
+from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
+from kit.model.locate import first_line, open_adapter
 from kit.model.parts import describe_parts, quantised_on_meta, router_aux_loss_coef
 from kit.model.reach import freeze_out_of_reach
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.plan.run import describe_memory, memory_problems, planned, record, settle
+from kit.run.facts import facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy
 from kit.strategy.accelerator import planned as planned_strategy
+from kit.strategy.agreement import Fact
 from kit.strategy.topology import Topology, check_router_loss
 
 
@@ -47,6 +50,20 @@ class Preflight:
     def vocab_size(self) -> int:
         """The number of rows of the model's embedding."""
         return num_rows(self.meta_model)
+
+    def facts(self, topology: Topology) -> list[Fact]:
+        """Return what the ranks of all machines compare before they load weights."""
+        recipe, data = self.recipe, self.data
+        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
+        content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
+        content["chat_template"] = str(data.chat_template)
+        if recipe.adapter_name_or_path:
+            adapter = open_adapter(recipe.adapter_name_or_path)
+            content["adapter_name_or_path"] = folder_fingerprint(adapter, "adapter_config.json")
+        if self.folder:
+            path = self.folder.checkpoint
+            content["resume_from_checkpoint"] = path and f"{path.name} {digest_of(read_manifest(path))}"
+        return facts(recipe, topology, content)
 
 
 def check(

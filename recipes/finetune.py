@@ -40,8 +40,9 @@ def main() -> None:
     from kit.model.parts import describe_parts
     from kit.report.run_page import write_report_at_end
     from kit.run.log import Log
+    from kit.run.shared import check_shared
     from kit.strategy.accelerator import prepare, start
-    from kit.strategy.rendezvous import agree, together
+    from kit.strategy.rendezvous import together
     from kit.train.isolation import check_isolation
     from kit.train.objective import SupervisedLoss
     from kit.train.optim import build_optimizer
@@ -63,11 +64,11 @@ def main() -> None:
         return
 
     # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
-    accelerator, load_plan = start(recipe, topology)
+    accelerator, load_plan = start(recipe, topology, checked.facts(topology))  # which all machines must share
     guard = Guard(accelerator, recipe, topology)
-    agree(accelerator, dataset=(data.fingerprint, total_steps), output_dir=str(folder.checkpoint))  # on all machines
     with together(accelerator):  # an error on one rank stops all ranks
         folder.open()
+    check_shared(accelerator, folder.path)
     guard.at(phases.LOADING)
     with together(accelerator):
         model = build_model(recipe, config, load_plan)

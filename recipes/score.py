@@ -53,7 +53,7 @@ def main() -> None:
     assert samples is not None
     say(*describe_rendering(recipe, checked.sources, checked.tokenizer))
 
-    accelerator, plan = start(recipe, topology)
+    accelerator, plan = start(recipe, topology, checked.facts(topology))
     guard = Guard(accelerator, recipe, topology, trains=False)
     guard.at(phases.LOADING)
     model = build_model(recipe, checked.config, plan)

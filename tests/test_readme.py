@@ -60,6 +60,7 @@ def test_every_flag_named_in_the_pages_exists():
         "nnodes",
         "rdzv_backend",
         "rdzv_endpoint",
+        "local_addr",
         "num_machines",
         "machine_rank",
         "main_process_ip",

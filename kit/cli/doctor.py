@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     from kit.doctor.machine import check_machine
 
     check_machine(report, planned, None)
-    if planned.topology.strategy != "single" and not planned.problems:
+    if planned.topology.strategy != "single" and planned.settings.num_machines == 1 and not planned.problems:
         from kit.doctor.starting import start_ranks
 
         num_processes = planned.topology.num_processes

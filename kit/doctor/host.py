@@ -1,7 +1,6 @@
 """What the machine gives a run beside its devices: disk, memory, file descriptors, names and ports."""
 
 import errno
-import ipaddress
 import os
 import resource
 import shutil
@@ -12,10 +11,11 @@ import psutil
 
 from kit.config.recipe import Recipe
 from kit.doctor.needs import Needs, num_checkpoints
-from kit.doctor.result import Result, ok
+from kit.doctor.result import Result, of_problems, ok
 from kit.failures.memory import size
+from kit.strategy.machines import DEFAULT_PORT
+from kit.strategy.network import check_main_address, check_own_name
 
-DEFAULT_PORT = 29500  # of torchrun and `accelerate launch`
 # A rank of recipes/tiny under fsdp has at most 23 files open with 2 ranks, and 27 with 4: gloo takes one for each rank
 # and group. The rest is left for data and weights in many files, and for libraries of GPUs.
 _OWN_FILES, _FILES_PER_RANK = 128, 3
@@ -82,22 +82,8 @@ def check_names(several_machines: bool, main_address: str | None = None) -> Resu
     host = socket.gethostname()
     if not several_machines:
         return ok("host name", f"{host}; one machine only, so nobody has to reach it")
-    for name in dict.fromkeys(filter(None, (main_address, host))):
-        try:
-            address = socket.gethostbyname(name)
-        except OSError as error:
-            cure = "put the name and its address into /etc/hosts of every machine"
-            return Result("host name", "fail", f"{name} has no address ({error})", cure)
-        if ipaddress.ip_address(address).is_loopback:
-            cure = (
-                "correct /etc/hosts, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network interface (eth0)"
-            )
-            if name == main_address:
-                cure = "give the address of the first machine in the network as --main_process_ip or MASTER_ADDR"
-            elif os.environ.get("GLOO_SOCKET_IFNAME"):
-                continue
-            return Result("host name", "fail", f"{name} means {address}: other machines cannot reach it", cure)
-    return ok("host name", f"{host} is {socket.gethostbyname(host)}")
+    problems = check_main_address(main_address, "main_process_ip") if main_address else []
+    return of_problems("host name", [*problems, *check_own_name()], f"{host} can be reached")
 
 
 def check_port(port: int | None, is_needed: bool) -> Result:

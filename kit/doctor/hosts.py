@@ -1,15 +1,13 @@
 """Compare what each rank found on its machine: versions, the kit's source, GPUs, settings of the run, clocks."""
 
-import platform
 import socket
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from kit.config.recipe import IDENTITY, ROOT, Recipe
 from kit.doctor.result import Result, ok
-from kit.run.record import versions
+from kit.run.facts import code_digest, machine_versions
 
 # Certificates, caches on a shared disk and logs go wrong before training does.
 CLOCK_SECONDS = 5.0
@@ -23,20 +21,11 @@ def facts(recipe: Recipe, device: str) -> dict[str, Any]:
     """
     settings = {key: getattr(recipe, key) for key in IDENTITY}
     return {
-        "Python": platform.python_version(),
-        **versions(),
+        **machine_versions(),
         "code of kit/": code_digest(ROOT / "kit"),
         "recipe": xxhash.xxh3_64(repr(settings).encode()).hexdigest(),
         "device": device,
     }
-
-
-def code_digest(folder: Path) -> str:
-    """Return a digest of all Python files below ``folder``, by their names and content."""
-    state = xxhash.xxh3_64()
-    for path in sorted(folder.rglob("*.py")):
-        state.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return state.hexdigest()
 
 
 def compare_facts(all_facts: list[dict[str, Any]], hosts: list[str]) -> Result:

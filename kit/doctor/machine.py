@@ -3,6 +3,9 @@
 Promises: a check that cannot be made, because the model could not be opened, is said to be left out.
 """
 
+import shlex
+import sys
+
 from kit.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
 from kit.doctor.result import Report, Result, of_problems, ok
 from kit.strategy.launch import Planned
@@ -59,8 +62,14 @@ def _check_launch(planned: Planned, launched: LaunchedRank | None) -> Result:
     topology, settings = planned.topology, planned.settings
     count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
     if launched is None and settings.num_machines > 1:
-        # Not a mistake here: what one machine can tell is checked.
-        cure = "; ".join(problem.fix for problem in planned.problems)
+        # What one machine can tell is checked. The doctor starts no ranks on several; a launcher does.
+        words = shlex.join(sys.argv[1:])
+        cure = f"on machine N (0, 1, ...): accelerate launch --config_file {planned.config_file} --machine_rank N"
+        cure += f" -m kit.cli.main {words}"
+        # An address that is wrong is told with the host name.
+        problems = [p for p in planned.problems if p.where != "main_process_ip" or not settings.main_process_ip]
+        if problems:
+            return of_problems("launch", problems, "")
         found = f"{count} on {settings.num_machines} machines; without a launcher only this one is checked"
         return Result("launch", "warn", found, cure)
     if planned.problems:

@@ -102,7 +102,7 @@ def check_ranks(
     began = time.monotonic()
     try:
         accelerator, _ = start(recipe, topology)
-    except TrainingError as error:
+    except (TrainingError, UserError) as error:
         time.sleep(0 if is_main() else _LATER_SECONDS)
         fail(str(error))
         deadline.over()

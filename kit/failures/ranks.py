@@ -4,6 +4,8 @@ On every rank a thread writes the rank's status to the ranks' key-value store on
 for the time-out, or if a collective fails, a rank reads all statuses and reports which ranks are missing, and in which
 phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes an item, or the
 process reads or writes files; so a slow disk does not count as a hang.
+
+If the store does not answer either, as when a machine or the network went down, the rank says that, and ends.
 """
 
 import json
@@ -23,6 +25,8 @@ import torch
 
 from kit.errors import TrainingError
 from kit.failures.phases import STARTING, Phase
+from kit.strategy.launcher import end_launcher_later, remember_end
+from kit.strategy.rendezvous import BoundedStore
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -47,7 +51,8 @@ class RankStatus:
     pid: int = 0
 
     def __str__(self) -> str:
-        text = f"rank {self.rank} {self.phase}" + (f" in step {self.step}" if self.step else "")
+        host = f" on {self.host}" if self.host not in ("", socket.gethostname()) else ""
+        text = f"rank {self.rank}{host} {self.phase}" + (f" in step {self.step}" if self.step else "")
         return text + (f", {self.save}" if self.save else "")
 
 
@@ -57,7 +62,7 @@ class Watch:
     def __init__(
         self,
         accelerator: "Accelerator",
-        store: Any,
+        store: BoundedStore | None,
         timeout_seconds: float,
         trains: bool = True,
         tell: Callable[[str], int] | None = None,
@@ -106,11 +111,15 @@ class Watch:
         """
         if self._store is None or not isinstance(error, RuntimeError):
             return None
-        gone, _ = self._survey()
+        then = "the same command continues from the last checkpoint" if self._trains else ""
+        try:
+            gone, _ = self._survey()
+        except TimeoutError:
+            return TrainingError(self._unreachable() + (then and f"\n    -> {then}"))
         if not gone:
             return None
         are, it = ("are", "They say") if len(gone) > 1 else ("is", "It says")
-        then = ";\n       the same command continues from the last checkpoint" if self._trains else ""
+        then = then and f";\n       {then}"
         return TrainingError(
             f"{_names(gone)} {are} gone, last seen: {_listed(gone)}\n"
             f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
@@ -126,7 +135,7 @@ class Watch:
             last, moved_bytes = collectives, num_bytes
             if now - before > BEAT_SECONDS + SILENT_SECONDS:  # this process was paused, as by a scheduler's SIGSTOP
                 self._moved += now - before
-            before, beats = now, beats + 1
+            beats += 1
             status = RankStatus(
                 self._rank,
                 beats,
@@ -138,13 +147,20 @@ class Watch:
                 socket.gethostname(),
                 os.getpid(),
             )
-            with suppress(RuntimeError):  # the process that keeps the store has ended; the next reader reports that
-                self._store.set(str(self._rank), json.dumps(asdict(status)))
+            self._write(status)
+            before = time.monotonic()
             if now - self._moved > self._timeout and not self._is_asking:
                 self._is_asking = True
                 # In another thread, because this one must continue to write the status.
                 threading.Thread(target=self._ask_others, args=(self._moved,), daemon=True).start()
             time.sleep(BEAT_SECONDS)
+
+    def _write(self, status: RankStatus) -> None:
+        text = json.dumps(asdict(status))
+        # The process that keeps the store has ended, or cannot be reached; the next reader reports that.
+        with suppress(RuntimeError, TimeoutError):
+            assert self._store is not None
+            self._store.call(lambda store: store.set(str(self._rank), text))
 
     def _ask_others(self, moved: float) -> None:
         """End the process if no other rank makes progress either.
@@ -153,7 +169,11 @@ class Watch:
         """
         waited = f"{self._timeout} s without a move (--ddp_timeout), {self._phase}"
         waited += f" in step {self._step}" if self._step else ""
-        gone, statuses = self._survey()
+        try:
+            gone, statuses = self._survey()
+        except TimeoutError:
+            self._leave(f"{waited}; {self._unreachable()}")
+            return
         others = [status for status in statuses if status not in gone and status.rank != self._rank]
         # Half the time-out, because the ranks did not all begin to wait at the same time.
         if self._moved != moved or any(status.still_seconds < self._timeout / 2 for status in others):
@@ -166,12 +186,25 @@ class Watch:
             reason = f"{_names(absent)} did not arrive, last seen: {_listed(absent)}"
         else:
             reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(statuses)})"
-        exit_status = self._tell(f"{waited}; {reason}")
+        self._leave(f"{waited}; {reason}", gone)
+
+    def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
+        exit_status = self._tell(message)
         for status in gone:  # a stopped process does not react to the launcher's SIGTERM
             if status.host == socket.gethostname() and status.pid:
                 with suppress(OSError):
                     os.kill(status.pid, signal.SIGKILL)
+        remember_end(exit_status, is_final=False)
+        end_launcher_later()
         os._exit(exit_status)
+
+    def _unreachable(self) -> str:
+        """What this rank knows when the store does not answer."""
+        assert self._store is not None
+        return (
+            f"{self._store.address}, where the ranks meet, does not answer {socket.gethostname()}: "
+            "that machine is down, or the network between the two"
+        )
 
     def _print(self, message: str) -> int:
         with suppress(OSError):  # standard error is closed
@@ -182,6 +215,9 @@ class Watch:
         """Return the statuses of the silent ranks, and those of all ranks.
 
         A rank is silent if its beats do not increase; so the clocks of several machines need not agree.
+
+        Raises:
+            TimeoutError: the store does not answer.
         """
         before = self._statuses()
         time.sleep(SILENT_SECONDS)
@@ -195,14 +231,23 @@ class Watch:
     def _statuses(self) -> list[RankStatus]:
         """The last status of each rank; of a rank that never wrote one, the status at the start.
 
-        Empty if the store cannot be reached.
+        Empty if the store is gone.
+
+        Raises:
+            TimeoutError: the store does not answer.
         """
-        try:
-            present = [self._store.check([str(rank)]) for rank in range(self._world)]
-            records = [
-                json.loads(self._store.get(str(rank))) if present[rank] else {"rank": rank}
-                for rank in range(self._world)
+
+        def read(store: Any) -> list[dict[str, Any]]:
+            keys = [str(rank) for rank in range(self._world)]
+            present = [store.check([key]) for key in keys]
+            return [
+                json.loads(store.get(key)) if here else {"rank": int(key)}
+                for key, here in zip(keys, present, strict=True)
             ]
+
+        assert self._store is not None
+        try:
+            records = self._store.call(read)
         except RuntimeError:
             return []
         return [RankStatus(**record) for record in records]

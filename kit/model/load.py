@@ -52,13 +52,17 @@ def open_config(recipe: Recipe) -> Any:
 def fingerprint(recipe: Recipe) -> str:
     """Return a text that identifies the base model.
 
-    For a hub id it is the commit. For a folder it is a hash of the config and of each weight file's size, first and
-    last mebibyte; hashing whole weight files would take minutes.
+    For a hub id it is the commit. For a folder it is ``folder_fingerprint``; hashing whole weight files would take
+    minutes.
     """
     if commit := commit_of(recipe.model_name_or_path, recipe.model_revision):
         return commit
-    folder = Path(os.path.expanduser(recipe.model_name_or_path))
-    state = xxhash.xxh3_128((folder / "config.json").read_bytes())
+    return folder_fingerprint(Path(os.path.expanduser(recipe.model_name_or_path)), "config.json")
+
+
+def folder_fingerprint(folder: Path, config_name: str) -> str:
+    """Return a hash of a folder's config and of each weight file's size, first and last mebibyte."""
+    state = xxhash.xxh3_128((folder / config_name).read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             size = path.stat().st_size

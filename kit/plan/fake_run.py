@@ -97,7 +97,7 @@ class FakeRun:
         """
         self._recipe, self._topology, self._meter, self._shortened = recipe, topology, meter, shortened
         self._is_settled = False
-        kit.strategy.accelerator.join_group = lambda backend, timeout_seconds: dist.init_process_group(
+        kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
         )
         kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]

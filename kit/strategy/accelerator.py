@@ -5,6 +5,7 @@ sharding and collectives run on the CPU (a rehearsal).
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
 from kit.model.plan import LoadPlan
+from kit.strategy.agreement import Fact
 from kit.strategy.fsdp import force_fsdp, fsdp1_adapter_policy, fsdp_plugin, is_sharded_layer
 from kit.strategy.rendezvous import join_group
 from kit.strategy.sending import Sender
@@ -33,15 +35,19 @@ class Prepared:
     strategy: ActualStrategy
 
 
-def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
+def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tuple[Accelerator, LoadPlan]":
     """Join the process group, create the ``Accelerator``, and check that it has the strategy of ``topology``.
+
+    Args:
+        facts: what must be the same on all ranks.
 
     Returns:
         The accelerator, and how this process must load weights.
 
     Raises:
         TrainingError: the strategy or the number of processes differs from ``topology``, or a rank did not arrive.
-        UserError: the port of the rendezvous is in use.
+        UserError: ranks differ in ``facts``, or their machines cannot reach each other by name, or the port of the
+            rendezvous is in use.
     """
     import torch
     from accelerate import Accelerator
@@ -70,7 +76,7 @@ def start(recipe: Recipe, topology: Topology) -> "tuple[Accelerator, LoadPlan]":
             if not check_cuda_p2p_ib_support():
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-        join_group(topology.backend, recipe.ddp_timeout)
+        join_group(topology.backend, recipe.ddp_timeout, facts)
     plugin = fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
     # Unless FSDP reduces gradients after each micro-batch, every rank holds the float32 gradients of the whole model,
     # 4 bytes a parameter, until the last one. DDP holds them anyway, in its buckets, and saves communication.

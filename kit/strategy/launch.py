@@ -5,16 +5,18 @@ The topology comes from the Accelerate config (``--config``), else from the envi
 Promises:
 
 - The topology does not depend on how the command was launched.
-- If the topology needs several processes and no launcher started them, this process replaces itself by torchrun.
+- If the topology needs several processes and no launcher started them, this process replaces itself by torchrun. With
+  a config for several machines, the same command on each of them starts the run.
 - If the command contradicts the config, the error shows a command that works.
 - torch is imported only to count devices.
 """
 
+import math
 import os
-import shlex
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 from kit.config.command_line import Request
@@ -24,7 +26,10 @@ from kit.config.recipe_file import find_file
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
-from kit.strategy.launcher import OWN_TORCHRUN, asked_of_accelerate, continue_restarted, end_with_launcher, stay_ended
+from kit.strategy.launch_problems import launch_problems
+from kit.strategy.launcher import OWN_TORCHRUN, continue_restarted, end_with_launcher, stay_ended
+from kit.strategy.machines import DEFAULT_PORT, Machines
+from kit.strategy.network import is_own
 from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
 from kit.strategy.torchrun import INHERITED, torchrun_command
 
@@ -59,7 +64,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
-        _relaunch(topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
+        _relaunch(settings, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
     forget_launcher(topology)
     return recipe, topology
 
@@ -79,6 +84,7 @@ class Planned:
 
     recipe: Recipe
     settings: Settings
+    config_file: Path | None  # None without --config
     topology: Topology
     problems: list[Problem]  # with how the command was launched, and with the number of processes
     batch_problems: list[Problem]  # with the global batch
@@ -93,7 +99,8 @@ def look(request: Request) -> Planned:
     _begin()
     recipe, settings, config_name = settle(request, checks_batch=False)
     topology, _, problems = _decide(request, recipe, settings, config_name)
-    return Planned(recipe, settings, topology, problems, _batch_problems(recipe, topology.num_processes))
+    path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
+    return Planned(recipe, settings, path, topology, problems, _batch_problems(recipe, topology.num_processes))
 
 
 def _begin() -> None:
@@ -146,8 +153,9 @@ def _decide(
     wanted = request.launch.num_processes or settings.num_processes
     num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-    num_processes = wanted or launched or (num_devices or 2 if settings.strategy != "single" else 1)
-    problems = _launch_problems(request, settings, num_processes, launched, num_devices)
+    each = num_devices or (2 if settings.num_machines == 1 else 1)
+    num_processes = wanted or launched or (each * settings.num_machines if settings.strategy != "single" else 1)
+    problems = launch_problems(request, settings, num_processes, launched, num_devices)
     topology = Topology(
         strategy=settings.strategy,
         config_name=config_name,
@@ -215,70 +223,6 @@ def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:
     ]
 
 
-def _launch_problems(
-    request: Request, settings: Settings, num_processes: int, launched: int | None, num_devices: int
-) -> list[Problem]:
-    """Problems with how the command was launched, each with a command that works.
-
-    Args:
-        num_processes: the number of processes that the run needs, over all machines.
-        launched: the number that a launcher started; None without a launcher.
-        num_devices: GPUs of this machine.
-    """
-    strategy = settings.strategy
-    arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
-    script = f"{_script()} {arguments}".strip()
-    asked = asked_of_accelerate() if launched is None else None
-    if asked and asked > 1 and asked != num_processes:
-        wish = f"--config {'ddp' if strategy == 'single' else request.launch.config} --num_processes {asked}"
-        found = f"accelerate launch was given {asked}, and started one process"
-        flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        fix = f"give it to the script: accelerate launch {_script()} {wish} {flags}"
-        return [Problem("--num_processes", found, fix=fix.rstrip())]
-    if strategy == "single" and num_processes > 1:
-        if launched and launched > 1:
-            fix = f"type: accelerate launch --num_processes 1 {script}"
-            return [Problem("--config", f"a single-process config under a launcher that started {launched}", fix=fix)]
-        return [
-            Problem(
-                "--num_processes",
-                f"{num_processes} with a single-process config",
-                "1",
-                "use --config ddp or fsdp",
-            )
-        ]
-    if launched and launched != num_processes:
-        fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
-        return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
-    if launched is None and settings.num_machines > 1:
-        file = find_file(request.launch.config or "", ACCELERATE_CONFIGS, "config")
-        words = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        fix = f"on every machine, type: accelerate launch --config_file {file} {_script()} {words}"
-        found = f"{settings.num_machines} machines, but no launcher started this process"
-        return [Problem("num_machines", found, fix=fix.rstrip())]
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes
-    if num_devices and local > num_devices:
-        return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
-    return []
-
-
-def _script() -> str:
-    """What a launcher takes to start this command: a script, or a module, whose folder it must not put on the path."""
-    path = os.path.relpath(sys.argv[0])
-    return "-m kit.cli.main" if os.path.basename(path) in ("kit", "main.py") else shlex.quote(path)
-
-
-def _without(words: list[str], flag: str) -> list[str]:
-    kept = []
-    skip = False
-    for word in words:
-        name = word.replace("-", "_").replace("__", "--", 1)
-        if not skip and name != flag and not name.startswith(f"{flag}="):
-            kept.append(word)
-        skip = name == flag
-    return kept
-
-
 def _devices() -> tuple[int, str]:
     import torch
 
@@ -291,8 +235,15 @@ def _devices() -> tuple[int, str]:
     return torch.accelerator.device_count(), accelerator.type
 
 
-def _relaunch(num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
-    """Replace this process by torchrun, which starts the same command ``num_processes`` times."""
-    command, env = torchrun_command(sys.argv, num_processes, timeout_seconds, keep_environment)
+def _relaunch(settings: Settings, num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
+    """Replace this process by torchrun, which starts the same command ``num_processes`` times over all machines."""
+    count, address = settings.num_machines, settings.main_process_ip
+    machines = None
+    if count > 1:
+        assert address is not None  # else it was refused
+        timeout = math.ceil(timeout_seconds)
+        machines = Machines(count, address, settings.main_process_port or DEFAULT_PORT, is_own(address), timeout)
+        say(machines.announce())
+    command, env = torchrun_command(sys.argv, num_processes // count, timeout_seconds, keep_environment, machines)
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,17 @@ ACCELERATE_PID = "KIT_ACCELERATE_PID"
 # Environment variable of ranks that kit.strategy.torchrun started: it asks how they ended.
 OWN_TORCHRUN = "KIT_TORCHRUN"
 _SECONDS_BETWEEN_LOOKS = 0.2
+GRACE_SECONDS = 8.0  # in which torchrun has ended if it can reach the other machines
+# A process of its own, because it outlives the rank. It ends with the launcher, whose id may be reused.
+_END_LATER = """
+import psutil, sys
+launcher = psutil.Process(int(sys.argv[1]))
+if launcher.create_time() == float(sys.argv[2]):
+    try:
+        launcher.wait(float(sys.argv[3]))
+    except psutil.TimeoutExpired:
+        launcher.kill()
+"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,12 @@ def launched_rank() -> LaunchedRank | None:
         return None
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
     return LaunchedRank(rank, world, int(env.get("LOCAL_RANK", rank)), int(env.get("LOCAL_WORLD_SIZE", world)))
+
+
+def speaks_for_machine() -> bool:
+    """Return whether this is the first rank of a machine other than that of rank 0."""
+    rank = launched_rank()
+    return rank is not None and rank.several_machines and rank.rank > 0 and rank.local_rank == 0
 
 
 def end_with_launcher() -> None:
@@ -130,6 +148,23 @@ def continue_restarted(recipe: Recipe) -> Recipe:
         return recipe
     update = {"resume_from_checkpoint": "auto"} if recipe.resume_from_checkpoint == "none" else {}
     return recipe.model_copy(update=update | ({"overwrite_output_dir": False} if signed.get("emptied") else {}))
+
+
+def end_launcher_later() -> None:
+    """Have the launcher killed if it still lives ``GRACE_SECONDS`` from now. A rank that failed calls it.
+
+    torchrun ends its ranks when one fails, but then waits up to a quarter of an hour for a machine that is not
+    reachable. On one machine this does nothing. A launcher that restarts ranks is left alone: it may wait for that
+    machine with good reason.
+    """
+    rank = launched_rank()
+    if rank is None or not rank.several_machines or os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        return
+    with suppress(OSError, psutil.Error):
+        started = psutil.Process(os.getppid()).create_time()
+        command = [sys.executable, "-c", _END_LATER, str(os.getppid()), str(started), str(GRACE_SECONDS)]
+        subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL)  # fmt: skip
 
 
 def remember_end(status: int, is_final: bool) -> None:

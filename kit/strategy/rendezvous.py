@@ -1,14 +1,24 @@
-"""Rendezvous of the ranks: the key-value store, the process group, and checks that all ranks agree."""
+"""Rendezvous of the ranks: the key-value store, what they agree on, and the process group.
+
+Promises: no call of the store waits longer than a time-out of ours, whatever the network does.
+"""
 
 import os
+import queue
+import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kit.console import say
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
+from kit.strategy.agreement import Fact, exchange
+from kit.strategy.launcher import end_launcher_later, launched_rank, remember_end
+from kit.strategy.network import check_main_address, check_own_name, is_own
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -18,43 +28,111 @@ T = TypeVar("T")
 # A collective may take so many times ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
 # ``kit.failures.ranks`` detects a hang earlier.
 PATIENCE = 10
+STORE_SECONDS = 3.0  # how long a call of the key-value store may take
+_QUIET_SECONDS = 3.0  # that rank 0 waits for others before it says so
 
 
-def join_group(backend: str | None, timeout_seconds: float) -> None:
-    """Join the process group of all ranks that the launcher started.
+def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact] = ()) -> None:
+    """Meet all ranks that the launcher started, agree with them on ``facts``, and join their process group.
 
     Args:
         backend: of torch.distributed; None: torch chooses.
         timeout_seconds: how long to wait for all ranks. The time-out of the group's collectives is ``PATIENCE`` times
             as long.
+        facts: must be the same on all ranks.
 
     Raises:
         TrainingError: not all ranks arrived within ``timeout_seconds``.
-        UserError: the port of the rendezvous is in use.
+        UserError: ranks differ in ``facts``, a machine has a name that others cannot use, or the port of the
+            rendezvous is in use.
     """
     import torch
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    try:
+    launched = launched_rank()
+    if launched and launched.several_machines and not is_own(os.environ["MASTER_ADDR"]):
+        raise_if(check_main_address(os.environ["MASTER_ADDR"], "MASTER_ADDR"))
+
+    def meet() -> tuple[Any, list[Problem], list[str]]:
         store = _meet(rank, world, timeout_seconds)
+        return store, *exchange(store, rank, world, facts, check_own_name())
+
+    try:
+        store, problems, warnings = within(timeout_seconds + STORE_SECONDS, meet)
+        raise_if(problems)
+        say(*warnings)
         timeout = timedelta(seconds=PATIENCE * timeout_seconds)
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+        with _ending_after(timeout_seconds):
+            torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except torch.distributed.DistError as error:
         if "EADDRINUSE" in str(error):
             where, found = "MASTER_PORT", f"{os.environ['MASTER_PORT']} is in use on this machine"
             raise UserError(Problem(where, found, "a free port", "the launcher's --master_port sets it")) from None
         found = f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout)"
         raise TrainingError(f"{found}: {str(error).splitlines()[0]}") from None
+    except TimeoutError:
+        found = f"not all {world} processes came within {timeout_seconds} s (--ddp_timeout)"
+        raise TrainingError(f"{found}: {_store_address()}, where they meet, does not answer") from None
 
 
-def open_store() -> Any:
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what ``call`` returns. Raises ``TimeoutError`` after ``seconds``, and leaves the call to its thread.
+
+    torch's store has a time-out, but not all its calls heed it when the network is down.
+    """
+    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = results.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no end after {seconds} s") from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+class BoundedStore:
+    """A connection to the ranks' key-value store, of which no call takes longer than ``STORE_SECONDS``."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._pending: threading.Lock = threading.Lock()  # held by a call, also after its time was up
+        self.address = _store_address()
+
+    def call(self, function: Callable[[Any], T]) -> T:
+        """Return ``function(store)``.
+
+        Raises:
+            TimeoutError: the store did not answer in time, or has not yet answered an earlier call.
+            RuntimeError: the store is gone.
+        """
+        if not self._pending.acquire(timeout=STORE_SECONDS):
+            raise TimeoutError(f"{self.address} does not answer")
+
+        def run() -> T:
+            try:
+                return function(self._store)
+            finally:
+                self._pending.release()
+
+        return within(STORE_SECONDS, run)
+
+
+def open_store() -> BoundedStore | None:
     """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks."""
-    from accelerate.utils import gather_object
     from torch.distributed import PrefixStore, is_initialized
 
     if not is_initialized():
         return None
-    return PrefixStore(gather_object([uuid.uuid4().hex])[0], _connect(3))
+    name = from_main(lambda: uuid.uuid4().hex)
+    return BoundedStore(PrefixStore(name, within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))))
 
 
 @contextmanager
@@ -69,28 +147,6 @@ def together(accelerator: "Accelerator") -> Iterator[None]:
     with problems.caught():
         yield
     raise_if(gather_object(list(problems)))
-
-
-def agree(accelerator: "Accelerator", **values: Any) -> None:
-    """Check that all ranks pass the same values. Called by all ranks.
-
-    Args:
-        values: small comparable values. The name of an argument, such as ``dataset``, is the field that the problem
-            names.
-
-    Raises:
-        UserError: on all ranks, if a value on any rank differs from that on rank 0.
-    """
-    from accelerate.utils import gather_object
-
-    problems = []
-    all_values = gather_object([values])
-    for where in values:
-        others = [str(rank) for rank, own in enumerate(all_values) if own[where] != all_values[0][where]]
-        if others:
-            found = f"rank {', '.join(others)} found something else than rank 0"
-            problems.append(Problem(where, found, "the same on every machine"))
-    raise_if(problems)
 
 
 def from_main(make: Callable[[], T]) -> T:
@@ -113,6 +169,32 @@ def _connect(timeout_seconds: float, is_master: bool = False) -> Any:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=timeout_seconds)
     return TCPStore(address, port, is_master=is_master, timeout=timeout, wait_for_workers=False)
+
+
+def _store_address() -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
+@contextmanager
+def _ending_after(seconds: float) -> Iterator[None]:
+    """End the process if the ``with`` block, which connects all ranks, takes longer: gloo waits in C++."""
+
+    def end() -> None:
+        found = f"met the other ranks at {_store_address()}, but did not reach all of them within {seconds} s"
+        fix = "a firewall must let all ports pass between the machines; GLOO_SOCKET_IFNAME names the interface"
+        with suppress(OSError):
+            print(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}", file=sys.stderr, flush=True)
+        remember_end(1, is_final=False)
+        end_launcher_later()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
@@ -139,10 +221,14 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         store.set(f"{name}/{rank}", "here")
         store.wait([f"{name}/all"])
         return PrefixStore(name, store)
-    absent, end = set(range(1, world)), time.monotonic() + timeout_seconds
+    absent, begun, is_told = set(range(1, world)), time.monotonic(), False
     while absent:
-        if time.monotonic() > end:
-            raise DistStoreError(f"rank {', '.join(map(str, sorted(absent)))} did not come")
+        waited, names = time.monotonic() - begun, f"rank {', '.join(map(str, sorted(absent)))}"
+        if waited > timeout_seconds:
+            raise DistStoreError(f"{names} did not come")
+        if waited > _QUIET_SECONDS and not is_told:
+            is_told = True
+            say(f"waiting for {names} at {_store_address()}, at most {timeout_seconds} s (--ddp_timeout)")
         for other in absent:
             if store.check([f"from/{other}"]):  # perhaps of a rank of an earlier start; the new one will overwrite it
                 store.set(f"to/{store.get(f'from/{other}').decode()}", mine)

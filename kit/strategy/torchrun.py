@@ -11,20 +11,29 @@ import math
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
-from kit.strategy.launcher import ACCELERATE_PID, OWN_TORCHRUN, end_under, end_with_launcher
+from kit.errors import TrainingError, UserError
+from kit.strategy.launcher import ACCELERATE_PID, GRACE_SECONDS, OWN_TORCHRUN, end_under, end_with_launcher
+from kit.strategy.machines import START_ALL, Machines
 
 # Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
 INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 _FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+_ORDERLY = (0, 75)  # exit statuses of ranks that finished, or were stopped by a signal (kit.failures.exits)
 
 
 def torchrun_command(
-    script: list[str], num_processes: int, timeout_seconds: float, keep_environment: bool
+    script: list[str],
+    num_processes: int,
+    timeout_seconds: float,
+    keep_environment: bool,
+    machines: Machines | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts ``num_processes`` ranks on this machine, and its environment.
 
@@ -32,6 +41,7 @@ def torchrun_command(
         script: the path of a script and its arguments.
         timeout_seconds: how long ranks may take to end after a signal.
         keep_environment: whether the ranks take their topology from the variables of `accelerate launch`.
+        machines: None: this one only.
     """
     # Without `--config` the topology comes from the environment, so the new processes need it too.
     env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(INHERITED)}
@@ -40,8 +50,9 @@ def torchrun_command(
     # After forwarding a signal, torchrun kills the ranks after 30 seconds. A step and its save may take longer.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
     command = [sys.executable, __file__, "--nproc_per_node", str(num_processes)]
+    command += ["--rdzv_backend", "c10d"]
     # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    command += machines.words() if machines else ["--rdzv_endpoint", "localhost:0"]
     # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle
     # a signal that `nohup` made this process ignore.
     handled = [name for name in _FORWARDED_SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
@@ -54,16 +65,34 @@ def main(argv: list[str]) -> int:
         return 128 + signal.SIGTERM  # `accelerate launch` ended before it could be watched from here
     end_with_launcher()
     os.environ[OWN_TORCHRUN] = "1"
+    # torch reads this at its import. Its store warns of every name that it cannot resolve, and of ranks that left.
+    is_quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
+    if is_quiet:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # ranks may warn
     if "LOGLEVEL" not in os.environ:  # by which users of torchrun ask for its log
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic.")]:
             logging.getLogger(name).setLevel(logging.ERROR)
             logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
+    arguments = run.parse_args(argv)
     try:
-        run.run(run.parse_args(argv))
+        if machines := Machines.of(arguments):
+            arguments.local_addr = machines.meet()  # by which the others reach the store; else it is the host name
+            threading.Thread(target=_end_after_failure, daemon=True).start()
+        run.run(arguments)
+    except UserError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_status
+    except (TrainingError, RendezvousTimeoutError) as error:
+        absent = f"fewer than {arguments.nnodes} machines came to {arguments.rdzv_endpoint} in time (--ddp_timeout)"
+        missing = f"{absent}\n    -> {START_ALL}"
+        print(f"\nerror: {missing if isinstance(error, RendezvousTimeoutError) else error}", file=sys.stderr)
+        return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()  # torchrun ended the others
         if failure.exitcode >= 0:
@@ -75,6 +104,15 @@ def main(argv: list[str]) -> int:
         status = end_under(os.getpid())
         return 128 + error.sigval if status is None else status
     return 0
+
+
+def _end_after_failure() -> None:
+    """End as the rank did that failed, also if torchrun then waits for a machine that it cannot reach."""
+    while (status := end_under(os.getpid())) in (None, *_ORDERLY):
+        time.sleep(0.5)
+    time.sleep(GRACE_SECONDS / 2)
+    assert status is not None
+    os._exit(status)
 
 
 if __name__ == "__main__":

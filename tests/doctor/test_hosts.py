@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.doctor.hosts import code_digest, compare_clocks, compare_facts, facts
+from kit.doctor.hosts import compare_clocks, compare_facts, facts
 
 
 def test_another_version_or_code_on_a_rank_is_named_with_both(recipe):
@@ -26,17 +26,6 @@ def test_another_recipe_is_found_by_what_identifies_a_run(recipe):
     assert compare_facts([facts(recipe, "cpu"), facts(changed, "cpu")], ["a", "b"]).status == "fail"
     changed = recipe.model_copy(update={"logging_steps": 5})
     assert compare_facts([facts(recipe, "cpu"), facts(changed, "cpu")], ["a", "b"]).status == "ok"
-
-
-def test_the_digest_is_that_of_names_and_content(tmp_path):
-    (tmp_path / "a.py").write_text("1")
-    first = code_digest(tmp_path)
-    (tmp_path / "cache.pyc").write_text("2")
-    assert code_digest(tmp_path) == first
-    (tmp_path / "a.py").write_text("2")
-    second = code_digest(tmp_path)
-    (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert len({first, second, code_digest(tmp_path)}) == 3
 
 
 @pytest.mark.parametrize(("other", "status"), [(104.0, "ok"), (1000.0, "warn")])

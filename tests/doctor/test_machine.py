@@ -55,10 +55,10 @@ def few_file_descriptors(monkeypatch, tmp_path):
 
 
 def name_of_loopback(monkeypatch, tmp_path):
-    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr("kit.strategy.network.address_of", lambda name: "127.0.1.1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     config = tmp_path / "two.yaml"
-    config.write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2\n")
+    config.write_text("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2\nmain_process_ip: a\n")
     return ["--config", str(config)]
 
 
@@ -139,11 +139,16 @@ def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
 def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_path, monkeypatch):
     config = tmp_path / "two.yaml"
     config.write_text(
-        "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 4\nmain_process_ip: 127.0.0.1\n"
+        "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 4\nmain_process_ip: 10.7.0.1\n"
         "mixed_precision: 'no'\n"
     )
     monkeypatch.setattr("sys.argv", ["/bin/kit", "doctor", "--config", str(config)])
     results = checked("--config", str(config))
     assert results["launch"].status == "warn"
-    assert f"accelerate launch --config_file {config} -m kit.cli.main doctor" in results["launch"].cure
+    command = f"accelerate launch --config_file {config} --machine_rank N -m kit.cli.main doctor --config {config}"
+    assert command in results["launch"].cure
+    config.write_text(config.read_text().replace("10.7.0.1", "127.0.0.1"))
+    results = checked("--config", str(config))
     assert results["host name"].status == "fail" and "127.0.0.1" in results["host name"].found
+    config.write_text(config.read_text().replace("main_process_ip: 127.0.0.1\n", ""))
+    assert "main_process_ip: missing" in checked("--config", str(config))["launch"].found

@@ -41,8 +41,8 @@ def dies_in_a_collective(rank):
 
 
 def has_another_version(rank):
-    own = hosts.versions
-    hosts.versions = lambda: own() | ({"kit": "0.0.9", "peft": "0.1"} if rank == 1 else {})
+    own = hosts.machine_versions
+    hosts.machine_versions = lambda: own() | ({"kit": "0.0.9", "peft": "0.1"} if rank == 1 else {})
 
 
 def does_not_synchronise(rank):

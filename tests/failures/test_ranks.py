@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from helpers import ROOT, free_port, matrix
+
+from kit.failures.ranks import Watch
 
 pytestmark = pytest.mark.slow
 DEADLINE = 60  # seconds; on a machine that does nothing else it takes less than 30
@@ -156,3 +159,21 @@ def test_the_launcher_does_not_start_anew_what_would_end_the_same(launch, what):
     assert status != 0
     assert run.text.count("error: --lora_r" if what == "mistake" else "stopped by a signal") == 1, run.text
     assert "continuing" not in run.text
+
+
+class Cut:
+    """A store behind a cable that was pulled."""
+
+    address = "10.0.0.1:29500"
+
+    def call(self, function):
+        raise TimeoutError
+
+
+def test_a_store_that_does_not_answer_is_told_with_its_address():
+    accelerator = SimpleNamespace(process_index=1, num_processes=2)
+    error = Watch(accelerator, Cut(), timeout_seconds=60).explain(RuntimeError("Connection closed by peer"))
+    assert str(error).startswith("10.0.0.1:29500, where the ranks meet, does not answer ")
+    assert "the same command continues from the last checkpoint" in str(error)
+    scoring = Watch(accelerator, Cut(), timeout_seconds=60, trains=False).explain(RuntimeError("Connection closed"))
+    assert "checkpoint" not in str(scoring)

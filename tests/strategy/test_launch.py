@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import sys
 import tempfile
 from dataclasses import replace
@@ -15,7 +16,7 @@ from helpers import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.errors import UserError
-from kit.strategy import launch
+from kit.strategy import launch, launch_problems
 
 SCRIPT = str(ROOT / "recipes/finetune.py")
 CONFIGS = ROOT / "accelerate_configs"
@@ -319,11 +320,26 @@ def test_two_machines_may_have_more_processes_than_this_one_has_gpus(resolve):
     assert resolve("--config", "fsdp", env=env, gpus=4).num_processes == 8
 
 
-def test_several_machines_need_a_launcher_on_each(resolve, config_file):
-    path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n")
-    error = refusal(resolve, "--config", path, gpus=4)
-    assert "2 machines" in str(error)
-    assert command_to_type(error)[:4] == ["accelerate", "launch", "--config_file", str(path)]
+def test_the_same_command_on_several_machines_starts_the_share_of_each(resolve, config_file):
+    text = "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n"
+    assert "main_process_ip: missing" in str(refusal(resolve, "--config", config_file(text), gpus=4))
+    for address, is_host in (("192.0.2.7", 0), (own_address(), 1)):
+        path = config_file(f"{text}main_process_ip: {address}\n")
+        with pytest.raises(Relaunched) as caught:
+            resolve("--config", path, "--ddp_timeout", "20", gpus=4, follow=False)
+        command = caught.value.command
+        assert command[command.index("--nproc_per_node") + 1] == "4" and command[command.index("--nnodes") + 1] == "2"
+        assert command[command.index("--rdzv_endpoint") + 1] == f"{address}:29500"
+        assert f"is_host={is_host},join_timeout=20" in command[command.index("--rdzv_conf") + 1]
+
+
+def own_address():
+    """An address of this machine in a network."""
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return entry.address
+    pytest.skip("this machine has no network")
 
 
 def test_processes_with_a_single_config_are_refused(resolve):
@@ -477,7 +493,7 @@ def test_the_printed_command_works_as_printed(flags, tmp_path):
 
 def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_told(resolve, environments, monkeypatch):
     """Without GPUs, `accelerate launch --num_processes 4` starts one."""
-    monkeypatch.setattr(launch, "asked_of_accelerate", lambda: 4)
+    monkeypatch.setattr(launch_problems, "asked_of_accelerate", lambda: 4)
     env = environments("single", 1)
     for words in ((), ("--config", "fsdp")):
         with pytest.raises(UserError, match="accelerate launch was given 4, and started one process") as caught:
@@ -497,11 +513,3 @@ def test_who_only_looks_starts_nothing_and_is_told_what_a_run_would_refuse(resol
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16" and capsys.readouterr().out == ""
     with pytest.raises(UserError, match="no config 'dpp'"):
         launch.look(read_command_line(["--config", "dpp"]))
-
-
-def test_a_command_of_the_kit_is_a_module_to_a_launcher(monkeypatch):
-    for path, words in (("/env/bin/kit", "-m kit.cli.main"), (str(ROOT / "kit/cli/main.py"), "-m kit.cli.main")):
-        monkeypatch.setattr(sys, "argv", [path])
-        assert launch._script() == words
-    monkeypatch.setattr(sys, "argv", ["my recipes/finetune.py"])
-    assert launch._script() == "'my recipes/finetune.py'"

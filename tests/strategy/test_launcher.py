@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from helpers import ROOT
+from helpers import ROOT, matrix
 
 from kit.config.recipe import Recipe
 from kit.strategy.launcher import (
@@ -147,3 +147,34 @@ def test_a_simulated_rank_0_has_the_variables_of_a_launcher(monkeypatch):
         "WORLD_SIZE": "64",
         "LOCAL_WORLD_SIZE": "8",
     }
+
+
+FAILED_RANK = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from kit.strategy import launcher
+launcher.GRACE_SECONDS = 0.2
+launcher.end_launcher_later()
+"""
+STUCK_LAUNCHER = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]], check=True)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("local_world", "restarts", "ends"), matrix([(1, "0", True), (1, "3", False), (2, "0", False)], always=2)
+)
+def test_a_launcher_that_lingers_on_one_of_several_machines_is_killed(local_world, restarts, ends):
+    env = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(local_world), "LOCAL_RANK": "0"}
+    seconds = "60" if ends else "3"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", STUCK_LAUNCHER, FAILED_RANK, str(ROOT), seconds],
+        env=env | {"TORCHELASTIC_MAX_RESTARTS": restarts},
+    )
+    try:
+        assert launcher.wait(40) == (-9 if ends else 0)
+    finally:
+        launcher.kill()

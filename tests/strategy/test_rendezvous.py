@@ -3,34 +3,16 @@
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from helpers import ROOT, free_port
 from torch.distributed import TCPStore
 
 from kit.errors import Problem, TrainingError, UserError
-from kit.strategy.rendezvous import agree, join_group, open_store, together
-
-
-def test_ranks_that_found_other_data_stop_before_a_step(monkeypatch):
-    other = {"dataset": ("other", 6)}
-    monkeypatch.setattr("accelerate.utils.gather_object", lambda values: [*values, other, *values])
-    with pytest.raises(
-        UserError, match=r"dataset: rank 1 found something else than rank 0; expected the same on every"
-    ):
-        agree(None, dataset=("ours", 6))
-    monkeypatch.setattr("accelerate.utils.gather_object", lambda values: values * 3)
-    agree(None, dataset=("ours", 6))
-
-
-def test_all_that_ranks_disagree_on_is_told_at_once(monkeypatch):
-    others = [{"dataset": "a", "output_dir": "y"}, {"dataset": "b", "output_dir": "x"}, {"dataset": "b"}]
-    others[2]["output_dir"] = "y"
-    monkeypatch.setattr("accelerate.utils.gather_object", lambda values: [*values, *others])
-    with pytest.raises(UserError) as caught:
-        agree(None, dataset="a", output_dir="x")
-    told = [(problem.where, problem.found.split(" found")[0]) for problem in caught.value.problems]
-    assert told == [("dataset", "rank 2, 3"), ("output_dir", "rank 1, 3")]
+from kit.strategy import rendezvous
+from kit.strategy.rendezvous import BoundedStore, join_group, open_store, together, within
 
 
 def test_what_one_rank_finds_wrong_stops_the_others_with_the_same_words(monkeypatch):
@@ -96,8 +78,8 @@ Accelerator(cpu=True)
 number = torch.tensor([float(torch.distributed.get_rank() + 1)])
 torch.distributed.all_reduce(number)
 store = open_store()
-store.set(f"here/{torch.distributed.get_rank()}", "1")
-store.wait(["here/0", "here/1"])
+store.call(lambda store: store.set(f"here/{torch.distributed.get_rank()}", "1"))
+store.call(lambda store: store.wait(["here/0", "here/1"]))
 print(number.item())
 torch.distributed.barrier()
 """
@@ -116,6 +98,51 @@ def test_two_ranks_meet_and_share_a_store(rank_of_two):
     finally:
         for process in processes:
             process.kill()
+
+
+def test_a_call_ends_in_time_whatever_it_does():
+    assert within(5, lambda: 3) == 3
+    with pytest.raises(KeyError):
+        within(5, lambda: {}["absent"])
+    with pytest.raises(TimeoutError):
+        within(0.02, lambda: time.sleep(1))
+
+
+def test_a_store_that_does_not_answer_takes_no_second_call_until_it_does(rank_of_two, monkeypatch):
+    rank_of_two(1, 29500)
+    monkeypatch.setattr(rendezvous, "STORE_SECONDS", 0.03)
+    network, calls = threading.Event(), []
+    store = BoundedStore("store")
+
+    def call(store):
+        calls.append(store)
+        network.wait(10)
+        return "answer"
+
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            store.call(call)
+    assert calls == ["store"]
+    network.set()
+    monkeypatch.setattr(rendezvous, "STORE_SECONDS", 5)
+    assert store.call(call) == "answer"
+
+
+BLOCKED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from kit.strategy.rendezvous import _ending_after
+with _ending_after(0.1):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_met_and_cannot_connect_end_with_the_reason(rank_of_two):
+    rank_of_two(1, 29500)
+    done = subprocess.run([sys.executable, "-c", BLOCKED, str(ROOT)], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1 and "rank 1: met the other ranks at localhost:29500, but did not reach" in done.stderr
+    assert "GLOO_SOCKET_IFNAME" in done.stderr
 
 
 def test_one_process_has_no_store_and_needs_none():

@@ -1,0 +1,125 @@
+"""All ranks agree on what the run is, in one exchange, before they connect to each other or read a weight.
+
+Each rank writes one digest of its facts to the store. Rank 0 compares them, and asks for details only where digests
+differ. All ranks read one verdict. So the work of the store grows linearly with the number of ranks.
+
+Promises: every rank raises the same problems, each with the machines that differ; a problem that one rank found on its
+machine is told by all.
+"""
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from kit.errors import Problem
+from kit.strategy.network import machine_id
+
+_MOST_VALUES = 4  # that a message shows
+_LONGEST = 80  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that ranks compare."""
+
+    name: str  # a field of the recipe, a library, an environment variable
+    value: Any  # JSON
+    fix: str  # what to do where it differs
+    refuses: bool = True  # False: a difference is only a warning
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What a rank writes before it is asked for more."""
+
+    machine: str
+    host: str
+    digest: str
+    problems: list[dict[str, Any]]
+
+
+def exchange(
+    store: Any, rank: int, world: int, facts: Sequence[Fact], problems: list[Problem]
+) -> tuple[list[Problem], list[str]]:
+    """Compare facts with those of all ranks. Called by all ranks.
+
+    Args:
+        store: a key-value store that only the ranks of this start use; ``get`` waits for a key.
+        problems: of this machine's network. They matter only if ranks are on several machines.
+
+    Returns:
+        Problems, the same on all ranks, and warnings, on rank 0.
+    """
+    details = json.dumps([asdict(fact) for fact in facts])
+    card = _Card(
+        machine_id(),
+        socket.gethostname(),
+        xxhash.xxh3_64_hexdigest(details.encode()),
+        [asdict(problem) for problem in problems],
+    )
+    store.set(f"card/{rank}", json.dumps(asdict(card)))
+    if rank:
+        if rank in json.loads(store.get("asked")):
+            store.set(f"details/{rank}", details)
+        found = [Problem(**each) for each in json.loads(store.get("verdict"))]
+        store.set(f"read/{rank}", "here")
+        return found, []
+    cards = [_Card(**json.loads(store.get(f"card/{other}"))) for other in range(world)]
+    first = {card.digest: other for other, card in reversed(list(enumerate(cards)))}
+    asked = [] if len(first) == 1 else [other for other in first.values() if other]
+    store.set("asked", json.dumps(asked))
+    known = {card.digest: list(facts)}
+    for other in asked:
+        known[cards[other].digest] = [Fact(**each) for each in json.loads(store.get(f"details/{other}"))]
+    found, warnings = compare([known[each.digest] for each in cards], [each.host for each in cards])
+    several = len({each.machine for each in cards}) > 1
+    told = [each for card in cards for each in card.problems] if several else []
+    found = [*dict.fromkeys(Problem(**each) for each in told), *found]
+    store.set("verdict", json.dumps([asdict(problem) for problem in found]))
+    for other in range(1, world) if found else ():  # this rank will end, and may keep the store
+        store.get(f"read/{other}")
+    return found, warnings
+
+
+def compare(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> tuple[list[Problem], list[str]]:
+    """Return a problem, or a warning, for each fact in which ranks differ.
+
+    Args:
+        all_facts: of each rank.
+        hosts: the machine of each rank.
+    """
+    problems, warnings = [], []
+    known = {fact.name: fact for own in reversed(all_facts) for fact in reversed(own)}
+    shown = [{fact.name: _shown(fact.value) for fact in own} for own in all_facts]
+    for name, fact in reversed(known.items()):
+        ranks: dict[tuple[str, str], list[int]] = {}  # by value and host
+        for rank, own in enumerate(shown):
+            ranks.setdefault((own.get(name, "not set"), hosts[rank]), []).append(rank)
+        if len({value for value, _ in ranks}) == 1:
+            continue
+        parts = [f"{value} on {host} ({_ranges(where)})" for (value, host), where in ranks.items()]
+        more = f" and {len(parts) - _MOST_VALUES} more" if len(parts) > _MOST_VALUES else ""
+        found = ", ".join(parts[:_MOST_VALUES]) + more
+        problem = Problem(name, found, "the same on every machine", fact.fix)
+        if fact.refuses:
+            problems.append(problem)
+        else:
+            warnings.append(f"warning: {problem}")
+    return problems, warnings
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({xxhash.xxh3_64_hexdigest(text.encode())[:8]})"
+
+
+def _ranges(ranks: list[int]) -> str:
+    """``rank 1``; ``ranks 0-7, 16``."""
+    starts = [rank for rank in ranks if rank - 1 not in ranks]
+    ends = [rank for rank in ranks if rank + 1 not in ranks]
+    spans = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"

@@ -1,0 +1,90 @@
+"""Problems with how a command was launched, each with a command that works. Plain Python."""
+
+import os
+import shlex
+import sys
+
+from kit.config.command_line import Request
+from kit.errors import Problem
+from kit.strategy.accelerate_config import Settings
+from kit.strategy.launcher import asked_of_accelerate
+from kit.strategy.network import check_main_address
+
+
+def launch_problems(
+    request: Request, settings: Settings, num_processes: int, launched: int | None, num_devices: int
+) -> list[Problem]:
+    """Problems with how the command was launched, each with a command that works.
+
+    Args:
+        num_processes: the number of processes that the run needs, over all machines.
+        launched: the number that a launcher started; None without a launcher.
+        num_devices: GPUs of this machine.
+    """
+    strategy = settings.strategy
+    arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
+    script = f"{_script()} {arguments}".strip()
+    asked = asked_of_accelerate() if launched is None else None
+    if asked and asked > 1 and asked != num_processes:
+        wish = f"--config {'ddp' if strategy == 'single' else request.launch.config} --num_processes {asked}"
+        found = f"accelerate launch was given {asked}, and started one process"
+        flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
+        fix = f"give it to the script: accelerate launch {_script()} {wish} {flags}"
+        return [Problem("--num_processes", found, fix=fix.rstrip())]
+    if strategy == "single" and num_processes > 1:
+        if launched and launched > 1:
+            fix = f"type: accelerate launch --num_processes 1 {script}"
+            return [Problem("--config", f"a single-process config under a launcher that started {launched}", fix=fix)]
+        return [
+            Problem(
+                "--num_processes",
+                f"{num_processes} with a single-process config",
+                "1",
+                "use --config ddp or fsdp",
+            )
+        ]
+    if launched and launched != num_processes:
+        fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
+        return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
+    if launched is None and settings.num_machines > 1:
+        return _machine_problems(settings, num_processes, num_devices)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes
+    if num_devices and local > num_devices:
+        return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
+    return []
+
+
+def _machine_problems(settings: Settings, num_processes: int, num_devices: int) -> list[Problem]:
+    """Problems with a config for several machines, each of which starts its ranks itself."""
+    count, problems = settings.num_machines, []
+    if settings.strategy == "single":
+        found = f"{count} machines with a single-process config"
+        return [Problem("num_machines", found, "1", "use --config ddp or fsdp, or a copy of it")]
+    if num_processes % count:
+        found = f"{num_processes} over {count} machines"
+        problems.append(Problem("num_processes", found, "as many on each: it counts those of all machines"))
+    elif num_devices and num_processes // count > num_devices:
+        found = f"{num_processes // count} on a machine with {num_devices} GPUs"
+        problems.append(Problem("num_processes", found, f"at most {num_devices * count} over {count} machines"))
+    if settings.main_process_ip is None:
+        fix = "add it to the config, the same on every machine; then type the same command on each"
+        problems.append(Problem("main_process_ip", "missing", "the address of one of the machines", fix))
+        return problems
+    return problems + check_main_address(settings.main_process_ip, "main_process_ip")
+
+
+def _script() -> str:
+    """What a launcher takes to start this command: a script, or a module, whose folder it must not put on the path."""
+    path = os.path.relpath(sys.argv[0])
+    return "-m kit.cli.main" if os.path.basename(path) in ("kit", "main.py") else shlex.quote(path)
+
+
+def _without(words: list[str], flag: str) -> list[str]:
+    kept = []
+    skip = False
+    for word in words:
+        name = word.replace("-", "_").replace("__", "--", 1)
+        if not skip and name != flag and not name.startswith(f"{flag}="):
+            kept.append(word)
+        skip = name == flag
+    return kept

@@ -1,0 +1,218 @@
+"""Two hosts cannot disagree in silence, and none waits for ever for the other."""
+
+import re
+import shutil
+import sys
+import time
+
+import pytest
+from helpers import ROOT, matrix
+from two_hosts import TwoHosts, why_not
+
+pytestmark = pytest.mark.slow
+long = pytest.mark.long
+SCRIPT = str(ROOT / "recipes/finetune.py")
+TIMEOUT = 20  # --ddp_timeout
+START = 150  # seconds until both have imported everything, on a busy machine
+CONFIG = """
+distributed_type: MULTI_GPU
+use_cpu: true
+num_machines: 2
+num_processes: 2
+main_process_ip: 10.77.0.1
+main_process_port: 29511
+"""
+
+
+# The narrowest two are in the default tier: another setting on one host, and a cut link.
+
+
+@pytest.fixture(scope="session")
+def reason():
+    return why_not()
+
+
+@pytest.fixture
+def hosts(tmp_path, reason):
+    if reason:
+        pytest.skip(f"NOT TESTED: {reason}")
+    hosts = TwoHosts(tmp_path)
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture
+def start(hosts, tmp_path):
+    """Starts the same command on a host: ``start(host, launcher=(), script=SCRIPT, env={}, **flags)``."""
+    config = tmp_path / "two.yaml"
+    config.write_text(CONFIG)
+
+    def start(host, launcher=(), script=SCRIPT, env=None, own_disk_at=None, **flags):
+        values = {"config": config, "output_dir": tmp_path / "run", "max_steps": 4, "save_steps": 2}
+        words = [f"--{name}={value}" for name, value in {**values, "ddp_timeout": TIMEOUT, **flags}.items()]
+        return host.start([sys.executable, *launcher, script, *words], own_disk_at, **(env or {}))
+
+    return start
+
+
+def wait(runs, seconds):
+    """The status of each command once all processes of its host are gone; prints what each said, and when."""
+    ended = [run.wait(seconds) for run in runs]
+    for run, (status, _) in zip(runs, ended, strict=True):
+        print(f"--- {run.host.name}: status {status}, {time.monotonic() - run.began:.1f} s after its start\n{run.text}")
+        assert "Traceback" not in run.text
+    return [status for status, _ in ended]
+
+
+def error_of(run):
+    """The error message of a command, on one line; a host says it once."""
+    assert run.text.count("error:") == 1, run.text
+    return " ".join(run.text[run.text.index("error:") :].split())
+
+
+@long
+@pytest.mark.parametrize("strategy", ["MULTI_GPU", "FSDP"])
+def test_the_same_command_on_both_trains(hosts, start, tmp_path, strategy):
+    fsdp = "fsdp_config: {fsdp_version: 2}\n" if strategy == "FSDP" else ""
+    (tmp_path / "two.yaml").write_text(CONFIG.replace("MULTI_GPU", strategy) + fsdp)
+    runs = [start(host) for host in hosts.both]
+    assert wait(runs, START) == [0, 0]
+    assert "alpha waits at 10.77.0.1:29511 for 1 more of 2 machines, at most 20 s (--ddp_timeout)" in runs[0].text
+    assert "beta waits for 10.77.0.1:29511 (main_process_ip), at most 20 s" in runs[1].text
+    assert (tmp_path / "run/final").is_dir()
+
+
+def test_another_setting_on_one_host_is_refused_before_loading(hosts, start, tmp_path):
+    others = {"learning_rate": 1e-4, "warmup_steps": 3, "seed": 7, "per_device_train_batch_size": 8}
+    runs = [start(hosts.alpha), start(hosts.beta, **others)]
+    assert wait(runs, START) == [2, 2]
+    for run in runs:
+        told = error_of(run)
+        assert re.search(r"seed: (42 on alpha \(rank \d\), 7 on beta|7 on beta \(rank \d\), 42 on alpha) \(rank", told)
+        assert "4 problems" in told and all(f"- {name}: " in told for name in others)
+    assert not (tmp_path / "run").exists()
+
+
+@long
+def test_scoring_is_refused_alike(hosts, start):
+    flags = {"script": str(ROOT / "recipes/score.py"), "eval_dataset": ROOT / "recipes/tiny/eval.jsonl"}
+    runs = [start(hosts.alpha, **flags), start(hosts.beta, per_device_eval_batch_size=3, **flags)]
+    assert wait(runs, START) == [2, 2]
+    assert all("per_device_eval_batch_size: " in error_of(run) for run in runs)
+
+
+@long
+def test_another_version_or_code_is_refused_and_some_are_a_warning(hosts, start, tmp_path):
+    clone = tmp_path / "clone"
+    for folder in ("kit", "recipes"):
+        shutil.copytree(ROOT / folder, clone / folder)
+    with (clone / "kit/evaluate.py").open("a") as file:
+        file.write("# changed\n")
+    env = {"PYTHONPATH": str(tmp_path / "installed")}
+    for package, version in (("torch", "2.12.9"), ("safetensors", "0.99.0")):
+        folder = tmp_path / f"installed/{package}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    script = str(clone / "recipes/finetune.py")
+    runs = [start(hosts.alpha), start(hosts.beta, script=script, env=env)]
+    assert wait(runs, START) == [2, 2]
+    for run in runs:
+        told = error_of(run)
+        assert "2 problems" in told and "- torch: " in told and "2.12.9 on beta" in told and "- code of kit/: " in told
+    shutil.rmtree(tmp_path / "installed/torch-2.12.9.dist-info")
+    runs = [start(hosts.alpha), start(hosts.beta, env=env)]
+    assert wait(runs, START) == [0, 0]
+    assert re.search(r"warning: safetensors: .*0\.99\.0 on beta", "".join(run.text for run in runs))
+
+
+@long
+@pytest.mark.parametrize("save_steps", [0, 2])
+def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, start, tmp_path, save_steps):
+    (tmp_path / "own").mkdir()
+    flags = {"output_dir": tmp_path / "own/run", "save_steps": save_steps}
+    runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=tmp_path / "own", **flags)]
+    assert wait(runs, START) == [2, 2]
+    for run in runs:
+        assert re.search(
+            r"output_dir: \S+ on \w+ is not that of rank 0; .* disk that all machines share", error_of(run)
+        )
+        assert "step 1/" not in run.text
+
+
+@long
+@pytest.mark.parametrize(("name", "address"), [("alpha", "10.77.0.1"), ("beta", "10.77.0.1"), ("alpha", "10.77.0.9")])
+def test_a_host_that_never_comes_and_a_wrong_address_are_told_in_time(hosts, start, tmp_path, name, address):
+    (tmp_path / "two.yaml").write_text(CONFIG.replace("10.77.0.1", address))
+    run = start(getattr(hosts, name))
+    told = run.wait_for(f"{name} waits ", 60)
+    status, seconds = run.wait(TIMEOUT + 60)
+    print(f"told after {told:.1f} s, status {status} after {seconds:.1f} s\n{run.text}")
+    assert status == 1 and "--ddp_timeout" in error_of(run) and "start the same command on every machine" in run.text
+    assert address in error_of(run) and "Traceback" not in run.text
+
+
+@long
+def test_a_port_that_is_taken_is_told_by_the_host_that_needs_it(hosts, start):
+    taken = "import socket, time; s = socket.create_server(('', 29511)); print('taken', flush=True); time.sleep(200)"
+    other = hosts.alpha.start([sys.executable, "-c", taken])
+    other.wait_for("taken", 30)
+    run = start(hosts.alpha)
+    assert run.process.wait(60) == 2
+    assert "main_process_port: 29511 on alpha: Address already in use" in error_of(run)
+
+
+LAUNCHERS = {
+    "plain": lambda rank, config: (),
+    "accelerate": lambda rank, config: (
+        "-m", "accelerate.commands.launch", "--config_file", str(config), "--machine_rank", str(rank)
+    ),
+    "torchrun": lambda rank, config: (
+        *"-m torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d".split(),
+        *("--rdzv_endpoint", "10.77.0.1:29511", "--local_addr", f"10.77.0.{rank + 1}"),
+    ),
+}  # fmt: skip
+
+
+@long
+@pytest.mark.parametrize(
+    ("entry", "launcher"),
+    [("127.0.1.1 beta", "plain"), ("10.77.0.3 other", "plain"), ("127.0.1.1 beta", "accelerate")],
+)
+def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, tmp_path, entry, launcher):
+    hosts.beta.names.write_text(f"127.0.0.1 localhost\n{entry}\n")
+    words = [LAUNCHERS[launcher](rank, tmp_path / "two.yaml") for rank in (0, 1)]
+    runs = [start(host, own) for host, own in zip(hosts.both, words, strict=True)]
+    # Accelerate replaces the status by 1, and adds a traceback.
+    assert [run.wait(START)[0] for run in runs] == ([2, 2] if launcher == "plain" else [1, 1])
+    for run in runs:
+        told = " ".join(run.text.split())
+        print(run.text)
+        assert "host name: beta, the name of this machine, " in told and "export GLOO_SOCKET_IFNAME=eth7" in told
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fault"), matrix([(name, fault) for name in LAUNCHERS for fault in ("cut", "alpha", "beta")])
+)
+def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start, tmp_path, launcher, fault):
+    runs = []
+    for rank, host in enumerate(hosts.both):
+        runs.append(
+            start(host, LAUNCHERS[launcher](rank, tmp_path / "two.yaml"), max_steps=5000, save_steps=0, eval_steps=0)
+        )
+    deadline = time.monotonic() + START
+    while not any("step 1/" in run.text for run in runs):
+        assert time.monotonic() < deadline and all(run.process.poll() is None for run in runs), runs[0].text
+        time.sleep(0.1)
+    time.sleep(2)
+    hosts.cut()
+    began = time.monotonic()
+    for run in [run for run in runs if run.host.name == fault]:
+        run.host.kill()
+        runs.remove(run)
+    ended = [(run, *run.wait(TIMEOUT + 30)) for run in runs]
+    for run, status, _ in ended:
+        print(f"--- {run.host.name}: status {status}\n{run.text}")
+    print(f"{launcher}, {fault}: all gone {time.monotonic() - began:.1f} s after the cut")
+    for run, status, _ in ended:
+        assert status != 0
+        assert re.search(r"rank \d on \w+ .*last seen|did not arrive|does not answer|are gone|is gone", run.text)

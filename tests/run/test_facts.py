@@ -1,0 +1,84 @@
+"""What every machine must share: settings and code are compared, paths by what they hold."""
+
+import pytest
+from helpers import ROOT
+
+from kit.run import facts as facts_module
+from kit.run.facts import code_digest, facts
+from kit.strategy.agreement import compare
+from kit.strategy.topology import Topology
+
+TOPOLOGY = Topology(strategy="ddp", config_name="ddp", num_processes=2, mixed_precision="no", device_type="cpu")
+CONTENT = {"dataset": "abc"}
+
+
+def found(one, other):
+    """The fields in which two ranks differ: those refused, and the text of the warnings."""
+    problems, warnings = compare([one, other], ["a", "b"])
+    return [problem.where for problem in problems], " ".join(warnings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learning_rate": 1e-4},
+        {"warmup_steps": 3},
+        {"seed": 7},
+        {"per_device_train_batch_size": 4},
+        {"logging_steps": 5},
+    ],
+)
+def test_a_setting_that_differs_is_refused(recipe, changes):
+    assert found(facts(recipe(), TOPOLOGY, CONTENT), facts(recipe(**changes), TOPOLOGY, CONTENT)) == ([*changes], "")
+
+
+def test_a_path_may_differ_and_its_content_not(recipe):
+    own = facts(recipe(), TOPOLOGY, CONTENT)
+    elsewhere = recipe(model_name_or_path="/m", dataset="/d.jsonl", output_dir="/o", dataset_num_proc=3)
+    assert found(own, facts(elsewhere, TOPOLOGY, CONTENT)) == ([], "")
+    assert found(own, facts(elsewhere, TOPOLOGY, {"dataset": "xyz"})) == (["dataset"], "")
+
+
+def test_another_precision_is_refused_and_another_name_of_the_config_is_not(recipe):
+    from dataclasses import replace
+
+    own = facts(recipe(), TOPOLOGY, CONTENT)
+    assert found(own, facts(recipe(), replace(TOPOLOGY, config_name="mine"), CONTENT)) == ([], "")
+    assert found(own, facts(recipe(), replace(TOPOLOGY, mixed_precision="bf16"), CONTENT)) == (["mixed_precision"], "")
+
+
+@pytest.mark.parametrize("library", ["kit", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "Python"])
+def test_another_version_is_refused_where_ranks_would_not_fit(recipe, monkeypatch, library):
+    own = facts(recipe(), TOPOLOGY, CONTENT)
+    versions = facts_module.machine_versions()
+    monkeypatch.setattr(facts_module, "machine_versions", lambda: versions | {library: "0.0.1"})
+    refused, warned = found(own, facts(recipe(), TOPOLOGY, CONTENT))
+    if library in ("bitsandbytes", "Python"):
+        assert refused == [] and f"warning: {library}: " in warned and "0.0.1 on b (rank 1)" in warned
+    else:
+        assert (refused, warned) == ([library], "")
+
+
+def test_settings_of_nccl_are_a_warning_and_its_interface_belongs_to_the_machine(recipe, monkeypatch):
+    own = facts(recipe(), TOPOLOGY, CONTENT)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    assert found(own, facts(recipe(), TOPOLOGY, CONTENT)) == ([], "")
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    refused, warned = found(own, facts(recipe(), TOPOLOGY, CONTENT))
+    assert refused == [] and "NCCL_IB_DISABLE: not set on a (rank 0), 1 on b (rank 1)" in warned
+
+
+def test_what_the_script_does_is_compared(recipe, monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(ROOT / "recipes/finetune.py")])
+    assert "code of finetune.py" in [fact.name for fact in facts(recipe(), TOPOLOGY, CONTENT)]
+
+
+def test_the_digest_is_that_of_names_and_content(tmp_path):
+    (tmp_path / "a.py").write_text("1")
+    first = code_digest(tmp_path)
+    (tmp_path / "cache.pyc").write_text("2")
+    assert code_digest(tmp_path) == first
+    (tmp_path / "a.py").write_text("2")
+    second = code_digest(tmp_path)
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert len({first, second, code_digest(tmp_path)}) == 3

@@ -1,0 +1,55 @@
+"""Names that other machines cannot use are found, with the interface to set instead."""
+
+import socket
+
+import pytest
+
+from kit.strategy import network
+from kit.strategy.network import check_main_address, check_own_name, is_own, machine_id, own_interfaces
+
+
+@pytest.fixture
+def addresses(monkeypatch):
+    """Sets what names resolve to."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+    def addresses(**known):
+        def resolve(name, *args, **options):
+            if name not in known:
+                raise socket.gaierror(-2, "Name or service not known")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[name], 0))]
+
+        monkeypatch.setattr(socket, "gethostname", lambda: "node")
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    return addresses
+
+
+def test_an_own_name_that_means_loopback_or_nothing_is_a_problem_with_the_interface(addresses, monkeypatch):
+    monkeypatch.setattr(network, "own_interfaces", lambda: ["eth7", "ib0"])
+    for known, found in (({"node": "127.0.1.1"}, "means 127.0.1.1"), ({}, "has no address")):
+        addresses(**known)
+        problem = check_own_name()[0]
+        assert problem.found.startswith("node, the name of this machine, ") and found in problem.found
+        assert "on node: export GLOO_SOCKET_IFNAME=eth7" in problem.fix and "has eth7, ib0" in problem.fix
+    addresses(node="10.0.0.1")
+    assert check_own_name() == []
+    addresses(node="127.0.1.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert check_own_name() == []
+
+
+def test_the_main_address_must_be_one_that_others_reach(addresses):
+    addresses(main="10.0.0.1", local="127.0.0.1")
+    assert check_main_address("main", "main_process_ip") == []
+    assert "main_process_ip: local means 127.0.0.1" in str(check_main_address("local", "main_process_ip")[0])
+    assert "elsewhere has no address" in str(check_main_address("elsewhere", "MASTER_ADDR")[0])
+
+
+def test_an_own_address_is_known_and_another_is_not():
+    assert is_own("127.0.0.1") and is_own("localhost") and not is_own("192.0.2.7")
+
+
+def test_loopback_is_no_interface_to_set_and_a_machine_has_one_id():
+    assert "lo" not in own_interfaces()
+    assert machine_id() == machine_id() and socket.gethostname() in machine_id()
