@@ -165,8 +165,9 @@ def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
     monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
+    monkeypatch.setattr(evaluate, "_stops", lambda *_: set())
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = told(raised(evaluate.evaluate, prepared, recipe, None, None))
+    text = told(raised(evaluate.evaluate, prepared, recipe, None, []))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 
