@@ -36,6 +36,7 @@ def test_an_error_of_the_run_is_told():
         simulate(replace(TINY, lora_targets=("no_such_module",)))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_full_logits_are_what_plain_transformers_holds_more():
     workload = Workload(shape=find_shape("llama-1b"), method="lora", length=4096, gradient_checkpointing=True)
