@@ -49,6 +49,12 @@ def say(*lines: str) -> None:
             sys.stdout.flush()
 
 
+def wait_for(what: str) -> None:
+    """Tell whoever looks at a terminal what takes some seconds now. Output that is redirected does not hold it."""
+    if sys.stderr.isatty():
+        print(redacted(f"{what} ..."), file=sys.stderr, flush=True)
+
+
 def show(text: str) -> None:
     """Print the output of a command. If the reader has closed the pipe, as ``head`` does, the output is discarded."""
     try:

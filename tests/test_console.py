@@ -27,6 +27,14 @@ def test_no_line_holds_a_credential(monkeypatch, capsys):
     assert capsys.readouterr().out == "GET https://***@host/a with ***\n" * 2
 
 
+def test_what_takes_a_while_is_told_to_a_person_only(monkeypatch, capsys):
+    console.wait_for("opening")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    console.wait_for("opening")
+    assert capsys.readouterr() == ("", "opening ...\n")
+
+
 def run(code, end, **env):
     """Python that begins to write when its reader has gone; what it says of itself in the end."""
     process = subprocess.Popen(
