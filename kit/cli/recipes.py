@@ -14,6 +14,7 @@ from kit.config.recipe import RECIPES
 from kit.config.validation import load_recipe
 from kit.console import show
 from kit.errors import Problem, UserError, raise_if
+from kit.plan.table import table
 
 HELP = "list the recipes, with the hardware each needs"
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
@@ -102,7 +103,8 @@ def run(argv: list[str]) -> int:
             rows.append([f"{name}-{method}", *about, needs.config, needs.gpus, needs.gib, needs.speed])
         if not header.needs:
             rows.append([name, *about, "-", "none", "-", "-"])
-    show(_table(["recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU"], rows))
+    titles = ["recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU"]
+    show("\n".join(table(titles, rows)))
     show("\nPlanned, not measured: `kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
     show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
     open_models = {header.model: header.ungated for header in headers.values() if header.ungated}
@@ -144,9 +146,3 @@ def _show_for_model(model: str) -> int:
         show(f"    {command} --model_name_or_path {shlex.quote(model)}")
     show(f"\n`kit plan --recipe {name}-lora --model {shlex.quote(model)}` says what fits with yours.")
     return 0
-
-
-def _table(titles: list[str], rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [titles, *rows]]
-    return "\n".join(line.rstrip() for line in lines)

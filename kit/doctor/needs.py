@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import Recipe
+from kit.plan.memory import TABLES
 from kit.strategy.topology import Topology, shards
 
 if TYPE_CHECKING:
     import torch
 
-# NF4 with double quantisation, bytes a weight: 4 bits, 8 bits of scale for 64 weights, 32 bits for 256 scales.
-NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+NF4_BYTES = 1 / 2 + TABLES  # a weight, with double quantisation
 _GRADIENT_BYTES = _MASTER_BYTES = 4  # float32
 
 

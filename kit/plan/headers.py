@@ -11,6 +11,7 @@ from kit.config.recipe import Recipe
 from kit.plan.hardware import GPUS
 from kit.plan.search import MARGIN, METHODS, Option, options, tuned
 from kit.plan.shape import Shape
+from kit.plan.table import table
 from kit.plan.workload import Workload
 
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
@@ -96,20 +97,14 @@ def _way(recipe: Recipe, shape: Shape, machine: Machine, may_offload: bool) -> O
     return max(found, key=lambda o: sum(o.step.tokens_per_second) if o.step else 0.0, default=None)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of the table, as comments."""
-    cells = [list(TITLES), *(each.cells for each in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["# " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-
-
 def renewed(text: str, method: str, rows: Sequence[Row]) -> str:
     """Return the text of a recipe file with a new table, and with the config of its own ``method`` in the command."""
     config = next(each.option.workload.config for each in rows if each.option.workload.method == method)
     lines = re.sub(r"(# Launch: .* --config )\S+", rf"\g<1>{config}", text).splitlines()
+    comments = [f"# {line}" for line in table(list(TITLES), [each.cells for each in rows])]
     first = next(i for i, line in enumerate(lines) if line.startswith(f"# {TITLES[0]} "))
     last = next(i for i in range(first, len(lines)) if not lines[i].startswith("#"))
-    return "\n".join([*lines[:first], *table(rows), *lines[last:]]) + "\n"
+    return "\n".join([*lines[:first], *comments, *lines[last:]]) + "\n"
 
 
 def _rounded(number: float) -> str:

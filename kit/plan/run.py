@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kit.config.recipe import Recipe
+from kit.console import is_main
 from kit.errors import Problem, UserError
 from kit.plan.hardware import Gpu, this_machine
 from kit.plan.memory import Memory, predict
@@ -31,17 +32,13 @@ def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     if rows is not None and checkpointing is not None:
         return recipe
     memory = gpu_memory(topology)
-    chosen = {"per_device_train_batch_size": rows or 1, "gradient_checkpointing": checkpointing}
-    chosen["gradient_checkpointing"] = memory is not None if checkpointing is None else checkpointing
+    chosen_rows, chosen_checkpointing = rows or 1, memory is not None if checkpointing is None else checkpointing
     workload = planned(recipe, topology, config)
     if memory is not None and workload is not None:
         option = try_out(workload, Gpu(name="this", memory=int((1 - MARGIN) * memory)))
         if best := tuned(option, recipe.global_batch_size, checkpointing, rows):
-            own = best.workload
-            chosen = {
-                "per_device_train_batch_size": own.rows,
-                "gradient_checkpointing": own.gradient_checkpointing,
-            }
+            chosen_rows, chosen_checkpointing = best.workload.rows, best.workload.gradient_checkpointing
+    chosen = {"per_device_train_batch_size": chosen_rows, "gradient_checkpointing": chosen_checkpointing}
     return recipe.model_copy(update=chosen)
 
 
@@ -84,7 +81,7 @@ def record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
         return {}
     memory = predict(workload)
     model = replace(workload, gradient_checkpointing=False, loss="whole")
-    found = this_machine()
+    found = this_machine() if is_main() else None  # who writes run.json; it starts the driver's program
     tflops = found[0].tflops if found and workload.bf16 else None
     return {
         "tensors": memory.tensors,
