@@ -52,7 +52,9 @@ class Preflight:
         return num_rows(self.meta_model)
 
     def facts(self, topology: Topology) -> list[Fact]:
-        """Return what the ranks of all machines compare before they load weights."""
+        """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
+        if topology.num_processes == 1:
+            return []
         recipe, data = self.recipe, self.data
         content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
