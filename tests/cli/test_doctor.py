@@ -57,7 +57,8 @@ def test_ranks_of_the_kits_own_launcher_are_checked_and_one_that_stops_is_named(
     ranks[0].suspend()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 2 and "rank 1 did not " in out, out + err
-    assert not ranks[0].is_running()
+    # A zombie has ended: where no init process reaps orphans (containers), it stays listed.
+    assert not ranks[0].is_running() or ranks[0].status() == psutil.STATUS_ZOMBIE
 
 
 def rank_processes(pid, rank):
