@@ -18,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--interrupts", type=int, default=1, help="times that test_interrupts presses Ctrl-C in each form")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """For ``-n auto``: two workers for each core, because many tests wait for other processes or for a time limit."""
+    return 2 * (os.cpu_count() or 1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests neither read nor fill the user's cache of tokenised data."""

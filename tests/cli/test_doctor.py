@@ -41,6 +41,7 @@ def test_a_time_out_that_is_none_is_refused(words, capsys):
     assert "--timeout: " in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_of_the_kits_own_launcher_are_checked_and_one_that_stops_is_named(tmp_path):
     command = [*COMMAND, "--config", "ddp", "--num_processes", "2", "--timeout", "5", "--output_dir", str(tmp_path)]

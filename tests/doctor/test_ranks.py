@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from helpers import run_ranks
+from helpers import matrix, run_ranks
 
 from kit.doctor import collectives, hosts
 from kit.doctor.ranks import Deadline, hard_limit
@@ -65,7 +65,7 @@ def visit(tmp_path, fault, config="ddp"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["ddp", "fsdp"])
+@pytest.mark.parametrize("config", matrix(["ddp", "fsdp"]))
 def test_sound_ranks_pass(config, tmp_path):
     status, text, _ = visit(tmp_path, nothing, config)
     assert status == 0 and "0 fail" in text, text
@@ -81,22 +81,25 @@ def test_sound_ranks_pass(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
-    [
-        (
-            never_joins,
-            "fail  ranks             rank 0: not all 2 processes came within 3.0 s (--timeout): rank 1 did not come",
-        ),
-        (
-            stops_in_a_collective,
-            "without a move (--timeout), in reduce-scatter of 4 KiB; rank 1 did not arrive, last seen: ",
-        ),
-        (
-            dies_in_a_collective,
-            "fail  broadcast         rank 0: rank 1 is gone, last seen: rank 1 in ",
-        ),
-        (has_another_version, "fail  machines          kit 0.0.9 on rank 1, 0.1.0 on rank 0; peft 0.1 on rank 1"),
-        (does_not_synchronise, "fail  gradients         not those of all ranks' samples on rank 0, 1: norm "),
-    ],
+    matrix(
+        [
+            (
+                never_joins,
+                "rank 0: not all 2 processes came within 3.0 s (--timeout): rank 1 did not come",
+            ),
+            (
+                stops_in_a_collective,
+                "without a move (--timeout), in reduce-scatter of 4 KiB; rank 1 did not arrive, last seen: ",
+            ),
+            (
+                dies_in_a_collective,
+                "fail  broadcast         rank 0: rank 1 is gone, last seen: rank 1 in ",
+            ),
+            (has_another_version, "fail  machines          kit 0.0.9 on rank 1, 0.1.0 on rank 0; peft 0.1 on rank 1"),
+            (does_not_synchronise, "fail  gradients         not those of all ranks' samples on rank 0, 1: norm "),
+        ],
+        always=2,
+    ),
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_fault_of_a_rank_is_named_in_time_with_status_2(fault, told, tmp_path):

@@ -191,7 +191,7 @@ def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, t
 
 
 @pytest.mark.parametrize(
-    ("launcher", "fault"), matrix([(name, fault) for name in LAUNCHERS for fault in ("cut", "alpha", "beta")])
+    ("launcher", "fault"), matrix([(name, fault) for name in LAUNCHERS for fault in ("cut", "alpha", "beta")], always=0)
 )
 def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start, tmp_path, launcher, fault):
     runs = []
