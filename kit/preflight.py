@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.checkpoint.manifest import digest_of, read_manifest
-from kit.config.recipe import Recipe
+from kit.config.recipe import Launch, Recipe
 from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
@@ -16,13 +16,13 @@ from kit.data.samples.rows import Opened
 from kit.errors import Problem, Problems, raise_if
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
-from kit.model.locate import first_line, open_adapter
+from kit.model.locate import first_line, has_weights, open_adapter
 from kit.model.parts import describe_parts, quantised_on_meta, router_aux_loss_coef
 from kit.model.reach import freeze_out_of_reach
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
-from kit.plan.run import describe_memory, memory_problems, planned, record, settle
+from kit.plan.run import describe, memory_problems, planned, record, settle
 from kit.run.facts import facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -73,7 +73,7 @@ def check(
     topology: Topology | None = None,
     recipe_name: str | None = None,
     shorten: bool = False,
-    checks_memory: bool = True,
+    launch: Launch | None = None,
 ) -> Preflight:
     """Open and check the model's config, its shapes, the tokenizer, the data and the output folder.
 
@@ -81,12 +81,14 @@ def check(
         topology: how the run will be distributed; None for a command that runs no model.
         recipe_name: the name of the recipe in ``run.json``; None for a command without an output folder.
         shorten: if the recipe does not set ``max_length``, limit its default to what the model can read.
-        checks_memory: whether a run that cannot fit its GPUs is a problem.
+        launch: with ``skip_memory_check``, a run that cannot fit its GPUs is no problem; with ``dry_run``, a model
+            without weights is none.
 
     Raises:
         UserError: with all problems.
     """
     silence_libraries()
+    launch = launch or Launch()
     raise_if(check_bitsandbytes(recipe) if topology else [])  # alone: other checks would fail at the same import
     problems = Problems()
     sources = tokenizer = config = meta_model = data = folder = None
@@ -101,12 +103,12 @@ def check(
             longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
             recipe = recipe.model_copy(update={"max_length": longest})
         meta_model = build_meta_model(recipe, config)
-        problems += check_model(recipe, config, meta_model)
+        problems += check_model(recipe, config, meta_model, needs_weights=not launch.dry_run)
         if topology:
             recipe = settle(recipe, topology, config)
             if recipe_name is not None:  # else nothing is trained
                 workload = planned(recipe, topology, config)
-                problems += memory_problems(workload, topology) if checks_memory else []
+                problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = record(workload, topology)
             problems += check_strategy(topology, meta_model)
             problems += check_router_loss(topology, router_aux_loss_coef(recipe, meta_model))
@@ -143,7 +145,7 @@ def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
 
 
 def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
-    """Describe for ``--dry_run`` what the run would do: strategy, data and number of steps, one line each."""
+    """Describe for ``--dry_run`` what the run would do: strategy, memory and time, data, and number of steps."""
     recipe, data = checked.recipe, checked.data
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
@@ -151,5 +153,11 @@ def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
     strategy = planned_strategy(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
-    memory = describe_memory(planned(recipe, topology, checked.config))
-    return [strategy.describe(recipe), *describe_parts(adapted, recipe), *memory, *data.notes, *feed.notes(), steps]
+    lines = [strategy.describe(recipe), *describe_parts(adapted, recipe)]
+    if not has_weights(recipe):
+        lines.append(
+            f"weights: none of {recipe.model_name_or_path} are on this machine; only a run needs and checks them"
+        )
+    workload = planned(recipe, topology, checked.config)
+    plan = describe(workload, recipe, data, topology.device_type == "cuda")
+    return [*lines, *plan, *data.notes, *feed.notes(), steps]

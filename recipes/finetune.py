@@ -51,8 +51,7 @@ def main() -> None:
     from kit.train.step import nonfinite, seed_everything, settle_strategy, train_step
 
     # --- check: every problem at once, before any weight is read
-    checks_memory = not request.launch.skip_memory_check
-    checked = preflight.check(recipe, topology, request.recipe_name, checks_memory=checks_memory)
+    checked = preflight.check(recipe, topology, request.recipe_name, launch=request.launch)
     recipe, config, tokenizer = checked.recipe, checked.config, checked.tokenizer
     data, folder, total_steps = checked.data, checked.folder, checked.total_steps
     if request.launch.dry_run:

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
-from kit.config.recipe import Recipe
+from kit.config.recipe import Launch, Recipe
 from kit.errors import UserError
 from kit.strategy.topology import Topology
 
@@ -111,6 +111,20 @@ def test_a_dry_run_tells_strategy_data_and_steps(recipe):
     )
     assert any(note.startswith("training data: ") for note in notes) and any("padding: " in note for note in notes)
     assert steps == "7 steps. Dry run: nothing written but the tokenised data in the cache."
+
+
+def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(model_folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    mine = recipe(model_name_or_path=str(bare))
+    assert wrong(mine, SINGLE, "mine") == ["model_name_or_path"]
+    checked = preflight.check(mine, SINGLE, "mine", launch=Launch(dry_run=True))
+    (line,) = [line for line in preflight.describe_plan(checked, SINGLE) if line.startswith("weights: none of ")]
+    assert str(bare) in line
+    dry = {"launch": Launch(dry_run=True)}
+    assert wrong(mine.model_copy(update={"max_length": 4096}), SINGLE, "mine", **dry) == ["max_length"]
+    (bare / "pytorch_model.bin").write_bytes(b"")
+    assert wrong(mine, SINGLE, "mine", **dry) == ["model_name_or_path"]
 
 
 @pytest.mark.slow

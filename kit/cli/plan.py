@@ -5,10 +5,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.console import show
+from kit.console import show, wait_for
 from kit.errors import Problem, UserError, raise_if
 from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.plan.hardware import GPUS, USUAL, Gpu
+from kit.plan.lengths import Lengths, measure, read
 from kit.plan.memory import TENSORS
 from kit.plan.search import Option, options, recommend, scaling
 from kit.plan.table import (
@@ -43,11 +44,12 @@ def run(argv: list[str]) -> int:
     base = ask.workload(question)
     found = options(base, ask.gpu, question.only)
     recommended = recommend(found, base.method, question.recipe.global_batch_size)
+    lengths = _lengths(question, recommended[0] if recommended else found[0])
     simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
     if ask.write:
         _write(ask, question, recommended)
     if "json" in ask.switches:
-        show(json.dumps(_record(ask, question, found, recommended, simulated), indent=1))
+        show(json.dumps(_record(ask, question, found, recommended, simulated, lengths), indent=1))
         return 0
     machines = -(-base.num_gpus // ask.gpus_per_machine)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each" + (
@@ -61,7 +63,8 @@ def run(argv: list[str]) -> int:
     else:
         option, reason = recommended
         show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
-        show("\n".join(["", *parts(option), "", *time_lines(option, question, ask.price)]))
+        times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
+        show("\n".join(["", *parts(option.memory), "", *times]))
         show(f"\n    {command(option, question)}\n")
     if simulated:
         show("\n".join(simulated))
@@ -78,7 +81,8 @@ def _show_usual(ask: Ask) -> int:
     """Show on how many GPUs each recipe fits: on those that were asked for, or without any on the usual ones."""
     gpus = [ask.gpu] if ask.gpu else [GPUS[name] for name in USUAL]
     alone = {*ask.switches, *(["write"] if ask.write else [])} - {"json"}
-    raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in alone)
+    alone |= {"dataset"} if any("dataset" in question.typed for question in ask.questions) else set()
+    raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in sorted(alone))
     if "json" in ask.switches:
         show(json.dumps([_short_record(ask, question, gpu) for question in ask.questions for gpu in gpus], indent=1))
         return 0
@@ -86,6 +90,16 @@ def _show_usual(ask: Ask) -> int:
         show("No GPU here: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
     show("\n".join([*all_recipes(ask, gpus), "", NOTE]))
     return 0
+
+
+def _lengths(question: Question, option: Option) -> Lengths | None:
+    """Count the tokens of the data that were given as a flag, as rows of ``option``; None without the flag."""
+    if "dataset" not in question.typed:
+        return None
+    wait_for(f"counting the tokens of {question.recipe.dataset}")
+    data, every = read(question.recipe, question.shape.vocab_size)
+    recipe = question.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
+    return measure(data, recipe, option.workload.num_gpus, every)
 
 
 def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
@@ -135,6 +149,7 @@ def _record(
     found: list[Option],
     recommended: tuple[Option, str] | None,
     simulated: list[str] | None,
+    lengths: Lengths | None,
 ) -> dict[str, Any]:
     """The plan as JSON values; sizes in bytes, times in seconds."""
     assert ask.gpu is not None
@@ -161,6 +176,7 @@ def _record(
             "tokens_per_second": option.step and option.step.tokens_per_second,
         }
 
+    seconds = lengths.step_of(recommended[0].workload, ask.gpu) if lengths and recommended else None
     return {
         "fits": recommended is not None and recommended[0].workload.method == question.recipe.method,
         "model": question.shape.name,
@@ -170,6 +186,8 @@ def _record(
         "recommended": described(recommended[0]) if recommended else None,
         "reason": recommended[1] if recommended else "nothing fits",
         "command": command(recommended[0], question) if recommended else None,
+        "data": lengths and asdict(lengths),
+        "seconds_per_step_of_data": seconds and seconds.seconds,
         "scale": [asdict(row) for row in scaling(ask.workload(question), ask.gpu)] if "scale" in ask.switches else None,
         "simulated": simulated,
     }

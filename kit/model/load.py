@@ -29,7 +29,7 @@ from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import NOT_CAUSAL, VARLEN, supports_sdpa, unfit
 from kit.model.attention import register as register_attention
 from kit.model.freeze import check_freeze
-from kit.model.locate import commit_of, first_line, hint_trust, hub_options, locate_model
+from kit.model.locate import commit_of, first_line, has_weights, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import check_parts, four_bit_config, router_aux_loss_coef
 from kit.model.plan import LoadPlan
@@ -123,14 +123,20 @@ def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
         )
 
 
-def check_model(recipe: Recipe, config: Any, meta_model: Any) -> list[Problem]:
-    """Check the recipe against the model's config and shapes, before any weight is read."""
+def check_model(recipe: Recipe, config: Any, meta_model: Any, needs_weights: bool = True) -> list[Problem]:
+    """Check the recipe against the model's config and shapes, before any weight is read.
+
+    Args:
+        needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
+    """
     problems = []
     folder = Path(os.path.expanduser(recipe.model_name_or_path))
-    if os.path.isdir(folder) and not list(folder.glob("*.safetensors")):
-        found = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights"
-        fix = "convert them: pickled weights are never opened" if ".bin" in found else ""
-        problems.append(Problem("model_name_or_path", f"{found} in {folder}", "*.safetensors", fix))
+    if os.path.isdir(folder) and not has_weights(recipe):
+        pickled = ", ".join(sorted(p.name for p in folder.glob("*.bin")))
+        fix = "convert them: pickled weights are never opened" if pickled else ""
+        if pickled or needs_weights:
+            found = f"{pickled or 'no weights'} in {folder}"
+            problems.append(Problem("model_name_or_path", found, "*.safetensors", fix))
     if getattr(config, "quantization_config", None):
         problems.append(
             Problem(

@@ -65,6 +65,15 @@ def commit_of(name: str, revision: str | None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else revision or "main"
 
 
+def has_weights(recipe: Recipe) -> bool:
+    """Return whether the model's folder, or the hub's cache, holds weights of the model in safetensors."""
+    name = recipe.model_name_or_path
+    config: Any = os.path.join(os.path.expanduser(name), "config.json")
+    if not _is_local(name):
+        config = try_to_load_from_cache(name, "config.json", revision=recipe.model_revision)
+    return isinstance(config, str) and any(Path(config).parent.glob("*.safetensors"))
+
+
 def hint_final(folder: str | Path) -> str:
     """Return a hint to ``final/`` if ``folder`` is the output folder of a run; else an empty text."""
     final = os.path.join(folder, "final")

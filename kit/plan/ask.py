@@ -158,6 +158,9 @@ def _question(
         words += ["--dataset", "my.jsonl"]
     request: Request = read_command_line(words)
     problems += request.problems
+    if "params" in own and "dataset" in given:
+        fix = "--model, whose tokenizer counts them; or leave --dataset out"
+        problems.append(Problem("--params", "with --dataset, whose tokens nothing can count", fix=fix))
     shape = None
     field = "--params" if "params" in own else "--model" if "model" in own else "model_name_or_path"
     name = own.get("model") or (request.recipe.model_name_or_path if request.recipe else None)

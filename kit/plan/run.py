@@ -1,22 +1,28 @@
-"""The plan of a run that is about to start: settings that it chooses, its memory, and a refusal if it cannot fit.
+"""The plan of a run that is about to start: settings that it chooses, memory and time, and a refusal if it cannot fit.
 
 Promises: a run is refused only if its tensors alone are larger than a GPU, by more than the formulas may be wrong. What
 they do not describe is never refused.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import Recipe
 from kit.console import is_main
 from kit.errors import Problem, UserError
 from kit.plan.hardware import Gpu, this_machine
+from kit.plan.lengths import measure
 from kit.plan.memory import Memory, predict
 from kit.plan.models import shape_of
 from kit.plan.search import MARGIN, try_out, tuned
 from kit.plan.speed import operations_per_token
+from kit.plan.table import parts, time_lines
 from kit.plan.workload import Strategy, Workload, uncovered
 from kit.strategy.topology import Topology
+
+if TYPE_CHECKING:
+    from kit.data.feed.stream import Stream
+    from kit.data.open import Data
 
 GIB = 2**30
 
@@ -92,15 +98,26 @@ def record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
     }
 
 
-def describe_memory(workload: Workload | None) -> list[str]:
-    """Describe the memory that the run would take of each GPU, and of the host and the disk, in one line."""
+def describe(workload: Workload | None, recipe: Recipe, data: "Data | Stream", on_gpus: bool) -> list[str]:
+    """Describe by formulas what the run would take: memory by component, disk, and on known GPUs the time.
+
+    Args:
+        recipe: of the run, its settings chosen.
+        on_gpus: whether the run uses the GPUs of this machine.
+    """
     if workload is None:
-        return []
-    memory = predict(workload)
-    host, disk = (sum(sizes.values()) / GIB for sizes in (memory.host, memory.disk))
+        return ["no plan: the formulas do not describe this run (docs/planning.md says which they do)"]
+    from kit.data.open import Data
+
+    lines = ["planned by formulas, not measured:", *parts(predict(workload))]
+    found = this_machine() if on_gpus else None
+    lengths = measure(data, recipe, workload.num_gpus) if isinstance(data, Data) else None
+    gpu = found[0] if found else None
+    if gpu and gpu.is_known:
+        return [*lines, *time_lines(try_out(workload, gpu), data.total_steps(recipe), lengths=lengths)]
     return [
-        f"planned memory: {memory.peak / GIB:.1f} GiB of each GPU ({_largest(memory)}), {host:.1f} GiB of a machine, "
-        f"{disk:.1f} GiB on disk; by formulas, `kit plan` says more"
+        *lines,
+        f"time: unknown {'GPU' if found else 'here'}; `kit plan` with the same flags and --gpu h100 tells it",
     ]
 
 

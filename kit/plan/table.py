@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from kit.plan.ask import Ask, Question
 from kit.plan.hardware import Gpu
-from kit.plan.memory import ASSUMED
+from kit.plan.lengths import Lengths
+from kit.plan.memory import ASSUMED, Memory
 from kit.plan.search import Option, Scale, fewest, try_out
 from kit.plan.speed import SOURCE
 
@@ -66,10 +67,9 @@ def checkpointing(option: Option) -> str:
     return "needed" if on.fits else "not enough"
 
 
-def parts(option: Option) -> list[str]:
+def parts(memory: Memory) -> list[str]:
     """What fills a GPU at the peak, the host's memory and the disk, a line each."""
-    memory = option.memory
-    lines = [f"a GPU at its peak ({memory.moment}):"]
+    lines = [f"a GPU at its peak ({memory.moment}), {gib(memory.peak)}:"]
     lines += [f"  {name:<22} {gib(number):>10}" for name, number in memory.components.items() if number > GIB / 100]
     for title, sizes in (("memory of a machine:", memory.host), ("disk:", memory.disk)):
         lines += [title, *(f"  {name:<34} {gib(number):>10}" for name, number in sizes.items())]
@@ -104,25 +104,46 @@ def changes(option: Option, question: Question) -> dict[str, str | int | bool]:
     return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
 
 
-def time_lines(option: Option, question: Question, price: float | None) -> list[str]:
-    """Tokens per second, hours and cost, as ranges."""
-    step, own = option.step, option.workload
+def data_line(lengths: Lengths) -> str:
+    """What the data are like, and whether all of them were counted."""
+    sample = f", one block in {lengths.every} of the data," if lengths.every > 1 else ""
+    return (
+        f"data: {lengths.num_samples:,} samples{sample} of {lengths.shortest:,} to {lengths.longest:,} tokens, mean "
+        f"{lengths.mean:,.0f}; rows of {lengths.row:,.0f}; of the computed tokens {1 - lengths.useful:.1%} are padding "
+        f"and {lengths.supervised:.1%} are learned from"
+    )
+
+
+def time_lines(
+    option: Option, num_steps: int | None, price: float | None = None, lengths: Lengths | None = None
+) -> list[str]:
+    """Tokens per second, hours and cost, as ranges.
+
+    Args:
+        num_steps: of the run; None: not known.
+        lengths: of the data; None: not known, so every row has ``max_length`` tokens.
+    """
+    own = option.workload
+    step = lengths.step_of(own, option.gpu) if lengths else option.step
+    lines = [data_line(lengths)] if lengths else []
     if step is None:
-        return [f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
+        return [*lines, f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
     fast, slow = step.seconds
     low, high = step.tokens_per_second
-    num_steps = question.recipe.max_steps or 1000
-    name = f"{num_steps:,} steps"
-    lines = [
+    num_steps = num_steps or (lengths.num_steps if lengths else 1000)
+    useful = f", {_range((low * lengths.useful, high * lengths.useful))} without padding" if lengths else ""
+    lines.append(
         f"time: {fast:.2g} to {slow:.2g} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
-        f"{_range((low, high))} tokens/s per GPU; bound by {step.bound}"
-    ]
+        f"{_range((low, high))} tokens/s per GPU{useful}; bound by {step.bound}"
+    )
     hours = [num_steps * seconds * own.num_gpus / 3600 for seconds in (fast, slow)]
-    text = f"{name}: {hours[0] / own.num_gpus:.3g} to {hours[1] / own.num_gpus:.3g} hours"
+    text = f"{num_steps:,} steps: {hours[0] / own.num_gpus:.3g} to {hours[1] / own.num_gpus:.3g} hours"
     text += f", {hours[0]:.3g} to {hours[1]:.3g} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
-    packed = "packs are full" if own.packing else f"every sample has max_length {own.length:,} tokens"
-    return [*lines, f"{text} (if {packed}, and all tokens are learned from)"]
+    if lengths is None:
+        packed = "packs are full" if own.packing else f"every sample has max_length {own.length:,} tokens"
+        text += f" (if {packed}, and all tokens are learned from)"
+    return [*lines, text]
 
 
 def _range(pair: tuple[float, float]) -> str:

@@ -73,6 +73,17 @@ def test_what_needs_a_gpu_says_so(capsys):
     assert "--scale: for which GPU?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_data_given_as_a_flag_are_counted(capsys):
+    words = f"--model {ROOT}/recipes/tiny/model --gpu h100 --max_length 256 --dataset {ROOT}/recipes/tiny/train.jsonl"
+    text = said(capsys, words)
+    assert "data: 2,000 samples of " in text and "are padding" in text and "without padding" in text
+    plan = json.loads(said(capsys, f"{words} --packing --json"))
+    assert plan["data"]["useful"] > 0.95 and plan["seconds_per_step_of_data"][0] > 0
+    assert main(["plan", *words.replace("train.jsonl", "none.jsonl").split()]) == 2
+    assert "no file or folder" in capsys.readouterr().err
+
+
 def test_help_lists_every_flag(capsys):
     text = said(capsys, "--help")
     assert all(f"--{flag}" in text for flag in ("model", "params", "gpu", "gpus", "price", "write", "json", "explain"))

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from kit.config.validation import load_recipe
+from kit.plan import run
+from kit.plan.hardware import GPUS, Gpu
 from kit.plan.memory import predict
 from kit.plan.models import SHAPES, find_shape
-from kit.plan.run import describe_memory, memory_problems, planned, record, settle
+from kit.plan.run import describe, memory_problems, planned, record, settle
 from kit.strategy.topology import Topology
 
 GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
@@ -47,15 +49,24 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
     for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy="fsdp1"), config)):
         assert planned(*case) is None
-    assert (describe_memory(None), record(None, GPU), memory_problems(None, GPU)) == ([], {}, [])
+    assert (record(None, GPU), memory_problems(None, GPU)) == ({}, [])
+    (line,) = describe(None, RECIPE, None, True)
+    assert line.startswith("no plan: ")
 
 
-def test_the_line_of_a_dry_run_has_peak_and_largest_parts(config):
+def test_a_dry_run_tells_memory_by_component_disk_and_on_a_known_gpu_the_time(config, monkeypatch):
     own = planned(RECIPE, GPU, config)
-    (line,) = describe_memory(own)
-    peak = predict(own).peak / 2**30
     assert record(own, GPU)["peak"] == predict(own).peak and record(own, replace(GPU, device_type="cpu")) == {}
-    assert f"planned memory: {peak:.1f} GiB of each GPU (" in line and "optimiser" in line and "on disk" in line
+    stream = SimpleNamespace(total_steps=lambda recipe: 70)
+    lines = describe(own, RECIPE, stream, False)
+    memory = predict(own)
+    assert f"a GPU at its peak ({memory.moment}), {memory.peak / 2**30:.1f} GiB:" in lines and "disk:" in lines
+    assert all(any(name in line for line in lines) for name in (*memory.disk, "optimiser", "activations"))
+    assert lines[-1].startswith("time: unknown here")
+    monkeypatch.setattr(run, "this_machine", lambda: (GPUS["h100"], 8))
+    assert "70 steps: " in describe(own, RECIPE, stream, True)[-1]
+    monkeypatch.setattr(run, "this_machine", lambda: (Gpu(name="new", memory=2**36), 8))
+    assert describe(own, RECIPE, stream, True)[-1].startswith("time: unknown GPU")
 
 
 def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):

@@ -6,8 +6,9 @@ import pytest
 
 from kit.plan.ask import read_ask
 from kit.plan.hardware import GPUS, parse_gpu
+from kit.plan.lengths import Lengths
 from kit.plan.search import options, recommend, scaling, try_out
-from kit.plan.table import checkpointing, command, explanation, parts, scale, table, time_lines, verdict, ways
+from kit.plan.table import checkpointing, command, explanation, gib, parts, scale, table, time_lines, verdict, ways
 
 
 def planned(*words, gpu="24GiB"):
@@ -63,19 +64,42 @@ def test_the_command_is_one_that_a_run_takes():
 
 def test_parts_add_up_to_the_peak():
     _, _, option = planned("--recipe", "llama-8b-qlora")
-    lines = parts(option)
-    assert lines[0] == f"a GPU at its peak ({option.memory.moment}):"
+    lines = parts(option.memory)
+    assert lines[0] == f"a GPU at its peak ({option.memory.moment}), {gib(option.memory.peak)}:"
     numbers = [float(line.split()[-2]) for line in lines[1 : lines.index("memory of a machine:")]]
     assert sum(numbers) == pytest.approx(option.memory.peak / 2**30, abs=0.1 * len(numbers))
 
 
 def test_time_is_a_range_with_its_assumption_and_its_cost():
-    question, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
-    text = "\n".join(time_lines(option, question, 2.0))
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    text = "\n".join(time_lines(option, None, 2.0))
     assert "tokens/s per GPU" in text and "1,000 steps: " in text and "cost " in text and "every sample has" in text
-    assert "cost" not in "\n".join(time_lines(option, question, None))
-    question, _, option = planned("--recipe", "llama-8b-lora")
-    assert "nothing is known of a GPU named 24GiB" in time_lines(option, question, None)[0]
+    assert "cost" not in "\n".join(time_lines(option, None))
+    _, _, option = planned("--recipe", "llama-8b-lora")
+    assert "nothing is known of a GPU named 24GiB" in time_lines(option, None)[0]
+
+
+def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    row = option.workload.length // 4
+    lengths = Lengths(
+        num_samples=900,
+        every=3,
+        shortest=9,
+        mean=row / 2,
+        longest=row,
+        row=row,
+        useful=0.5,
+        supervised=0.2,
+        seen=row,
+        num_steps=70,
+    )
+    full, padded = "\n".join(time_lines(option, None)), "\n".join(time_lines(option, None, 2.0, lengths))
+    assert "data: 900 samples, one block in 3 of the data, of 9 to" in padded and "50.0% are padding" in padded
+    assert "70 steps: " in padded and "without padding" in padded and "every sample has" not in padded
+    tokens = option.step.tokens * option.workload.num_gpus
+    assert f"a step of {tokens:,} tokens" in full and f"a step of {tokens // 4:,} tokens" in padded
+    assert "7 steps: " in "\n".join(time_lines(option, 7, None, lengths))
 
 
 def test_scale_says_where_communication_takes_over():
