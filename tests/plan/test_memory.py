@@ -45,9 +45,11 @@ def test_the_peak_is_that_of_the_simulation(row):
 def test_the_formulas_agree_with_what_other_kits_published():
     rows = runpy.run_path(str(ROOT / "benchmarks/plan_accuracy.py"))["ROWS"]
     compared = [row for row in rows if row.gib]
-    assert len(compared) >= 7
+    assert len(compared) >= 18
     for row in compared:
-        assert predict(row.workload).tensors / GIB == pytest.approx(row.gib, rel=0.1), row.name
+        error = abs(predict(row.workload).tensors / GIB / row.gib - 1)
+        assert (error > 0.1) == bool(row.memory_off), row.name  # a miss has a reason, and a reason is of a miss
+    assert sum(bool(row.memory_off) for row in compared) <= 4
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "offload"])
