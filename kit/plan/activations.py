@@ -2,7 +2,9 @@
 
 From the tensors that autograd saves in transformers' Llama: h is the hidden size, q and k the widths of all queries and
 of all keys, f that of the feed-forward part, H the number of heads, r the rank of an adapter. The attention kernel
-saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32.
+saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32. Eager attention saves keys and
+values once for each head of the queries, and of each score the float32 result of softmax, its copy in bf16, and the
+result of tanh where scores are capped: 6 or 8 bytes for each head and pair of tokens, in place of the 4 bytes a head.
 
 ========================================  ========================================================
 weights                                   bytes per token
@@ -23,7 +25,11 @@ def kept(workload: Workload) -> int:
     """Bytes per token that one layer keeps for its backward pass."""
     shape, plain = workload.shape, 2 if workload.bf16 else 4
     h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
-    common = plain * (2 * q + 2 * k + 4 * f) + 4 * shape.num_heads + FRAGMENT
+    attention = plain * (2 * q + 2 * k) + 4 * shape.num_heads
+    if workload.eager:
+        repeated = k if shape.num_kv_heads == 1 else q  # a single head is repeated without a copy
+        attention = plain * (2 * q + 2 * repeated) + _scores(workload)
+    common = attention + plain * 4 * f + FRAGMENT
     if workload.method == "full":
         if not workload.bf16:
             norm, casts = 12 * h, 0
@@ -40,6 +46,19 @@ def kept(workload: Workload) -> int:
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
     return bytes_ - (workload.fuses and _fused(workload))
+
+
+def _scores(workload: Workload) -> int:
+    """Bytes per token that eager attention keeps of its scores [H, T, T]."""
+    plain = 2 if workload.bf16 else 4
+    copies = (plain if workload.bf16 else 0) + (plain if workload.shape.caps_scores else 0)
+    return workload.shape.num_heads * workload.length * (4 + copies)
+
+
+def masks(workload: Workload) -> int:
+    """Bytes per token of the masks [T, T] that eager attention adds to scores: one for each kind of layer."""
+    kinds = 2 if workload.shape.eager else 1
+    return workload.eager * kinds * (2 if workload.bf16 else 4) * workload.length
 
 
 def _fused(workload: Workload) -> int:
@@ -62,8 +81,13 @@ def passing(workload: Workload) -> int:
     """Bytes per token that the backward pass of a layer allocates beside what it keeps, at its peak.
 
     The peak is in the feed-forward part: the gradients of its product and of the stream. The others take the place of
-    what is kept.
+    what is kept. Of eager attention it may be in softmax: its gradient and that of its input in float32, where the copy
+    in bf16 and what the feed-forward part kept are free again.
     """
     shape, plain = workload.shape, 2 if workload.bf16 else 4
     around = 1 if is_autocast(workload) else 5
-    return plain * (shape.intermediate_size + around * shape.hidden_size)
+    feed_forward = plain * (shape.intermediate_size + around * shape.hidden_size)
+    if not workload.eager:
+        return feed_forward
+    softmax = (8 - (plain if workload.bf16 else 0)) * shape.num_heads * workload.length
+    return max(feed_forward, softmax - plain * 4 * shape.intermediate_size)

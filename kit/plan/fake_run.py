@@ -37,7 +37,7 @@ from kit.data.feed.feed import Feed
 from kit.data.feed.order import Order
 from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
-from kit.plan.fake_tensors import take_kernels_of_cuda, teach_fake_tensors
+from kit.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_fake_tensors
 from kit.plan.labels import watch
 from kit.plan.meter import Meter, Tally
 from kit.plan.storages import GRADIENTS
@@ -201,6 +201,8 @@ def main() -> None:
     meter = Meter(open_config(recipe).get_text_config().vocab_size)
     teach_fake_tensors(meter)
     take_kernels_of_cuda()
+    if topology.offload:
+        offload_to_host(meter)
     if request["plain"]:
         use_plain_loss()
     steps: list[Tally] = []
@@ -212,11 +214,12 @@ def main() -> None:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
             run = FakeRun(recipe, topology, meter)
-            run.build()
-            say("model built")
-            if request["primes"]:
-                run.prime(request["accumulates"])
-                say("optimiser state made")
+            with meter.on_host() if topology.offload else nullcontext():
+                run.build()
+                say("model built")
+                if request["primes"]:
+                    run.prime(request["accumulates"])
+                    say("optimiser state made")
             for num_micro_batches in request["steps"]:
                 with meter.tally() as tally:
                     run.step(num_micro_batches)

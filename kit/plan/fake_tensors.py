@@ -12,7 +12,7 @@ import torch.distributed as dist
 import transformers.utils.import_utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import device_mesh
-from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fully_shard
 from torch.nn.parallel import distributed as ddp
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM
@@ -43,6 +43,31 @@ def teach_fake_tensors(meter: Meter) -> None:
     _mend_ddp()
     new_group = dist.new_group
     dist.new_group = lambda *args, **kwargs: new_group(*args, **kwargs | {"backend": "fake"})
+
+
+def offload_to_host(meter: Meter) -> None:
+    """Let FSDP2's offloading copy shards and gradients, where the CPU device stands for the GPU and for its host."""
+    param: Any = _fsdp_param.FSDPParam
+    inputs, to_dtensor = param.all_gather_inputs.fget, param.to_sharded_dtensor
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.Tensor.is_pinned = lambda self, *args, **kwargs: True  # type: ignore[method-assign]
+
+    def all_gather_inputs(self: Any) -> Any:
+        shard = self._sharded_param_data
+        self._sharded_param_data = shard.clone()  # on the GPU
+        try:
+            return inputs(self)
+        finally:
+            self._sharded_param_data = shard
+
+    def to_sharded_dtensor(self: Any, tensor: Any) -> Any:
+        if not hasattr(self, "sharded_param"):  # the parameter itself
+            return to_dtensor(self, tensor)
+        with meter.on_host():
+            return to_dtensor(self, tensor.clone())
+
+    param.all_gather_inputs = property(all_gather_inputs)
+    param.to_sharded_dtensor = to_sharded_dtensor
 
 
 def take_kernels_of_cuda() -> None:

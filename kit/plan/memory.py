@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kit.plan.activations import is_autocast, kept, passing, stream
+from kit.plan.activations import is_autocast, kept, masks, passing, stream
 from kit.plan.workload import Workload
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.
@@ -63,7 +63,7 @@ class Memory:
 
 def predict(workload: Workload) -> Memory:
     """Predict the memory of ``workload``."""
-    held = _held(workload)
+    held = _held(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
     moments = [(name, held + parts) for name, parts in _moments(workload)]
     if workload.sharded and workload.method == "qlora":  # each rank quantises the whole model before it is sharded
         moments.append(("loading", Counter(_frozen(workload, shards=1))))
@@ -99,8 +99,7 @@ def _trained(workload: Workload) -> dict[str, float]:
 def _held(workload: Workload) -> "Counter[str]":
     """Bytes that a GPU holds in every moment of a step, from the second step on."""
     if workload.strategy == "offload":
-        tables = _frozen(workload, workload.num_gpus).get(FOUR_BIT, 0) if workload.method == "qlora" else 0
-        return Counter({FOUR_BIT: tables}) if tables else Counter()
+        return Counter({FOUR_BIT: _frozen(workload, workload.num_gpus).get(FOUR_BIT, 0)})
     held = Counter(_trained(workload))
     held.update(_frozen(workload, workload.num_gpus if workload.sharded else 1))
     if _accumulates(workload):
@@ -193,7 +192,8 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     if workload.sharded:  # and the buffer of what was gathered last: the head, or the last layer where it is tied
         gathered = head + (_gathered_layer(workload) if shape.tied else head)
     if workload.method != "full":
-        per_logit = (plain + 4 + plain) if not shape.caps_logits else (2 * plain + 12)
+        # Caps: logits in float32, divided, through tanh, multiplied, and the gradient.
+        per_logit = plain + 20 if shape.caps_logits else plain + 4 + plain
         yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: per_logit * logits, GATHERED: gathered})
         return
     forward = copies + (head if autocast else 0)

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"bias_key": "attention_bias", "norm_of_heads": "head"},
     "gemma": {"bias_key": "attention_bias", "tied": True},
+    "gemma2": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "eager": True},
     "gemma3_text": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "norm_of_heads": "head"},
     "phi3": {"fused": True},
     "smollm3": {"bias_key": "attention_bias", "tied": True},
@@ -152,6 +153,7 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         output_bias=has_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
+        caps_scores=bool(config.get("attn_logit_softcapping")),
         **{key: value for key, value in facts.items() if key != "tied"},
     )
 

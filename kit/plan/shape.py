@@ -47,6 +47,8 @@ class Shape:
     num_norms: int = 2  # of hidden_size, in a layer
     norm_of_heads: str = ""  # "head": q and k have a norm of head_dim each; "all": of all their heads together
     caps_logits: bool = False  # whether logits pass through tanh before the loss
+    caps_scores: bool = False  # the same of attention's scores
+    eager: bool = False  # whether the family takes eager attention only
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:

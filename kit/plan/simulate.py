@@ -58,8 +58,6 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     """
     if workload.shape.folder is None:
         raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
-    if workload.strategy == "offload":
-        raise UserError(Problem("--simulate", "offload, which needs two devices", "another strategy"))
     if recipe and recipe.adapter_name_or_path:
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
@@ -122,6 +120,7 @@ def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
         "lora_r": workload.lora_r,
         "lora_target_modules": list(workload.lora_targets or ()) or "all-linear",
         "optim": workload.optim,
+        "attn_implementation": "eager" if workload.eager else values.get("attn_implementation", "auto"),
         "sync_each_batch": workload.sync_each_batch,
     }
     return values | own
@@ -139,4 +138,5 @@ def _topology(workload: Workload) -> Topology:
         rehearsal=True,
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
+        offload=settings.offload,
     )

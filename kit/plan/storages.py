@@ -9,13 +9,15 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
 ACTIVATIONS, LOGITS, GRADIENTS, GATHERED = "activations", "logits", "gradients", "gathered weights"
+HOST = "host"
 
 
 class Storages:
@@ -33,6 +35,7 @@ class Storages:
         self._refs: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
         self._pinned: set[int] = set()
+        self._is_host = False
         self._now: Counter[str] = Counter()
         self.begin()
 
@@ -50,6 +53,18 @@ class Storages:
             serial = self._add(tensor)
             if serial is not None and component:
                 self._labels[serial] = component
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Count storages that appear in the ``with`` block as on a device ``HOST``.
+
+        For offloading where one device stands for a GPU and its host.
+        """
+        self._is_host = True
+        try:
+            yield
+        finally:
+            self._is_host = False
 
     def mark(self, moment: str) -> None:
         """Remember what is held now, as ``moment``; of several such moments the last one counts."""
@@ -108,6 +123,7 @@ class Storages:
             return self._serials[address]
         if (device := device_of(tensor).type) == "meta":
             return None
+        device = HOST if self._is_host else device
         serial = len(self._devices)
         self._serials[address], self._devices[serial] = serial, device
         self._refs[serial] = weakref.ref(storage, partial(self._forget, address, serial))

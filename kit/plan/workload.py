@@ -33,6 +33,7 @@ class Workload:
     lora_dropout: bool = False
     optim: str = "adamw_torch_fused"
     bf16: bool = True  # the mixed_precision of the Accelerate config; else float32
+    eager: bool = False  # attention that holds the scores of all pairs of tokens
     sync_each_batch: bool | None = None  # None: with FSDP, not with DDP
     saves: bool = True  # whether checkpoints are written before the end
     async_save: bool = True
@@ -66,6 +67,7 @@ class Workload:
             lora_targets=targets,
             lora_dropout=recipe.lora_dropout > 0,
             optim=recipe.optim,
+            eager=recipe.attn_implementation == "eager" or (shape.eager and recipe.attn_implementation == "auto"),
             sync_each_batch=recipe.sync_each_batch,
             saves=bool(recipe.save_steps) or recipe.save_strategy == "epoch" or recipe.keep_best,
             async_save=recipe.async_save,

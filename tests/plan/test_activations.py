@@ -16,14 +16,14 @@ SIZES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["autocast", "sharded", "lora"])
+@pytest.mark.parametrize("how", ["autocast", "sharded", "lora", "eager"])
 def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(vocab_size=16, num_hidden_layers=2, **SIZES)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "eager" if how == "eager" else "sdpa"
     config.save_pretrained(tmp_path)
     model = LlamaForCausalLM(config)
     if how == "lora":
@@ -32,7 +32,7 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
             if hasattr(module, "lora_A"):
                 module.cast_input_dtype_enabled = False
         model = model.get_base_model()
-    elif how == "sharded":
+    elif how in ("sharded", "eager"):
         model = model.bfloat16()
     num_tokens = 7
     layer = model.model.layers[1]
@@ -52,9 +52,11 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     workload = Workload(
         shape=read_shape(tmp_path / "config.json", "tiny"),
         method="lora" if how == "lora" else "full",
-        strategy="fsdp2" if how == "sharded" else "single",
-        num_gpus=8 if how == "sharded" else 1,
+        strategy="fsdp2" if how in ("sharded", "eager") else "single",
+        num_gpus=8 if how in ("sharded", "eager") else 1,
         lora_r=3,
+        length=num_tokens,
+        eager=how == "eager",
     )
     found = sum(size for size, _ in saved.values()) / num_tokens
     # A module's inputs may be kept in a view of the same storage twice over, so a byte or two a token may differ.

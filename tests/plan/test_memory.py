@@ -23,12 +23,15 @@ SIMULATED = [
     ("qwen3-0.6b", "lora", "single", 1, 1024, 4, 1.734, 1.771),
     ("gemma-3-1b", "lora", "single", 1, 2048, 1, 2.403, 2.460),
     ("olmo-2-1b", "full", "single", 1, 2048, 1, 22.14, 23.65),
+    ("llama-1b", "lora", "offload", 8, 2048, 1, 1.216, 1.216),
+    ("gemma-2-2b", "lora", "single", 1, 2048, 1, 6.079, 6.156),  # eager attention
+    ("gemma-2-2b", "full", "fsdp2", 8, 2048, 1, 9.280, 9.707),
 ]
 
 
 def workload(shape, method, strategy="single", num_gpus=1, length=2048, rows=1, **fields):
-    fields = {"gradient_checkpointing": True} | fields
     shape = find_shape(shape)
+    fields = {"gradient_checkpointing": True, "eager": shape.eager} | fields
     return Workload(
         shape=shape, method=method, strategy=strategy, num_gpus=num_gpus, length=length, rows=rows, **fields
     )

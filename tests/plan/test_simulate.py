@@ -20,8 +20,6 @@ TINY = Workload(shape=find_shape(str(ROOT / "recipes/tiny/model")), method="lora
 def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(UserError, match=r"no config\.json"):
         simulate(replace(TINY, shape=replace(TINY.shape, folder=None)))
-    with pytest.raises(UserError, match="offload"):
-        simulate(replace(TINY, strategy="offload", num_gpus=8))
 
 
 @pytest.mark.slow
@@ -78,6 +76,23 @@ FORMULAS = [
     for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
     for checkpointing in (True, False)
 ]
+
+
+# Offloading, where the device stands for GPU and host, and attention that holds scores.
+OTHERS = [
+    {"shape": "llama-1b", "method": "full", "strategy": "offload", "num_gpus": 8},
+    {"shape": "llama-1b", "method": "lora", "strategy": "offload", "num_gpus": 8},
+    {"shape": "gemma-2-2b", "method": "lora", "eager": True, "gradient_checkpointing": False},
+]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: "-".join(map(str, case.values())))
+def test_formulas_and_simulation_agree_on_offloading_and_eager_attention(case):
+    fields = {"gradient_checkpointing": True, "length": 2048} | case | {"shape": find_shape(case["shape"])}
+    workload = Workload(**fields)
+    assert predict(workload).tensors == pytest.approx(simulate(workload).tensors, rel=0.05)
 
 
 @pytest.mark.slow
