@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -11,7 +12,7 @@ from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.plan.hardware import GPUS, USUAL, Gpu
 from kit.plan.lengths import Lengths, measure, read
 from kit.plan.memory import TENSORS
-from kit.plan.search import Option, options, recommend, scaling
+from kit.plan.search import Option, Scale, options, recommend, scaling
 from kit.plan.table import (
     NOTE,
     all_recipes,
@@ -46,10 +47,17 @@ def run(argv: list[str]) -> int:
     recommended = recommend(found, base.method, question.recipe.global_batch_size)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
     simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
+    scaled = scaling(base, ask.gpu) if "scale" in ask.switches else []
     if ask.write:
         _write(ask, question, recommended)
+    if ask.picture:
+        _draw(
+            ask.picture,
+            scaled,
+            f"{question.shape.name}, {base.method}, {base.rows} x {base.length:,} on {ask.gpu.name}",
+        )
     if "json" in ask.switches:
-        show(json.dumps(_record(ask, question, found, recommended, simulated, lengths), indent=1))
+        show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
         return 0
     machines = -(-base.num_gpus // ask.gpus_per_machine)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each" + (
@@ -71,8 +79,7 @@ def run(argv: list[str]) -> int:
     if "explain" in ask.switches:
         show("\n".join(["", *explanation(recommended[0] if recommended else found[0])]))
     if "scale" in ask.switches:
-        lines = scale(rows) if (rows := scaling(base, ask.gpu)) else ["--scale needs a GPU by its name: --gpu h100"]
-        show("\n".join(["", *lines]))
+        show("\n".join(["", *(scale(scaled) if scaled else ["--scale needs a GPU by its name: --gpu h100"])]))
     show(NOTE)
     return 0
 
@@ -143,6 +150,16 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
     durable.write_text(ask.write, header + " ".join(words) + "\n\n" + yaml.safe_dump(values, sort_keys=False))
 
 
+def _draw(path: Path, rows: list[Scale], title: str) -> None:
+    """Save the picture of ``--scale``."""
+    from kit import durable
+    from kit.plan.picture import picture
+
+    if not rows:
+        raise UserError(Problem("--picture", "nothing to draw: the GPU's speed is not known", fix="--gpu h100"))
+    durable.write_text(path, picture(rows, title))
+
+
 def _record(
     ask: Ask,
     question: Question,
@@ -150,6 +167,7 @@ def _record(
     recommended: tuple[Option, str] | None,
     simulated: list[str] | None,
     lengths: Lengths | None,
+    scaled: list[Scale],
 ) -> dict[str, Any]:
     """The plan as JSON values; sizes in bytes, times in seconds."""
     assert ask.gpu is not None
@@ -188,6 +206,6 @@ def _record(
         "command": command(recommended[0], question) if recommended else None,
         "data": lengths and asdict(lengths),
         "seconds_per_step_of_data": seconds and seconds.seconds,
-        "scale": [asdict(row) for row in scaling(ask.workload(question), ask.gpu)] if "scale" in ask.switches else None,
+        "scale": [asdict(row) for row in scaled] if "scale" in ask.switches else None,
         "simulated": simulated,
     }

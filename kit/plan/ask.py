@@ -24,6 +24,7 @@ OWN = {
     "gpus": "how many, or machines x GPUs: 8, 2x8; default: this machine's",
     "price": "of a GPU for an hour, in any currency",
     "write": "save the recommended recipe to this file",
+    "picture": "with --scale: draw its table into this SVG file",
 }
 SWITCHES = {
     "explain": "show where each number comes from",
@@ -54,6 +55,7 @@ class Ask:
     gpus_per_machine: int
     price: float | None
     write: Path | None
+    picture: Path | None
     switches: set[str]
 
     def workload(self, question: Question) -> Workload:
@@ -76,9 +78,10 @@ def read_ask(argv: list[str]) -> Ask:
         if "gpus" in own:
             num, per_machine = parse_gpus(own["gpus"])
     price = _price(own["price"], problems) if "price" in own else None
-    write = Path(own["write"]) if "write" in own else None
-    if write and write.exists():
-        problems.append(Problem("--write", f"{write} exists", "a new file"))
+    files = {name: Path(own[name]) for name in ("write", "picture") if name in own}
+    problems += [Problem(f"--{name}", f"{path} exists", "a new file") for name, path in files.items() if path.exists()]
+    if "picture" in files and "scale" not in switches:
+        problems.append(Problem("--picture", "without --scale, whose table it draws", fix="add --scale"))
     for flag, other in (("params", "model"), ("params", "model_name_or_path"), ("model", "model_name_or_path")):
         names = {*own, *(word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--"))}
         if {flag, other} <= names:
@@ -100,7 +103,8 @@ def read_ask(argv: list[str]) -> Ask:
         num_gpus=num,
         gpus_per_machine=per_machine,
         price=price,
-        write=write,
+        write=files.get("write"),
+        picture=files.get("picture"),
         switches=switches,
     )
 

@@ -84,6 +84,19 @@ def test_data_given_as_a_flag_are_counted(capsys):
     assert "no file or folder" in capsys.readouterr().err
 
 
+def test_the_scale_is_drawn_into_a_new_file(capsys, tmp_path):
+    file = tmp_path / "scale.svg"
+    said(capsys, f"--recipe llama-8b-full --gpu h100 --gpus 8 --scale --picture {file}")
+    assert file.read_text().startswith("<svg ")
+    for words, told in (
+        (f"--gpu h100 --picture {file}", "exists"),
+        (f"--gpu h100 --picture {file}2", "without --scale"),
+        (f"--gpu 80GiB --scale --picture {file}2", "speed is not known"),
+    ):
+        assert main(["plan", "--recipe", "llama-8b-full", *words.split()]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_help_lists_every_flag(capsys):
     text = said(capsys, "--help")
     assert all(f"--{flag}" in text for flag in ("model", "params", "gpu", "gpus", "price", "write", "json", "explain"))

@@ -21,6 +21,13 @@ def test_adapters_train_and_the_rest_does_not():
     assert own.config == "single" and not own.sharded
 
 
+def test_attention_is_eager_where_the_family_takes_no_other_or_the_recipe_says_so():
+    recipe, llama, gemma = load_recipe("llama-8b-lora"), find_shape("llama-8b"), find_shape("gemma-2-2b")
+    assert not Workload.of(recipe, llama).eager and Workload.of(recipe, gemma).eager
+    assert Workload.of(recipe.model_copy(update={"attn_implementation": "eager"}), llama).eager
+    assert not Workload.of(recipe.model_copy(update={"attn_implementation": "flash_attention_2"}), gemma).eager
+
+
 def test_settings_that_no_formula_describes_are_named():
     recipe = load_recipe("llama-8b-lora")
     assert uncovered(recipe) == []
