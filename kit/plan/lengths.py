@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kit.data.samples.rows import Opened
 
 # What is read at most of a data set, by the unit of its size: some seconds of tokenising.
-MOST = {"B": 64 * 2**20, " rows": 50_000}
+MOST = {"B": 16 * 2**20, " rows": 20_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,17 @@ class Lengths:
     shortest: int  # tokens of a sample
     mean: float
     longest: int
-    row: float  # tokens of a row, padding included, on the rank that computes most
-    useful: float  # share of the computed tokens that are not padding
+    row: float  # tokens of a row, padding included, on the rank whose rows are longest
+    padding: float  # share of the computed tokens
+    waiting: float  # share of the time in which a GPU waits for the one with the longest rows
     supervised: float  # share of the computed tokens that are learned from
     seen: float  # sum of squared lengths of the sequences of attention, over the sum of their lengths
     num_steps: int  # of the whole run
+
+    @property
+    def useful(self) -> float:
+        """Tokens that are not padding, over those that all GPUs could compute in the time."""
+        return (1 - self.padding) * (1 - self.waiting)
 
     def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:
         """Return the parts of a mean step of such rows; None for a GPU whose speed is not known."""
@@ -114,8 +120,8 @@ def read(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
     try:
         tokenizer = open_tokenizer(recipe)
     except UserError as error:
-        fix = "the data are counted by the model's tokenizer; leave --dataset out to plan without"
-        problems += [replace(problem, fix=problem.fix or fix) for problem in error.problems]
+        fix = "leave --dataset out to plan without the lengths of the data"
+        problems += [replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems]
     problems.raise_if_any()
     every = max(_every(opened) for opened in sources)
     data = open_data(
@@ -155,7 +161,6 @@ def measure(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Leng
 
     lengths, targets = data.train.lengths, data.train.num_targets
     collator = Collator(recipe.micro_batch_size, 0, recipe.packing)
-    num_steps = _num_steps(data, recipe, every)
     computed, useful, learned, squares, slowest, num_rows = 0, 0, 0, 0, 0, 0
     for number in range(min(STEPS_LOOKED_AT, data.total_steps(recipe))):
         items = data.order.batch(number)
@@ -182,10 +187,11 @@ def measure(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Leng
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
         row=slowest / num_rows,
-        useful=useful / computed,
+        padding=1 - useful / computed,
+        waiting=1 - computed / (slowest * num_gpus),
         supervised=learned / computed,
         seen=squares / computed,
-        num_steps=num_steps,
+        num_steps=_num_steps(data, recipe, every),
     )
 
 

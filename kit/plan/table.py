@@ -109,8 +109,8 @@ def data_line(lengths: Lengths) -> str:
     sample = f", one block in {lengths.every} of the data," if lengths.every > 1 else ""
     return (
         f"data: {lengths.num_samples:,} samples{sample} of {lengths.shortest:,} to {lengths.longest:,} tokens, mean "
-        f"{lengths.mean:,.0f}; rows of {lengths.row:,.0f}; of the computed tokens {1 - lengths.useful:.1%} are padding "
-        f"and {lengths.supervised:.1%} are learned from"
+        f"{lengths.mean:,.0f}; of the computed tokens {lengths.padding:.1%} are padding and "
+        f"{lengths.supervised:.1%} are learned from; a GPU waits {lengths.waiting:.0%} of the time for the one with the longest rows"
     )
 
 
@@ -129,12 +129,15 @@ def time_lines(
     if step is None:
         return [*lines, f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
     fast, slow = step.seconds
-    low, high = step.tokens_per_second
+    computing = 1 - lengths.waiting if lengths else 1.0
+    low, high = (computing * rate for rate in step.tokens_per_second)
     num_steps = num_steps or (lengths.num_steps if lengths else 1000)
-    useful = f", {_range((low * lengths.useful, high * lengths.useful))} without padding" if lengths else ""
+    useful = 1 - lengths.padding if lengths else 1.0
+    text = f", {_range((low * useful, high * useful))} without padding" if lengths else ""
+    tokens = computing * step.tokens * own.num_gpus
     lines.append(
-        f"time: {fast:.2g} to {slow:.2g} s a step of {step.tokens * own.num_gpus:,} tokens, padding included, "
-        f"{_range((low, high))} tokens/s per GPU{useful}; bound by {step.bound}"
+        f"time: {fast:.2g} to {slow:.2g} s a step of {tokens:,.0f} tokens, padding included, "
+        f"{_range((low, high))} tokens/s per GPU{text}; bound by {step.bound}"
     )
     hours = [num_steps * seconds * own.num_gpus / 3600 for seconds in (fast, slow)]
     text = f"{num_steps:,} steps: {hours[0] / own.num_gpus:.3g} to {hours[1] / own.num_gpus:.3g} hours"

@@ -79,7 +79,7 @@ def test_data_given_as_a_flag_are_counted(capsys):
     text = said(capsys, words)
     assert "data: 2,000 samples of " in text and "are padding" in text and "without padding" in text
     plan = json.loads(said(capsys, f"{words} --packing --json"))
-    assert plan["data"]["useful"] > 0.95 and plan["seconds_per_step_of_data"][0] > 0
+    assert plan["data"]["padding"] < 0.05 and plan["seconds_per_step_of_data"][0] > 0
     assert main(["plan", *words.replace("train.jsonl", "none.jsonl").split()]) == 2
     assert "no file or folder" in capsys.readouterr().err
 

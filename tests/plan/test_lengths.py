@@ -35,18 +35,19 @@ def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch():
     mine = recipe(global_batch_size=4, per_device_train_batch_size=2, max_length=100)
     found = measure(data([10, 20, 60, 100], 4), mine, 1)
     # 100 and 60, then 20 and 10
-    assert found.row == (100 + 20) / 2 and found.useful == pytest.approx(190 / 240)
+    assert found.row == (100 + 20) / 2 and found.padding == pytest.approx(1 - 190 / 240) and found.waiting == 0
     assert found.supervised == pytest.approx(95 / 240) and found.seen == pytest.approx((2 * 100**2 + 2 * 20**2) / 240)
     assert (found.shortest, found.mean, found.longest, found.num_samples, found.num_steps) == (10, 47.5, 100, 4, 1)
     # Two ranks with one row each: the slower one decides.
     apart = measure(data([10, 20, 60, 100], 4), mine.model_copy(update={"per_device_train_batch_size": 1}), 2)
-    assert apart.row == (100 + 20) / 2 and apart.useful == 1.0
+    assert apart.row == (100 + 20) / 2 and apart.padding == 0
+    assert apart.waiting == pytest.approx(1 - 190 / 240) and apart.useful == pytest.approx(190 / 240)
 
 
 def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     mine = recipe(global_batch_size=2, per_device_train_batch_size=1, max_length=100, packing=True)
     found = measure(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
-    assert found.row == 100 and found.useful == 1.0
+    assert found.row == 100 and found.useful == 1.0 and found.waiting == 0
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
 
 
