@@ -82,6 +82,7 @@ def command(option: Option, question: Question) -> str:
     words = ["accelerate", "launch", "recipes/finetune.py", "--config", own.config]
     if question.recipe_name:
         words += ["--recipe", question.recipe_name]
+        words += ["--dataset", str(recipe.dataset)] if "dataset" in question.typed else []
     else:
         words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", str(recipe.dataset)]
     if not question.recipe_name or own.method != recipe.method:
@@ -110,7 +111,8 @@ def data_line(lengths: Lengths) -> str:
     return (
         f"data: {lengths.num_samples:,} samples{sample} of {lengths.shortest:,} to {lengths.longest:,} tokens, mean "
         f"{lengths.mean:,.0f}; of the computed tokens {lengths.padding:.1%} are padding and "
-        f"{lengths.supervised:.1%} are learned from; a GPU waits {lengths.waiting:.0%} of the time for the one with the longest rows"
+        f"{lengths.supervised:.1%} are learned from; a GPU waits {lengths.waiting:.0%} of the time for the one with the "
+        "longest rows"
     )
 
 

@@ -50,6 +50,11 @@ def test_the_command_has_only_what_differs_from_the_recipe():
     assert "--max_length 1024" in text and "--learning_rate" not in text and "--method" not in text
 
 
+def test_the_command_trains_on_the_data_that_were_given():
+    question, _, option = planned("--recipe", "llama-8b-qlora", "--dataset", "my.jsonl")
+    assert "--recipe llama-8b-qlora --dataset my.jsonl" in command(option, question)
+
+
 def test_the_command_is_one_that_a_run_takes():
     from kit.config.command_line import read_command_line
 
