@@ -113,6 +113,7 @@ def test_a_dry_run_tells_strategy_data_and_steps(recipe):
     assert steps == "7 steps. Dry run: nothing written but the tokenised data in the cache."
 
 
+@pytest.mark.slow
 def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(model_folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))

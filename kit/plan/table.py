@@ -111,8 +111,8 @@ def data_line(lengths: Lengths) -> str:
     return (
         f"data: {lengths.num_samples:,} samples{sample} of {lengths.shortest:,} to {lengths.longest:,} tokens, mean "
         f"{lengths.mean:,.0f}; of the computed tokens {lengths.padding:.1%} are padding and "
-        f"{lengths.supervised:.1%} are learned from; a GPU waits {lengths.waiting:.0%} of the time for the one with the "
-        "longest rows"
+        f"{lengths.supervised:.1%} are learned from; "
+        f"a GPU waits {lengths.waiting:.0%} of the time for the one with the longest rows"
     )
 
 
