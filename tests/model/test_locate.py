@@ -6,8 +6,9 @@ import pytest
 from model_helpers import FP32, TEMPLATE, build, problems
 
 from kit.errors import UserError
+from kit.model import locate
 from kit.model.load import open_config
-from kit.model.locate import HUB_SECONDS, base_of_adapter, locate_model
+from kit.model.locate import HUB_SECONDS, base_of_adapter, has_weights, locate_model
 from kit.model.tokenizer import open_tokenizer
 
 DAMAGED = ["", "{", "[]", "null", "{}", "[" * 200_000, '{"metadata": {}, "weight_map": null}']
@@ -20,6 +21,18 @@ def test_a_missing_folder_is_named(recipe, tmp_path):
         open_config(recipe(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"no config\.json in it"):
         open_config(recipe(tmp_path))
+
+
+def test_weights_are_looked_for_in_the_folder_or_in_the_hubs_cache(recipe, model_folder, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    assert has_weights(recipe(model_folder)) and not has_weights(recipe(tmp_path))
+    for found, there in (
+        (str(tmp_path / "config.json"), False),
+        (str(model_folder / "config.json"), True),
+        (None, False),
+    ):
+        monkeypatch.setattr(locate, "try_to_load_from_cache", lambda *args, found=found, **kwargs: found)
+        assert has_weights(recipe("someone/model")) is there
 
 
 @pytest.mark.slow
