@@ -5,6 +5,7 @@ Each check computes something small on the device that the run would use, and co
 
 import os
 import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.doctor.needs import Needs
-from kit.doctor.result import Result, ok
+from kit.doctor.result import Result, of_problems, ok
+from kit.errors import Problem
 from kit.failures.memory import size
 from kit.strategy.topology import Topology
 
@@ -57,8 +59,13 @@ def _driver() -> str:
         return ""
 
 
-def check_gpus(topology: Topology, needs: Needs | None, local_world: int) -> Result:
-    """Fail if a GPU is too small for weights, gradients and optimiser state; warn if a run meant for GPUs has none."""
+def check_gpus(topology: Topology, needs: Needs | None, local_world: int, refused: Sequence[Problem] = ()) -> Result:
+    """Fail if a GPU is too small for weights, gradients and optimiser state; warn if a run meant for GPUs has none.
+
+    Args:
+        needs: of a model of any family; None if it could not be opened.
+        refused: why the run would be refused by the plan, which knows activations too, but not all families.
+    """
     if topology.device_type == "cpu":
         if topology.rehearsal:
             cure = "this rehearses the run; train on a machine with GPUs"
@@ -73,6 +80,8 @@ def check_gpus(topology: Topology, needs: Needs | None, local_world: int) -> Res
     if len(set(names)) > 1 or max(memory) > 1.1 * min(memory):
         cure = "choose equal ones with CUDA_VISIBLE_DEVICES"
         return Result("GPUs", "warn", f"{found}: they differ, and all wait for the slowest", cure)
+    if refused:
+        return of_problems("GPUs", refused, found)
     if needs is None:
         return ok("GPUs", found)
     found += f"; weights, gradients and optimiser take {size(needs.device)} of each, activations come on top"

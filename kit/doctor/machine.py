@@ -39,16 +39,19 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
 
     from kit.doctor import inputs  # transformers takes seconds
     from kit.doctor.needs import measure
+    from kit.plan import run as plan
 
     opened = inputs.Opened()
     report.run("model", lambda: inputs.check_model_opens(recipe, opened))
     report.run("data", lambda: inputs.check_data(recipe))
-    meta_model, adapted, needs = opened.meta_model, opened.adapted, None
+    meta_model, adapted, needs, refused = opened.meta_model, opened.adapted, None, []
     if meta_model is not None:
         report.run("wrap class", lambda: inputs.check_wrap_class(topology, meta_model))
     if adapted is not None:
         needs = measure(recipe, topology, adapted, local_world, opened.config.dtype)
-    report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world))
+        settled = plan.settle(recipe, topology, opened.config)
+        refused = plan.memory_problems(plan.planned(settled, topology, opened.config), topology)
+    report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
     report.run("attention", lambda: devices.check_attention(recipe, opened.config, topology))
     if needs is None:
         cure = "correct the model first"

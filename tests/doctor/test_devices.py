@@ -9,6 +9,7 @@ import torch
 from kit.doctor import devices
 from kit.doctor.devices import check_attention, check_bf16, check_driver, check_four_bit, check_gpus
 from kit.doctor.needs import Needs
+from kit.errors import Problem
 
 GIB = 1 << 30
 
@@ -36,6 +37,13 @@ def test_gpus_must_hold_weights_gradients_and_optimiser(gibibytes, status, gpus,
     assert result.status == status
     assert f"2 x H100 of 80.00 GiB; weights, gradients and optimiser take {gibibytes}.00 GiB" in result.found
     assert status == "ok" or "--config fsdp" in result.cure
+
+
+def test_what_the_plan_refuses_fails_although_the_weights_fit(gpus, topology):
+    gpus(80, 80)
+    refused = [Problem("memory", "the run needs about 90.0 GiB of each GPU", fix="--gradient_checkpointing true")]
+    result = check_gpus(topology(device_type="cuda", rehearsal=False), needs(30), 2, refused)
+    assert result.status == "fail" and "90.0 GiB" in result.found and "checkpointing" in result.cure
 
 
 def test_gpus_that_differ_are_a_warning(gpus, topology):
