@@ -9,6 +9,7 @@ from helpers import ROOT
 
 from kit.config.recipe import Recipe
 from kit.data.feed.order import Order
+from kit.data.feed.ranks import Ranks
 from kit.errors import UserError
 from kit.plan import lengths as module
 from kit.plan.hardware import GPUS
@@ -49,6 +50,14 @@ def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     found = measure(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
     assert found.row == 100 and found.useful == 1.0 and found.waiting == 0
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
+
+
+@pytest.mark.slow
+def test_the_padding_is_what_the_run_tells():
+    mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
+    found, _ = read(mine, 320)
+    (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
+    assert note == f"padding: {measure(found, mine, 2).padding:.1%} of the computed tokens"
 
 
 def test_the_time_is_that_of_rows_of_this_length():
