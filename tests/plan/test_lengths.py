@@ -19,6 +19,7 @@ from kit.plan.speed import step
 from kit.plan.workload import Workload
 
 MODEL = ROOT / "recipes/tiny/model"
+VOCAB = find_shape(str(MODEL)).vocab_size
 
 
 def data(tokens, batch, capacity=None):
@@ -55,7 +56,7 @@ def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
 @pytest.mark.slow
 def test_the_padding_is_what_the_run_tells():
     mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
-    found, _ = read(mine, 320)
+    found, _ = read(mine, VOCAB)
     (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
     assert note == f"padding: {measure(found, mine, 2).padding:.1%} of the computed tokens"
 
@@ -73,20 +74,20 @@ def test_a_large_data_set_is_read_in_part_and_its_steps_are_estimated(tmp_path, 
     for i in range(9):
         (tmp_path / f"{i}.jsonl").write_text(f"{row}\n" * 20)
     mine = recipe(global_batch_size=4, max_length=64).model_copy(update={"dataset": str(tmp_path)})
-    whole, every = read(mine, 320)
+    whole, every = read(mine, VOCAB)
     assert (len(whole.train), every) == (180, 1)
     monkeypatch.setitem(module.MOST, "B", 3 * 20 * (len(row) + 1))
-    part, every = read(mine, 320)
+    part, every = read(mine, VOCAB)
     assert (len(part.train), every) == (60, 3)
     assert measure(part, mine, 1, every).num_steps == whole.total_steps(mine) == 45
     limited = mine.model_copy(update={"max_train_samples": 90})
-    assert measure(read(limited, 320)[0], limited, 1, every).num_steps == pytest.approx(90 / 4, abs=1)
+    assert measure(read(limited, VOCAB)[0], limited, 1, every).num_steps == pytest.approx(90 / 4, abs=1)
 
 
 def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_told_together(tmp_path):
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
     mine = recipe().model_copy(update={"dataset": "nowhere.jsonl", "model_name_or_path": str(tmp_path)})
     with pytest.raises(UserError) as caught:
-        read(mine, 320)
+        read(mine, VOCAB)
     assert [problem.where for problem in caught.value.problems] == ["dataset", "model_name_or_path"]
     assert "leave --dataset out" in str(caught.value)
