@@ -58,6 +58,9 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     """
     if workload.shape.folder is None:
         raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
+    if workload.strategy == "offload" and workload.method == "qlora":  # these tensors stay on the GPU
+        found = "qlora with offload, whose scales of 4-bit weights would count as the host's"
+        raise UserError(Problem("--simulate", found, "another method or strategy"))
     if recipe and recipe.adapter_name_or_path:
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that

@@ -20,6 +20,8 @@ TINY = Workload(shape=find_shape(str(ROOT / "recipes/tiny/model")), method="lora
 def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(UserError, match=r"no config\.json"):
         simulate(replace(TINY, shape=replace(TINY.shape, folder=None)))
+    with pytest.raises(UserError, match="qlora with offload"):
+        simulate(replace(TINY, method="qlora", strategy="offload", num_gpus=8))
 
 
 @pytest.mark.slow
