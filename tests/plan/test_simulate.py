@@ -56,6 +56,7 @@ CASES = [
     for method in METHODS
     for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
 ]
+CASES += [{"method": method, "strategy": "offload", "num_gpus": 8} for method in ("full", "lora")]
 
 
 @pytest.mark.slow
