@@ -3,8 +3,8 @@
     python benchmarks/parity.py --model_name_or_path M --dataset D --max_length 512 [any finetune flag]
 
 Runs recipes/finetune.py on every topology below with global_batch_size 8. Prints a Markdown table of the largest
-relative differences from a single process with micro-batches of one. Topologies with several processes use two; without
-a GPU they run on the CPU.
+relative differences from a single process with micro-batches of one. Topologies with several processes use two, hybrid
+sharding four; without a GPU they run on the CPU.
 """
 
 import json
@@ -19,6 +19,7 @@ TOPOLOGIES = [
     ("single, 1 x 8", "single", 1, 8),
     ("DDP, 2 processes", "ddp", 2, 2),
     ("FSDP2, 2 processes", "fsdp", 2, 2),
+    ("FSDP2 hybrid, 2 copies x 2 processes", "fsdp_hybrid", 4, 2),
     ("FSDP1, 2 processes", "fsdp1", 2, 2),
 ]
 

@@ -242,6 +242,7 @@ def actual_strategy(**changes: Any) -> Any:
         "type": "fsdp2",
         "config": "fsdp",
         "num_processes": 2,
+        "num_replicas": 1,
         "mixed_precision": "bf16",
         "device": "cpu",
         "rehearsal": False,

@@ -289,7 +289,8 @@ class Launch(BaseModel):
 
     config: str | None = _launch(
         None,
-        "Accelerate config: a path, or a name in accelerate_configs/: single, ddp, fsdp, fsdp_offload, fsdp1",
+        "Accelerate config: a path, or a name in accelerate_configs/: single, ddp, fsdp, fsdp_hybrid, fsdp_offload, "
+        "fsdp1",
     )
     recipe: str | None = _launch(None, "a path, or a name in recipes/ (`kit recipes` lists them); without it: tiny")
     num_processes: int | None = _launch(

@@ -47,8 +47,7 @@ def measure(recipe: Recipe, topology: Topology, model: "torch.nn.Module", local_
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = frozen_bytes(model, compute_bytes)
     optimizer_bytes = 2 if "8bit" in recipe.optim else 8  # two moments
-    ways = topology.num_processes if shards(topology) else 1
-    state = (frozen + trainable * (_MASTER_BYTES + _GRADIENT_BYTES + optimizer_bytes)) // ways
+    state = (frozen + trainable * (_MASTER_BYTES + _GRADIENT_BYTES + optimizer_bytes)) // topology.num_shards
     on_cpu = topology.device_type == "cpu"
     reads_into_cpu = on_cpu or (shards(topology) and recipe.method != "qlora")
     num_readers = 1 if topology.load_on_rank0 else local_world

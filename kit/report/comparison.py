@@ -13,7 +13,10 @@ from kit.report.words import setting
 
 # What says nothing about a result.
 _OWN = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name")
-_STRATEGY = {"type": "strategy", **{key: key for key in ("num_processes", "mixed_precision", "device", "rehearsal")}}
+_STRATEGY = {
+    "type": "strategy",
+    **{key: key for key in ("num_processes", "num_replicas", "mixed_precision", "device", "rehearsal")},
+}
 
 
 def comparison_page(runs: Sequence[Run], reload_seconds: float = 0) -> str:

@@ -43,8 +43,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         old: the checkpoint's manifest; its ``strategy`` and ``versions`` are used.
         new: ``strategy`` and ``versions`` of this start.
     """
-    keys = ("type", "num_processes", "mixed_precision", "device", "num_threads")
-    pairs = [(key, old.get("strategy", {}).get(key), new["strategy"][key]) for key in keys]
+    keys = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
+    strategy = {"num_replicas": 1, **old.get("strategy", {})}  # earlier runs had no hybrid sharding
+    pairs = [(key, strategy.get(key), new["strategy"][key]) for key in keys]
     pairs += [(name, old.get("versions", {}).get(name), new["versions"][name]) for name in VERSIONED_PACKAGES]
     changed = ", ".join(f"{name} {was} -> {now}" for name, was, now in pairs if was != now)
     return [f"note: changed since that checkpoint: {changed}; steps from here on round differently"] if changed else []

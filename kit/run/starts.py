@@ -10,7 +10,7 @@ from typing import Any
 
 # Settings of a single start. They say nothing about the steps that follow.
 _OF_ONE_START = ("resume_from_checkpoint", "overwrite_output_dir")
-_STRATEGY = ("type", "num_processes", "mixed_precision", "device", "num_threads")
+_STRATEGY = ("type", "num_processes", "num_replicas", "mixed_precision", "device", "num_threads")
 
 
 def starts(old: str, new: Mapping[str, Any], step: int) -> list[dict[str, Any]]:

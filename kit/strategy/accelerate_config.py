@@ -8,13 +8,14 @@ kit saves by itself. The environment variables that a launcher sets are validate
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from kit.config.hints import other_kind
 from kit.config.recipe_file import read_yaml
 from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes
 from kit.strategy.topology import Precision, Strategy
 
 _CONFIG_KEYS = """
@@ -54,6 +55,7 @@ class Settings:
     reshard_after_forward: bool
     offload: bool
     load_on_rank0: bool
+    groups: GroupSizes = field(default_factory=GroupSizes)  # of hybrid sharding
     main_process_ip: str | None = None  # by which other machines reach the one of rank 0
     main_process_port: int | None = None
 
@@ -68,7 +70,7 @@ def read_config(path: Path) -> Settings:
     text = path.read_text(encoding="utf-8").splitlines()
 
     def where(key: str) -> str:
-        inner = re.compile(rf"[\s{{'\"]*{re.escape(key.removeprefix('fsdp_config.'))}['\"]?\s*:")
+        inner = re.compile(rf"[\s{{'\"]*{re.escape(key.rpartition('.')[2])}['\"]?\s*:")
         line = lines.get(key) or next((number for number, line in enumerate(text, 1) if inner.match(line)), None)
         return f"{path}:{line} {key}" if line else f"{path} {key}"
 
@@ -151,9 +153,9 @@ def make_settings(
             )
     if strategy == "fsdp1" and not switch("fsdp_use_orig_params", True):
         refuse("fsdp_config.fsdp_use_orig_params", False, "true", "frozen and trained weights share a unit")
-    for key in ("dynamo_config", "parallelism_config"):
-        if values.get(key):
-            refuse(key, values[key], "nothing", "remove it: not offered")
+    if values.get("dynamo_config"):
+        refuse("dynamo_config", values["dynamo_config"], "nothing", "remove it: not offered")
+    groups = group_sizes(values.get("parallelism_config") or {}, strategy, refuse)
     count = values.get("num_processes")
     if count is not None and (type(count) is not int or count == 0 or count < -1):
         refuse("num_processes", count, "a whole number from 1, or no such line: one per GPU")
@@ -186,6 +188,7 @@ def make_settings(
         reshard_after_forward=reshard,
         offload=offload,
         load_on_rank0=load_on_rank0,
+        groups=groups,
         main_process_ip=str(values["main_process_ip"]) if values.get("main_process_ip") else None,
         main_process_port=None if port is None else int(port),
     )
@@ -229,5 +232,9 @@ def settings_from_environment() -> Settings:
     }
     if env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
         values["dynamo_config"] = env["ACCELERATE_DYNAMO_BACKEND"]
+    if env.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+        # The launcher passes 1 on for each size that its config does not have.
+        sizes = {key.lower(): value for key, value in env.items() if key.startswith(PREFIX.upper()) and value != "1"}
+        values["parallelism_config"] = sizes
     values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
     return make_settings(values, fsdp, lambda key: f"the launcher's {key}", [])

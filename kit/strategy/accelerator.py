@@ -14,7 +14,14 @@ from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
 from kit.model.plan import LoadPlan
 from kit.strategy.agreement import Fact
-from kit.strategy.fsdp import force_fsdp, fsdp1_adapter_policy, fsdp_plugin, is_sharded_layer
+from kit.strategy.fsdp import (
+    force_fsdp,
+    fsdp1_adapter_policy,
+    fsdp_plugin,
+    is_sharded_layer,
+    num_replicas,
+    replica_groups,
+)
 from kit.strategy.rendezvous import join_group
 from kit.strategy.sending import Sender
 from kit.strategy.topology import TITLES, ActualStrategy, ShardedLayers, Topology, strategy_of
@@ -78,6 +85,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         join_group(topology.backend, recipe.ddp_timeout, facts)
     plugin = fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
+    groups = replica_groups(topology)
     # Unless FSDP reduces gradients after each micro-batch, every rank holds the float32 gradients of the whole model,
     # 4 bytes a parameter, until the last one. DDP holds them anyway, in its buckets, and saves communication.
     sync_each_batch = plugin is not None if recipe.sync_each_batch is None else recipe.sync_each_batch
@@ -87,6 +95,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         cpu=on_cpu,
         mixed_precision=topology.mixed_precision,
         fsdp_plugin=None if on_cpu else plugin,
+        parallelism_config=None if on_cpu else groups,
         log_with=list(recipe.report_to) or None,
         project_dir=recipe.output_dir,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_each_batch=sync_each_batch),
@@ -97,7 +106,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         ],
     )
     if on_cpu and plugin is not None:
-        force_fsdp(accelerator, plugin)
+        force_fsdp(accelerator, plugin, groups)
     actual = strategy_of(accelerator)
     if (actual, accelerator.num_processes) != (topology.strategy, topology.num_processes):
         raise TrainingError(
@@ -200,6 +209,7 @@ def prepare(
         type=strategy_of(accelerator),
         config=topology.config_name,
         num_processes=accelerator.num_processes,
+        num_replicas=num_replicas(model),
         mixed_precision=accelerator.mixed_precision,
         device=torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type,
         rehearsal=topology.rehearsal,
@@ -219,6 +229,7 @@ def planned(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy
         type=topology.strategy,
         config=topology.config_name,
         num_processes=topology.num_processes,
+        num_replicas=topology.num_replicas,
         mixed_precision=topology.mixed_precision,
         device=topology.device_type,
         rehearsal=topology.rehearsal,

@@ -1,5 +1,6 @@
 """FSDP through Accelerate: the plugin, FSDP on a CPU, and a check of which modules are sharded."""
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,20 @@ def fsdp_plugin(topology: Topology) -> Any:
     )
 
 
-def force_fsdp(accelerator: "Accelerator", plugin: Any) -> None:
-    """Make ``accelerator`` use FSDP on a CPU.
+def replica_groups(topology: Topology) -> Any:
+    """Create Accelerate's ``ParallelismConfig`` of hybrid sharding; None if ``topology`` has one copy of the model.
+
+    Neighbouring ranks, which launchers put on one machine, share a copy.
+    """
+    if topology.num_replicas == 1:
+        return None
+    from accelerate import ParallelismConfig
+
+    return ParallelismConfig(dp_replicate_size=topology.num_replicas, dp_shard_size=topology.num_shards)
+
+
+def force_fsdp(accelerator: "Accelerator", plugin: Any, groups: Any = None) -> None:
+    """Make ``accelerator`` use FSDP on a CPU, hybrid if there are ``groups``.
 
     Accelerate would silently use DDP there, although torch supports FSDP on a CPU.
     """
@@ -61,6 +74,29 @@ def force_fsdp(accelerator: "Accelerator", plugin: Any) -> None:
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
     AcceleratorState._shared_state["fsdp_plugin"] = plugin
+    if groups is not None:
+        AcceleratorState._shared_state["parallelism_config"] = groups
+        AcceleratorState._shared_state["device_mesh"] = groups.get_device_mesh("cpu")
+
+
+def num_replicas(model: "torch.nn.Module") -> int:
+    """Return the number of copies of a sharded model; 1 if all processes share one, or nothing is sharded."""
+    return max((_copies(parameter) for parameter in model.parameters()), default=1)
+
+
+def copied_shard(parameter: "torch.Tensor") -> str | None:
+    """Return which shard of a weight this rank holds, as text, if ranks of other groups hold the same; else None."""
+    if _copies(parameter) == 1:
+        return None
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    numbers = [mesh.get_local_rank(i) for i, placement in enumerate(placements) if not placement.is_replicate()]
+    return f"shard {'.'.join(map(str, numbers))}"
+
+
+def _copies(parameter: "torch.Tensor") -> int:
+    """The number of processes that hold the same shard of a DTensor; 1 for any other tensor."""
+    mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
+    return math.prod(mesh.size(i) for i, placement in enumerate(placements) if placement.is_replicate()) if mesh else 1
 
 
 def fsdp1_adapter_policy(model: "torch.nn.Module", classes: tuple[str, ...]) -> Any:

@@ -153,7 +153,7 @@ def _decide(
     wanted = request.launch.num_processes or settings.num_processes
     num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-    each = num_devices or (2 if settings.num_machines == 1 else 1)
+    each = num_devices or (settings.groups.fewest if settings.num_machines == 1 else 1)
     num_processes = wanted or launched or (each * settings.num_machines if settings.strategy != "single" else 1)
     problems = launch_problems(request, settings, num_processes, launched, num_devices)
     topology = Topology(
@@ -165,6 +165,7 @@ def _decide(
         rehearsal=not num_devices and not settings.use_cpu and settings.strategy != "single",
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
+        num_replicas=settings.groups.num_replicas(num_processes),
         offload=settings.offload and num_devices > 0,
         # FSDP1 cannot begin on meta. 4-bit weights cannot be sent, so every rank quantises them itself.
         load_on_rank0=settings.load_on_rank0 and recipe.method != "qlora" and settings.strategy == "fsdp2",

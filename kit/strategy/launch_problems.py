@@ -43,6 +43,8 @@ def launch_problems(
                 "use --config ddp or fsdp",
             )
         ]
+    if problems := settings.groups.problems(num_processes):
+        return problems
     if launched and launched != num_processes:
         fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
         return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]

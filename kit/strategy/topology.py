@@ -29,9 +29,15 @@ class Topology:
     rehearsal: bool = False  # the config is for GPUs, but this machine has none
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True
+    num_replicas: int = 1  # copies of the sharded model (hybrid sharding); 1: sharded over all processes
     offload: bool = False  # parameters, gradients and optimiser states in CPU memory
     load_on_rank0: bool = False  # rank 0 reads the weights and sends them to the other ranks
     backend: str | None = None  # of torch.distributed; None: torch chooses
+
+    @property
+    def num_shards(self) -> int:
+        """The number of processes over which weights, gradients and optimiser state are divided; 1 if they are not."""
+        return self.num_processes // self.num_replicas if shards(self) else 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class ActualStrategy:
     type: Strategy
     config: str  # stem of the Accelerate config file
     num_processes: int
+    num_replicas: int  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
     mixed_precision: str
     device: str  # name of the GPU, or "cpu"
     rehearsal: bool
@@ -60,6 +67,7 @@ class ActualStrategy:
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
         """Create it from the values in ``run.json``. Raises ``KeyError`` or ``TypeError`` for any other form."""
+        values = {"num_replicas": 1, **values}  # earlier runs had no hybrid sharding
         known = {entry.name: values[entry.name] for entry in fields(cls)}
         layers = known["sharded_layers"]
         return cls(**{**known, "sharded_layers": layers and ShardedLayers(**layers)})
@@ -75,7 +83,8 @@ class ActualStrategy:
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]
         if self.sharded_layers:
-            parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded")
+            copies = f", {self.num_replicas} copies" if self.num_replicas > 1 else ""
+            parts.append(f"{self.sharded_layers.count} x {'/'.join(self.sharded_layers.classes)} sharded{copies}")
         parts.append(f"{self.trainable_parameters:,} trainable parameters ({recipe.method})")
         parts.append(f"global batch {recipe.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
@@ -127,6 +136,9 @@ def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tupl
     offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
     if not topology.strategy.startswith("fsdp"):
         return [("config", "fsdp", cost), offload] if takes_optimizer("fsdp2", recipe.optim) else []
+    if topology.num_replicas > 1:
+        whole = ("config", "fsdp", "speed: weights are gathered over the network too")
+        return [whole, *([] if topology.offload else [offload])]
     num_micro_batches = recipe.global_batch_size // recipe.micro_batch_size
     more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
     return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.offload else [offload])]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.console import say
-from kit.strategy.fsdp import is_sharded_layer
+from kit.strategy.fsdp import copied_shard, is_sharded_layer
 from kit.strategy.topology import strategy_of
 
 if TYPE_CHECKING:
@@ -34,11 +34,16 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
 def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: bool) -> Iterator[None]:
     """Let a backward pass in the ``with`` block reduce gradients over the ranks only if it has to.
 
-    It has to after the last micro-batch of a step, and after each one if ``start`` has set ``sync_each_batch``.
+    It has to after the last micro-batch of a step, and after each one if ``start`` has set ``sync_each_batch``. Copies
+    of a sharded model (hybrid sharding) add up their gradients only after the last one.
 
     Args:
         is_last: whether this is the last micro-batch of the step.
     """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(is_last)
     reduces = is_last or accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
     with nullcontext() if reduces else accelerator.no_sync(model):
         yield
@@ -114,12 +119,18 @@ def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> b
 
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
-    """Return the parameters of which every process holds a full copy, by their plain names."""
-    from torch.distributed.tensor import DTensor
+    """Return the parameters of which other processes hold a copy, whole or (hybrid sharding) the same shard, by name.
 
+    Processes whose names are equal hold the same.
+    """
     if strategy_of(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors
         return {}
-    return {plain_name(name): p for name, p in model.named_parameters() if not isinstance(p, DTensor)}
+    shards = {name: copied_shard(p) for name, p in model.named_parameters()}
+    return {
+        plain_name(name) + (f" ({shards[name]})" if shards[name] else ""): p
+        for name, p in model.named_parameters()
+        if shards[name] or not is_sharded(p)
+    }
 
 
 def settle(
@@ -272,7 +283,10 @@ def all_gradients(model: "torch.nn.Module") -> "list[torch.Tensor]":
         for p in group.fsdp_params
         for gradient in (p.unsharded_accumulated_grad, getattr(getattr(p, "_unsharded_param", None), "grad", None))
     ]
-    return [gradient for gradient in (*(p.grad for p in model.parameters()), *unreduced) if gradient is not None]
+    # Of hybrid sharding: reduced within this rank's group, but not yet added to those of the other copies.
+    partial = [group._partial_reduce_output for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    own = [p.grad for p in model.parameters()]
+    return [gradient for gradient in (*own, *unreduced, *partial) if gradient is not None]
 
 
 def keeps_gradients(model: "torch.nn.Module") -> bool:

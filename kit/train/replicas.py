@@ -6,7 +6,7 @@ import torch
 from accelerate.utils import gather_object
 
 from kit.errors import TrainingError
-from kit.strategy.weights import replicated
+from kit.strategy.weights import own_part, replicated
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -38,23 +38,23 @@ class ReplicaCheck:
 def compare_replicas(prepared: "Prepared", step: int) -> None:
     """Compare all weights, frozen ones too, and the gradients that the optimiser will use. Called by all ranks.
 
-    Reads every weight once; each process sends two integers for each tensor. Sharded tensors are left out, since they
-    have no copies.
+    Reads every weight once; each process sends two integers for each tensor. Shards that one process alone holds are
+    left out.
 
     Raises:
         TrainingError: on all ranks, if a copy differs; names the tensors and the ranks.
     """
     tensors = {}
     for name, parameter in replicated(prepared.accelerator, prepared.model).items():
-        tensors[name] = parameter.detach()
+        tensors[name] = own_part(parameter.detach())
         if parameter.grad is not None:
-            tensors[f"gradient of {name}"] = parameter.grad
+            tensors[f"gradient of {name}"] = own_part(parameter.grad)
     all_sums = gather_object([dict(zip(tensors, checksums(list(tensors.values())), strict=True))])
-    drifted = [
-        f"{name} on rank {', '.join(map(str, others))}"
-        for name in all_sums[0]
-        if (others := _minority([sums.get(name) for sums in all_sums]))
-    ]
+    drifted = []
+    for name in dict.fromkeys(name for sums in all_sums for name in sums):
+        holders = [rank for rank, sums in enumerate(all_sums) if name in sums]
+        if others := _minority([all_sums[rank][name] for rank in holders]):
+            drifted.append(f"{name} on rank {', '.join(str(holders[i]) for i in others)}")
     if drifted:
         more = f" and {len(drifted) - 5} more tensors" if len(drifted) > 5 else ""
         raise TrainingError(f"step {step}: replicas have drifted apart: {'; '.join(drifted[:5])}{more}")
@@ -79,6 +79,6 @@ _CHUNK = 1 << 22
 
 
 def _minority(values: list[object]) -> list[int]:
-    """The ranks whose value differs from the most frequent one. If two are equally frequent, rank 0's counts."""
+    """The positions of values that differ from the most frequent one. If two are equally frequent, the first counts."""
     majority = max(values, key=lambda value: (values.count(value), value == values[0]))
-    return [rank for rank, value in enumerate(values) if value != majority]
+    return [i for i, value in enumerate(values) if value != majority]

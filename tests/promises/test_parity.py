@@ -11,6 +11,7 @@ TOPOLOGIES = {
     "ddp on three": ("ddp", 3, 1),
     "fsdp2": ("fsdp", 2, 4),
     "fsdp1": ("fsdp1", 2, 1),
+    "hybrid": ("fsdp_hybrid", 4, 2),
 }
 
 

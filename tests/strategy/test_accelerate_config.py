@@ -7,7 +7,14 @@ from kit.errors import UserError
 from kit.strategy.accelerate_config import read_config
 
 CONFIGS = ROOT / "accelerate_configs"
-SHIPPED = {"single": "single", "ddp": "ddp", "fsdp": "fsdp2", "fsdp_offload": "fsdp2", "fsdp1": "fsdp1"}
+SHIPPED = {
+    "single": "single",
+    "ddp": "ddp",
+    "fsdp": "fsdp2",
+    "fsdp_hybrid": "fsdp2",
+    "fsdp_offload": "fsdp2",
+    "fsdp1": "fsdp1",
+}
 
 DDP = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
 FSDP = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
@@ -48,6 +55,7 @@ def test_a_shipped_config_is_the_strategy_its_name_says(name):
     # Fits any machine: one process per GPU, the model's own layer class.
     assert (settings.num_processes, settings.num_machines, settings.layer_classes) == (None, 1, ())
     assert not settings.use_cpu
+    assert (settings.groups.replicas, settings.groups.shards) == (2 if "hybrid" in name else None, None)
 
 
 def test_what_accelerate_config_writes_is_read(read):
@@ -139,7 +147,9 @@ REFUSED = [
     (FSDP.replace("2", "3"), 4, ["fsdp_version", "1 or 2"]),
     (FSDP.replace("2", "1") + "  fsdp_sharding_strategy: HYBRID_SHARD\n", 5, ["HYBRID_SHARD", "FULL_SHARD"]),
     (DDP + "dynamo_config:\n  dynamo_backend: INDUCTOR\n", 3, ["dynamo_config", "remove it"]),
-    (DDP + "parallelism_config:\n  parallelism_config_tp_size: 2\n", 3, ["parallelism_config", "remove it"]),
+    (FSDP + "parallelism_config:\n  parallelism_config_tp_size: 2\n", 6, ["parallelism_config_tp_size: found 2"]),
+    (DDP + "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n", 4, ["1 without FSDP2"]),
+    (DDP + "parallelism_config: 2\n", 3, ["a mapping of parallelism_config_ keys"]),
     (DDP + "num_processes: 0\n", 3, ["num_processes", "from 1"]),
     (DDP + "num_processes: four\n", 3, ["'four'", "from 1"]),
     (DDP + "num_machines: two\n", 3, ["'two'", "from 1"]),

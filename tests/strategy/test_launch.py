@@ -142,6 +142,23 @@ def test_all_four_forms_give_the_same_topology(resolve, environments, config, gp
         assert topology == wanted, form
 
 
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_all_four_forms_give_the_same_groups_of_processes(resolve, environments, gpus):
+    wanted = resolve("--config", "fsdp_hybrid", gpus=gpus)
+    assert (wanted.strategy, wanted.num_processes, wanted.num_replicas, wanted.num_shards) == ("fsdp2", 4, 2, 2)
+    assert resolve("--config", "fsdp_hybrid", env=environments("single", 1), gpus=gpus) == wanted
+    assert resolve("--config", "fsdp_hybrid", env=ranks(4), gpus=gpus) == wanted
+    by_launcher = resolve(env=environments("fsdp_hybrid", 4), gpus=gpus)
+    assert replace(by_launcher, config_name="fsdp_hybrid") == wanted
+
+
+def test_processes_that_make_no_groups_are_refused(resolve):
+    with pytest.raises(UserError, match="dp_replicate_size 2 on 3 processes"):
+        resolve("--config", "fsdp_hybrid", "--num_processes", 3)
+    with pytest.raises(UserError, match="dp_replicate_size 2 on 2 processes; expected a multiple of 2, from 4 on"):
+        resolve("--config", "fsdp_hybrid", gpus=2)
+
+
 def test_all_four_forms_give_the_same_single_process(resolve, environments):
     forms = [
         resolve("--config", "single", env=environments("single", 1), gpus=1),

@@ -1,0 +1,105 @@
+"""The key ``parallelism_config`` of an Accelerate config: how the processes are divided into groups.
+
+Promises: hybrid sharding (``dp_replicate_size`` and ``dp_shard_size``) is taken as written. A size of any other
+dimension is refused with the reason, and none is ever passed over in silence. Plain Python.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kit.errors import Problem, did_you_mean
+
+PREFIX = "parallelism_config_"
+_PAGE = "docs/parallelism.md says more"
+# What is not offered: the size that asks for it, the reason, and what to use instead.
+_REFUSED = {
+    "tp_size": "tensor parallelism with FSDP2 gives other losses in the supported versions of the libraries; "
+    f"use FSDP2 alone, which shards the same weights: {_PAGE}",
+    "cp_size": "context parallelism cannot divide a batch of several samples, padded or packed; "
+    f"use --gradient_checkpointing and per_device_train_batch_size 1 for long rows: {_PAGE}",
+    "sp_size": f"Accelerate's sequence parallelism is DeepSpeed's; as for cp_size: {_PAGE}",
+}
+# How a refused dimension would work. `accelerate config` writes some of them beside a size of 1.
+_WITHOUT_EFFECT = """
+cp_backend cp_comm_strategy sp_backend sp_seq_length sp_seq_length_is_variable sp_attn_implementation
+""".split()
+_KEYS = [PREFIX + key for key in ("dp_replicate_size", "dp_shard_size", *_REFUSED, *_WITHOUT_EFFECT)]
+
+# Appends a problem: (key, found, expected, fix).
+Refuse = Callable[[str, Any, str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSizes:
+    """The sizes of hybrid sharding. One that is None follows from the number of processes; both: no hybrid sharding."""
+
+    replicas: int | None = None  # dp_replicate_size: copies of the sharded model
+    shards: int | None = None  # dp_shard_size: processes that share one copy
+
+    @property
+    def fewest(self) -> int:
+        """The fewest processes that have these groups; 2 without hybrid sharding."""
+        return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
+
+    def num_replicas(self, num_processes: int) -> int:
+        """Return the number of copies on so many processes, among which ``problems`` found no fault."""
+        return self.replicas or num_processes // (self.shards or num_processes)
+
+    def problems(self, num_processes: int) -> list[Problem]:
+        """Return a problem if so many processes cannot be divided into these groups."""
+        replicas, shards = self.replicas, self.shards
+        if replicas and shards:
+            if replicas * shards == num_processes:
+                return []
+            found = f"{replicas} x {shards} = {replicas * shards} (dp_replicate_size x dp_shard_size)"
+            fix = f"--num_processes {replicas * shards}, or leave out one of both keys: it follows from the other"
+            return [Problem("parallelism_config", found, f"{num_processes}, the number of processes", fix)]
+        name, size = ("dp_replicate_size", replicas) if replicas else ("dp_shard_size", shards)
+        if size is None or (num_processes % size == 0 and num_processes != replicas):
+            return []
+        least = 2 * size if replicas else size
+        more = max(least, round(num_processes / size) * size)
+        found, expected = f"{name} {size} on {num_processes} processes", f"a multiple of {size}, from {least} on"
+        fix = f"--num_processes {more}" + (", or --config fsdp" if num_processes < more else "")
+        return [Problem("parallelism_config", found, expected, fix)]
+
+
+def group_sizes(config: Any, strategy: str, refuse: Refuse) -> GroupSizes:
+    """Return the sizes that the value of ``parallelism_config`` asks for, and refuse what is not offered.
+
+    Args:
+        strategy: of ``kit.strategy.topology``.
+        refuse: called with each fault: key, what was found, what was expected, what to do.
+    """
+    if not isinstance(config, dict):
+        refuse("parallelism_config", config, f"a mapping of {PREFIX} keys", "")
+        return GroupSizes()
+    sizes = {}
+    for key, value in config.items():
+        where, name = f"parallelism_config.{key}", str(key).removeprefix(PREFIX)
+        if key not in _KEYS:
+            refuse(where, value, "a key of Accelerate", did_you_mean(str(key), _KEYS) or "remove it")
+        elif name in _WITHOUT_EFFECT:
+            continue
+        elif not (str(value).isdecimal() and int(value)):
+            refuse(where, value, "a whole number from 1", "")
+        elif name in _REFUSED:
+            if int(value) != 1:
+                refuse(where, value, "1", _REFUSED[name])
+        else:
+            sizes[name] = int(value)
+    replicas, shards = sizes.get("dp_replicate_size"), sizes.get("dp_shard_size")
+    if strategy != "fsdp2":
+        for key, size in sizes.items():
+            if size > 1:
+                fix = "set distributed_type: FSDP and fsdp_version: 2, as accelerate_configs/fsdp_hybrid.yaml does"
+                refuse(f"parallelism_config.{PREFIX}{key}", size, "1 without FSDP2", fix)
+        return GroupSizes()
+    if shards == 1:
+        if (replicas or 1) > 1:
+            refuse(
+                f"parallelism_config.{PREFIX}dp_shard_size", 1, "2 or more", "copies that are whole are --config ddp"
+            )
+        return GroupSizes()  # as `accelerate config` writes it where nothing was chosen
+    return GroupSizes() if replicas == 1 and not shards else GroupSizes(replicas=replicas, shards=shards)
