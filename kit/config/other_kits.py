@@ -3,6 +3,11 @@
 from typing import Any
 
 _SUPERVISED = "this kit does supervised fine-tuning only: nothing learns from preferences or rewards"
+_PARALLEL = "docs/parallelism.md says why, and what to use instead"
+_GROUPS = "processes are grouped by the Accelerate config: --config fsdp_hybrid"
+_NO_COMPRESSION = "gradients are always reduced in float32: compression changes what is learned"
+_STATIC_GRAPH = "not offered: with it, torch's DDP cannot accumulate micro-batches"
+_UNUSED = "not needed: weights that no text reaches are frozen, and others without a gradient are refused by name"
 _OTHER_TRAINING = ("dpo", "orpo", "kto", "cpo", "simpo", "ipo", "ppo", "grpo", "rloo", "rl", "reward", "ref", "pref")
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 OTHER_KITS = {
@@ -24,7 +29,24 @@ OTHER_KITS = {
     "finetuning_type": "use --method full, lora or qlora",
     "fsdp": "strategy comes from the Accelerate config: --config fsdp",
     "fsdp_config": "strategy comes from the Accelerate config: --config fsdp",
-    "deepspeed": "DeepSpeed is not offered; use --config fsdp",
+    "deepspeed": f"DeepSpeed is not offered; use --config fsdp; {_PARALLEL}",
+    "tensor_parallel_size": f"tensor parallelism is not offered; {_PARALLEL}",
+    "context_parallel_size": f"context parallelism is not offered; {_PARALLEL}",
+    "sequence_parallel_size": f"sequence parallelism is not offered; {_PARALLEL}",
+    "pipeline_parallel_size": f"pipeline parallelism is not offered; {_PARALLEL}",
+    "expert_parallel_size": f"expert parallelism is not offered; {_PARALLEL}",
+    "dp_replicate_size": _GROUPS,
+    "dp_shard_size": _GROUPS,
+    "bucket_cap_mb": "use ddp_bucket_cap_mb",
+    "find_unused_parameters": _UNUSED,
+    "ddp_find_unused_parameters": _UNUSED,
+    "static_graph": _STATIC_GRAPH,
+    "ddp_static_graph": _STATIC_GRAPH,
+    "gradient_as_bucket_view": "always on: gradients lie in DDP's buckets",
+    "ddp_broadcast_buffers": "always on, as torch's default",
+    "ddp_comm_hook": _NO_COMPRESSION,
+    "comm_hook": _NO_COMPRESSION,
+    "ddp_backend": "it is NCCL on GPUs and gloo on CPUs",
     "config_file": "after the script it is --config; accelerate launch takes --config_file before it",
     "base_model": "use model_name_or_path",
     "model": "use model_name_or_path",

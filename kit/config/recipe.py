@@ -241,6 +241,9 @@ class Recipe(BaseModel):
     )
     deterministic: bool = _process(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     ddp_timeout: int = _process(1800, "give up on a rank that is silent for so long", "seconds", ge=10)
+    ddp_bucket_cap_mb: int = _process(
+        25, "gradients that DDP reduces in one collective: more is fewer collectives, which begin later", "MiB", ge=1
+    )
 
     @property
     def micro_batch_size(self) -> int:

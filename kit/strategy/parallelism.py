@@ -14,11 +14,12 @@ PREFIX = "parallelism_config_"
 _PAGE = "docs/parallelism.md says more"
 # What is not offered: the size that asks for it, the reason, and what to use instead.
 _REFUSED = {
-    "tp_size": "tensor parallelism with FSDP2 gives other losses in the supported versions of the libraries; "
-    f"use FSDP2 alone, which shards the same weights: {_PAGE}",
-    "cp_size": "context parallelism cannot divide a batch of several samples, padded or packed; "
-    f"use --gradient_checkpointing and per_device_train_batch_size 1 for long rows: {_PAGE}",
-    "sp_size": f"Accelerate's sequence parallelism is DeepSpeed's; as for cp_size: {_PAGE}",
+    "tp_size": "tensor parallelism works neither with adapters nor, in Accelerate, with FSDP2; "
+    f"remove it: FSDP2 alone divides the same weights. {_PAGE}",
+    "cp_size": "context parallelism drops the masks that keep packed samples apart; "
+    f"remove it: --gradient_checkpointing true makes room for long rows. {_PAGE}",
+    "sp_size": "Accelerate's sequence parallelism is DeepSpeed's; "
+    f"remove it: --gradient_checkpointing true makes room for long rows. {_PAGE}",
 }
 # How a refused dimension would work. `accelerate config` writes some of them beside a size of 1.
 _WITHOUT_EFFECT = """

@@ -17,7 +17,7 @@ per_device_train_batch_size num_train_epochs max_steps
 eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy eval_steps eval_on_start
 predict_with_generate max_new_tokens early_stopping_patience early_stopping_threshold per_device_eval_batch_size
 output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
-report_to deterministic tf32 sync_each_batch ddp_timeout keep_best async_save max_nonfinite_steps loss_spike_ratio
+report_to deterministic tf32 sync_each_batch ddp_timeout ddp_bucket_cap_mb keep_best async_save max_nonfinite_steps loss_spike_ratio
 on_bad_row check_replicas run_name project save_only_model
 """.split()
 

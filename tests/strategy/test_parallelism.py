@@ -37,7 +37,7 @@ def test_the_sizes_are_those_of_the_config(sizes, groups):
 @pytest.mark.parametrize(
     ("strategy", "sizes", "words"),
     [
-        ("fsdp2", {"tp_size": 2}, ["tp_size: 2; expected 1", "other losses", "docs/parallelism.md"]),
+        ("fsdp2", {"tp_size": 2}, ["tp_size: 2; expected 1", "neither with adapters", "docs/parallelism.md"]),
         ("single", {"tp_size": "2"}, ["tp_size: 2; expected 1"]),
         ("fsdp2", {"cp_size": 2}, ["cp_size: 2; expected 1", "docs/parallelism.md"]),
         ("fsdp2", {"sp_size": 4}, ["sp_size: 4; expected 1", "DeepSpeed"]),
