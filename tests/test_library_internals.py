@@ -127,6 +127,69 @@ def test_a_port_in_use_is_told_by_the_name_of_the_error():
     assert issubclass(dist.DistStoreError, dist.DistError)
 
 
+@needed_by("kit/config/other_kits.py")
+def test_ddp_with_a_static_graph_cannot_accumulate(group):
+    """``static_graph`` is not offered, because with it a backward pass in ``no_sync`` fails. Where this passes no
+    longer, offer it."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3), static_graph=True)
+    with pytest.raises(RuntimeError, match="expect_autograd_hooks_"):
+        for _ in range(2):
+            with model.no_sync():
+                model(torch.ones(2, 3)).sum().backward()
+            model(torch.ones(2, 3)).sum().backward()
+
+
+@needed_by("kit/strategy/parallelism.py")
+def test_accelerate_cannot_combine_tensor_parallelism_with_fsdp2():
+    """It imports a class that transformers no longer has. Where this passes no longer, measure tp_size again."""
+    from accelerate import Accelerator
+
+    line = "from transformers.integrations.tensor_parallel import ReplicateParallel"
+    assert line in inspect.getsource(Accelerator._prepare_tp)
+    with pytest.raises(ImportError, match="ReplicateParallel"):
+        exec(line)
+
+
+@needed_by("kit/strategy/parallelism.py")
+def test_context_parallelism_of_accelerate_drops_masks():
+    """So it would let packed samples see each other. Where this passes no longer, measure cp_size again."""
+    from accelerate.big_modeling import _attach_context_parallel_hooks
+
+    model, seen = tiny_llama(attn_implementation="sdpa"), []
+    attention = model.model.layers[0].self_attn
+    _attach_context_parallel_hooks(model)
+    attention.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    model(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 1, 4, 4, dtype=torch.bool))
+    assert seen[0]["attention_mask"] is None and seen[0]["is_causal"]
+
+
+@needed_by("kit/strategy/parallelism.py")
+@pytest.mark.slow
+@pytest.mark.long
+def test_adapters_do_not_fit_weights_of_tensor_parallelism(tmp_path):
+    """Therefore tp_size is refused. Where this passes no longer, measure it again."""
+    tiny_llama().save_pretrained(tmp_path / "model")
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+torch.distributed.init_process_group("gloo")
+divided = DistributedConfig(tp_size=2)
+model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r}, distributed_config=divided)
+model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
+print("without adapters", flush=True)
+model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
+    command += ["--rdzv_endpoint=localhost:0", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode and "without adapters" in done.stdout, done.stderr
+    assert "RuntimeError: shape" in done.stderr
+
+
 @needed_by("kit/strategy/fsdp.py", "kit/strategy/weights.py", "kit/failures/memory.py")
 def test_fsdp2_keeps_a_module_and_puts_fsdp_before_the_name_of_its_class(group):
     """Sharded layers are counted, and named in messages, by the name of their class without FSDP."""

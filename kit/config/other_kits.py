@@ -3,7 +3,7 @@
 from typing import Any
 
 _SUPERVISED = "this kit does supervised fine-tuning only: nothing learns from preferences or rewards"
-_PARALLEL = "docs/parallelism.md says why, and what to use instead"
+_PARALLEL = "docs/parallelism.md has the reason, and what does its work here"
 _GROUPS = "processes are grouped by the Accelerate config: --config fsdp_hybrid"
 _NO_COMPRESSION = "gradients are always reduced in float32: compression changes what is learned"
 _STATIC_GRAPH = "not offered: with it, torch's DDP cannot accumulate micro-batches"

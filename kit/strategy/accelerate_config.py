@@ -30,9 +30,9 @@ fsdp_use_orig_params fsdp_sync_module_states fsdp_backward_prefetch fsdp_forward
 fsdp_activation_checkpointing
 """.split()
 # Accelerate's other ways to distribute a run, and the keys of its config that only they read.
-_DEEPSPEED = "DeepSpeed's ZeRO shards what FSDP2 shards, in a loop of its own; use --config {}: docs/parallelism.md"
+_DEEPSPEED = "DeepSpeed's ZeRO shards what FSDP2 shards, in a loop of its own; use --config {} (docs/parallelism.md)"
 _MEGATRON = (
-    "Megatron-LM trains models written for it, this kit those of transformers; use --config fsdp: docs/parallelism.md"
+    "Megatron-LM trains models written for it, this kit those of transformers; use --config fsdp (docs/parallelism.md)"
 )
 _TPU = "TPUs need torch_xla, with which this kit was never run; use GPUs, or --config single with use_cpu: true"
 _FP8 = "fp8 needs layers of another library in place of the model's, and their scales in every checkpoint; use bf16"

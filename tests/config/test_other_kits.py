@@ -25,6 +25,11 @@ def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exi
         ("bf16", "mixed_precision: bf16"),
         ("max_seq_length", "max_length"),
         ("deepspeed", "--config fsdp"),
+        ("tensor_parallel_size", "docs/parallelism.md"),
+        ("dp_replicate_size", "--config fsdp_hybrid"),
+        ("ddp_find_unused_parameters", "refused by name"),
+        ("bucket_cap_mb", "ddp_bucket_cap_mb"),
+        ("ddp_comm_hook", "float32"),
     ],
 )
 def test_words_of_other_kits_are_answered(recipe_file, word, answer):

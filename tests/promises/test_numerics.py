@@ -66,39 +66,41 @@ def push(step, rank):
     """In the child: after an update a bit of rank 1's first weight flips."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    from kit.strategy.weights import own_part
+
     count = 0
 
     def after_update(optimizer, args, kwargs):
         nonlocal count
         count += 1
         if rank == 1 and count == step:
-            weight = optimizer.param_groups[0]["params"][0].data
+            weight = own_part(optimizer.param_groups[0]["params"][0].data)
             weight.view(torch.int32).reshape(-1)[3] ^= 1
 
     register_optimizer_step_post_hook(after_update)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", matrix([2, 3]))
-def test_a_drifted_replica_stops_the_run_and_is_named(finetune, processes):
-    flags = {"config": "ddp", "method": "lora", "global_batch_size": 12, "max_steps": 6}
+@pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("ddp", 3), ("fsdp_hybrid", 4)]))
+def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processes):
+    flags = {"config": config, "method": "lora", "global_batch_size": 4 * processes, "max_steps": 6}
     blind = finetune("blind", processes, prepare=partial(push, 3), **flags)
     assert blind.status == 0  # nobody notices a last bit
     run = finetune("run", processes, prepare=partial(push, 3), check_replicas=2, **flags)
     assert run.status == 1 and "Traceback" not in run.output
     assert "error: rank 0: step 4: replicas have drifted apart: " in run.output
-    assert "lora_A" in run.output and " on rank 1\n" in run.output
+    assert "lora_A" in run.output
+    assert (" on rank 1\n" if config == "ddp" else " (shard 1) on rank 3\n") in run.output  # of two, the first counts
     assert [row["step"] for row in run.rows] == [1, 2, 3]
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_replicas_that_are_equal_and_shards_that_have_no_copy_go_on(finetune):
-    for config in ("ddp", "fsdp", "fsdp1"):
-        run = finetune.ok(config, 2, config=config, check_replicas=1, max_steps=3)
-        told = (
-            "of 2 processes are compared every 1 steps" if config == "ddp" else "warning: --check_replicas has nothing"
-        )
+    for config, processes in (("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("fsdp_hybrid", 4)):
+        run = finetune.ok(config, processes, config=config, check_replicas=1, max_steps=3)
+        told = f"of {processes} processes are compared every 1 steps"
+        told = told if config in ("ddp", "fsdp_hybrid") else "warning: --check_replicas has nothing"
         assert told in run.output
 
 

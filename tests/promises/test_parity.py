@@ -24,7 +24,7 @@ DATA = [
 
 
 @pytest.mark.parametrize(
-    ("data", "names"), matrix([(DATA[0], ["ddp", "fsdp2"]), *((data, list(TOPOLOGIES)) for data in DATA)])
+    ("data", "names"), matrix([(DATA[0], ["ddp", "fsdp2", "hybrid"]), *((data, list(TOPOLOGIES)) for data in DATA)])
 )
 def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
     finetune, fp32, chat_file, tmp_path, data, names

@@ -32,6 +32,7 @@ def interrupt_after(run, step, copy):
             ("fsdp", 2, {"method": "full", "lora_dropout": 0.0}),
             ("ddp", 2, {"method": "full", "lora_dropout": 0.0, "train_only": "model.layers.[12].mlp.*"}),
             ("fsdp1", 2, {}),
+            ("fsdp_hybrid", 4, {"method": "qlora", "per_device_train_batch_size": 1}),
             ("single", 1, {"packing": True}),
         ],
         always=2,
@@ -54,6 +55,9 @@ MOVES = [
     (("ddp", 2), ("fsdp", 2)),
     (("single", 1), ("fsdp1", 2)),
     (("fsdp1", 2), ("ddp", 2)),
+    (("fsdp_hybrid", 4), ("fsdp", 4)),
+    (("fsdp_hybrid", 4), ("single", 1)),
+    (("ddp", 2), ("fsdp_hybrid", 4)),
 ]
 # What is fed does not depend on the strategy: once is enough.
 FEEDS = [(*MOVES[0], {"packing": True}), (*MOVES[0], {"streaming": True}), (*MOVES[1], {"streaming": True})]
@@ -68,7 +72,7 @@ def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, fi
     whole = finetune.ok("whole", first[1], config=fp32[first[0]], **flags)
     interrupt_after(whole, 5, finetune.folder / "half")
     half = finetune.ok("half", second[1], config=fp32[second[0]], **flags)
-    assert half.info["strategy"]["type"].removesuffix("2") == second[0].removesuffix("2")
+    assert half.info["strategy"]["type"].removesuffix("2") == second[0].removesuffix("_hybrid")
     assert [row["loss"] for row in half.rows] == pytest.approx([row["loss"] for row in whole.rows], rel=1e-6)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import matrix
 
-TOPOLOGIES = [("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)]
+TOPOLOGIES = [("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2), ("fsdp_hybrid", 4)]
 ALWAYS = [("fsdp", 2, "full"), ("ddp", 2, "lora"), ("single", 1, "qlora")]
 EACH = [(*topology, method) for topology in TOPOLOGIES for method in ("full", "lora", "qlora")]
 COMBINATIONS = ALWAYS + [each for each in EACH if each not in ALWAYS]
@@ -34,7 +34,8 @@ def test_trains_evaluates_and_leaves_a_model_that_opens(finetune, config, proces
     losses = [row["loss"] for row in run.rows if "loss" in row]
     first, last = (row for row in run.rows if "eval_loss" in row)
     assert losses[-1] < losses[0] and last["eval_loss"] < first["eval_loss"]
-    assert run.info["strategy"]["type"] == {"fsdp": "fsdp2"}.get(config, config)
+    assert run.info["strategy"]["type"] == {"fsdp": "fsdp2", "fsdp_hybrid": "fsdp2"}.get(config, config)
+    assert run.info["strategy"]["num_replicas"] == (2 if config == "fsdp_hybrid" else 1)
     assert run.info["strategy"]["num_processes"] == processes
     sharded = run.info["strategy"]["sharded_layers"]
     assert sharded == ({"classes": ["LlamaDecoderLayer"], "count": 3} if config.startswith("fsdp") else None)

@@ -17,8 +17,8 @@ per_device_train_batch_size num_train_epochs max_steps
 eval_dataset eval_dataset_split eval_split_size max_eval_samples eval_strategy eval_steps eval_on_start
 predict_with_generate max_new_tokens early_stopping_patience early_stopping_threshold per_device_eval_batch_size
 output_dir overwrite_output_dir save_strategy save_steps save_total_limit resume_from_checkpoint logging_steps
-report_to deterministic tf32 sync_each_batch ddp_timeout ddp_bucket_cap_mb keep_best async_save max_nonfinite_steps loss_spike_ratio
-on_bad_row check_replicas run_name project save_only_model
+report_to deterministic tf32 sync_each_batch ddp_timeout ddp_bucket_cap_mb keep_best async_save max_nonfinite_steps
+loss_spike_ratio on_bad_row check_replicas run_name project save_only_model
 """.split()
 
 
@@ -73,6 +73,9 @@ def test_fewer_samples_are_told_once(recipe):
 
 def test_what_makes_other_roundings_is_told_and_nothing_else():
     strategy = {"type": "ddp", "num_processes": 2, "mixed_precision": "bf16", "device": "cpu", "num_threads": 1}
+    new = {"strategy": strategy | {"num_replicas": 1}, "versions": versions()}
+    assert changes({"strategy": strategy, "versions": versions()}, new) == []  # from before hybrid sharding
+    strategy["num_replicas"] = 1
     old = {"strategy": strategy | {"config": "ddp"}, "versions": versions()}
     assert changes(old, {"strategy": strategy | {"config": "mine"}, "versions": versions()}) == []
     new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": versions() | {"torch": "9", "kit": "9"}}

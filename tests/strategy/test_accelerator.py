@@ -86,6 +86,13 @@ def test_autocast_keeps_no_second_copy_of_the_weights(accelerate_starts_afresh, 
         assert len(copies) == 4 and not any(copy() is not None for copy in copies)
 
 
+def test_gradients_lie_in_buckets_of_the_size_that_was_asked_for(accelerate_starts_afresh, recipe):
+    accelerator, _ = start(recipe.model_copy(update={"ddp_bucket_cap_mb": 7}), topology())
+    handler = accelerator.ddp_handler
+    assert (handler.bucket_cap_mb, handler.gradient_as_bucket_view) == (7, True)
+    assert not handler.static_graph and not handler.find_unused_parameters and handler.comm_hook.value == "no"
+
+
 def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, recipe, llama, model):
     wanted = topology()
     accelerator, plan = start(recipe, wanted)
