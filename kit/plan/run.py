@@ -42,7 +42,7 @@ def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     workload = planned(recipe, topology, config)
     if memory is not None and workload is not None:
         option = try_out(workload, Gpu(name="this", memory=int((1 - MARGIN) * memory)))
-        if best := tuned(option, recipe.global_batch_size, checkpointing, rows):
+        if best := tuned(option, recipe.global_batch_size // topology.num_replicas, checkpointing, rows):
             chosen_rows, chosen_checkpointing = best.workload.rows, best.workload.gradient_checkpointing
     chosen = {"per_device_train_batch_size": chosen_rows, "gradient_checkpointing": chosen_checkpointing}
     return recipe.model_copy(update=chosen)
@@ -73,7 +73,9 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
         return None
     strategy = "offload" if topology.offload else strategies[topology.strategy]
     workload = Workload.of(recipe, shape, strategy, topology.num_processes)
-    return replace(workload, bf16=topology.mixed_precision == "bf16")
+    # A copy of hybrid sharding takes of each GPU what a run on its GPUs alone would take.
+    num_gpus = workload.num_gpus // topology.num_replicas
+    return replace(workload, bf16=topology.mixed_precision == "bf16", num_gpus=num_gpus)
 
 
 def record(workload: Workload | None, topology: Topology) -> dict[str, Any]:

@@ -146,12 +146,12 @@ def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -
     gathered = workload.micro_batches * (2 * weights - plain * shape.root_parameters)
     inside = (group - 1) / group * (gathered + reductions * 4 * trained)
     replicas = num // group
-    between = 2 * (replicas - 1) / replicas * reductions * 4 * trained / group
+    between = 2 * (replicas - 1) / replicas * 4 * trained / group
     here = workload.gpus_per_machine
     ring = gpu.link if group <= here else min(gpu.link, gpu.network * here)
     copies = gpu.link if num <= here else gpu.network
     num_units = shape.num_layers + 2
-    waits = num_units * ((group - 1) * (2 * workload.micro_batches + reductions) + 2 * (replicas - 1) * reductions)
+    waits = num_units * ((group - 1) * (2 * workload.micro_batches + reductions) + 2 * (replicas - 1))
     return inside / ring + between / copies + RING_STEP * waits
 
 

@@ -197,7 +197,7 @@ def scale(rows: list[Scale]) -> list[str]:
     return [
         *table(titles, cells),
         f"{end} A step of one micro-batch on each GPU; at the links' full rate.",
-        "The best group is that of hybrid sharding, copies between groups, for which the kit has no config yet.",
+        "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size.",
     ]
 
 

@@ -26,6 +26,12 @@ def recipe(**settings):
             "(lora), global batch 32 = 2 x 1 x 16",
         ),
         (
+            {"num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
+            {},
+            "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 copies, 1,234,567 trainable parameters (lora), "
+            "global batch 32 = 4 x 1 x 8",
+        ),
+        (
             {**ALONE, "mixed_precision": "no", "trainable_parameters": 5},
             {"method": "full", "per_device_train_batch_size": 8},
             "Single on CPU, 1 process, fp32, 5 trainable parameters (full), global batch 32 = 1 x 8 x 4",
@@ -46,7 +52,8 @@ def test_a_strategy_is_the_same_after_it_was_written_down(changes):
     strategy = actual_strategy(**changes)
     record = json.loads(json.dumps(asdict(strategy)))
     assert ActualStrategy.from_record(record | {"of_a_later_version": 1}) == strategy
-    for key in record:
+    assert ActualStrategy.from_record({k: v for k, v in record.items() if k != "num_replicas"}).num_replicas == 1
+    for key in record.keys() - {"num_replicas"}:
         with pytest.raises(KeyError):
             ActualStrategy.from_record({name: value for name, value in record.items() if name != key})
 
@@ -69,6 +76,7 @@ def topology(strategy, num_processes=2, device="cuda", **more):
         (topology("fsdp2"), {}, False, [("num_processes", 4), ("config", "fsdp_offload")]),
         (topology("fsdp2", 3), {"global_batch_size": 9}, False, [("num_processes", 9), ("config", "fsdp_offload")]),
         (topology("fsdp2", offload=True), {"global_batch_size": 2}, False, []),  # a batch for no more than two
+        (topology("fsdp2", 4, num_replicas=2), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
         (topology("ddp", device="cpu"), {}, True, [("num_processes", 1)]),
         (topology("single", 1, device="cpu"), {}, True, []),
         (topology("ddp"), {}, True, []),  # the GPUs' memory is not what is short
@@ -76,6 +84,11 @@ def topology(strategy, num_processes=2, device="cuda", **more):
 )
 def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow(where, settings, on_cpu, ways):
     assert [way[:2] for way in ways_to_share(where, recipe(**settings), on_cpu)] == ways
+
+
+def test_a_copy_is_divided_over_the_processes_that_share_it():
+    shards = [topology(*of).num_shards for of in (("single", 1), ("ddp", 8), ("fsdp2", 8), ("fsdp1", 8))]
+    assert shards == [1, 1, 8, 8] and topology("fsdp2", 8, num_replicas=2).num_shards == 4
 
 
 @pytest.mark.parametrize(("strategy", "refused"), [("single", False), ("ddp", False), ("fsdp2", True), ("fsdp1", True)])
