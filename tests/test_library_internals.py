@@ -209,6 +209,24 @@ def test_fsdp2_keeps_a_module_and_puts_fsdp_before_the_name_of_its_class(group):
     assert isinstance(layer.weight, DTensor)
 
 
+@needed_by("kit/strategy/gradients.py")
+def test_fsdp2_keeps_what_it_has_not_yet_reduced_in_private_names(group):
+    """Without a reduction in `unsharded_accumulated_grad`, and between copies in `_partial_reduce_output`: `zero_grad`
+    does not know them, and the next backward pass adds to them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layer: Any = fully_shard(Layer(4, 4), mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards")))
+    (group_of_parameters,) = layer._get_fsdp_state()._fsdp_param_groups
+    layer.set_requires_all_reduce(False)
+    layer(torch.ones(1, 4)).sum().backward()
+    assert layer.bias.grad is None and group_of_parameters._partial_reduce_output is not None
+    layer.set_requires_gradient_sync(False)
+    layer(torch.ones(1, 4)).sum().backward()
+    for p in group_of_parameters.fsdp_params:  # the first in another dtype than that of the weights
+        assert p.unsharded_accumulated_grad is not None or p._unsharded_param.grad is not None
+
+
 @needed_by("kit/strategy/weights.py", "kit/failures/memory.py")
 @pytest.mark.filterwarnings("ignore:FSDP is switching")
 def test_fsdp1_hides_a_module_behind_a_flat_parameter(group):

@@ -241,9 +241,7 @@ class Recipe(BaseModel):
     )
     deterministic: bool = _process(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     ddp_timeout: int = _process(1800, "give up on a rank that is silent for so long", "seconds", ge=10)
-    ddp_bucket_cap_mb: int = _process(
-        25, "gradients that DDP reduces in one collective: more is fewer collectives, which begin later", "MiB", ge=1
-    )
+    ddp_bucket_cap_mb: int = _process(25, "gradients that DDP reduces in one collective", "MiB", ge=1)
 
     @property
     def micro_batch_size(self) -> int:
@@ -292,8 +290,7 @@ class Launch(BaseModel):
 
     config: str | None = _launch(
         None,
-        "Accelerate config: a path, or a name in accelerate_configs/: single, ddp, fsdp, fsdp_hybrid, fsdp_offload, "
-        "fsdp1",
+        "Accelerate config: a path, or one of accelerate_configs/: single, ddp, fsdp, fsdp_hybrid, fsdp_offload, fsdp1",
     )
     recipe: str | None = _launch(None, "a path, or a name in recipes/ (`kit recipes` lists them); without it: tiny")
     num_processes: int | None = _launch(

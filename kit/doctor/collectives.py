@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from kit.doctor.result import Result, ok
-from kit.strategy.weights import accumulating, clip_grad_norm
+from kit.strategy.gradients import accumulating, clip_grad_norm
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared

@@ -17,7 +17,8 @@ import torch
 
 from kit.errors import causes, out_of_memory
 from kit.failures.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
-from kit.strategy.weights import gathered_weights, keeps_gradients, own_shards, rank_and_world
+from kit.strategy.gradients import keeps_gradients
+from kit.strategy.weights import gathered_weights, own_shards, rank_and_world
 
 if TYPE_CHECKING:
     from kit.config.recipe import Recipe

@@ -41,9 +41,9 @@ from kit.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_f
 from kit.plan.labels import watch
 from kit.plan.meter import Meter, Tally
 from kit.plan.storages import GRADIENTS
+from kit.strategy.gradients import all_gradients
 from kit.strategy.launcher import be_rank_0
 from kit.strategy.topology import Topology
-from kit.strategy.weights import all_gradients
 from kit.train.optim import build_optimizer
 from kit.train.step import seed_everything, settle_strategy, train_step
 

@@ -6,7 +6,7 @@ import torch
 
 from kit.plan.meter import Meter
 from kit.plan.storages import GRADIENTS
-from kit.strategy.weights import all_gradients
+from kit.strategy.gradients import all_gradients
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared

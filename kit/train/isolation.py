@@ -7,7 +7,7 @@ import torch
 
 from kit.data.feed.batches import MicroBatch
 from kit.errors import Problem, UserError
-from kit.strategy.weights import accumulating
+from kit.strategy.gradients import accumulating, drop_gradients
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -57,7 +57,7 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
                 accelerator.backward(losses(tokens[0]).sum())
         finally:
             handle.remove()
-            model.zero_grad()
+            drop_gradients(model)
         return any(gradient[:, :length].any().item() for gradient in arriving)
 
     was_training = model.training

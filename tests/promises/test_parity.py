@@ -53,6 +53,15 @@ def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name
 
 
+@pytest.mark.long
+def test_the_check_of_packs_leaves_no_gradient_behind(finetune, fp32):
+    """It runs a backward pass before the first step, in which nothing is reduced."""
+    flags = {"max_steps": 3, "method": "lora", "packing": True}
+    reference = finetune.ok("reference", config=fp32["single"], **flags)
+    run = finetune.ok("run", 2, config=fp32["fsdp"], sync_each_batch=False, **flags)
+    assert [row["loss"] for row in run.rows] == pytest.approx([row["loss"] for row in reference.rows], rel=1e-6)
+
+
 FROZEN = {"method": "full", "freeze": "model.embed_tokens*,model.layers.[01].*,lm_head.weight"}
 
 

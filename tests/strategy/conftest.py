@@ -6,6 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from kit.config.recipe import Recipe
+from kit.strategy.accelerator import prepare, start
+from kit.strategy.topology import Topology
+
 
 @pytest.fixture
 def alone_in_a_group(tmp_path):
@@ -64,3 +68,24 @@ def model():
     model = Model()
     model.layers[0].requires_grad_(False)
     return model
+
+
+@pytest.fixture
+def accelerator(accelerate_starts_afresh):
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True)
+
+
+@pytest.fixture
+def sharded(accelerate_starts_afresh, alone_in_a_group, monkeypatch, model):
+    """Returns a function that shards the model with FSDP2 over this process alone, as a run with these flags does."""
+    monkeypatch.setattr("kit.strategy.accelerator.join_group", lambda *_: None)
+    topology = Topology(strategy="fsdp2", config_name="fsdp", num_processes=1, mixed_precision="no", device_type="cpu")
+
+    def shard(**flags):
+        recipe = Recipe(model_name_or_path="m", dataset="d", output_dir="o", **flags)
+        accelerator, _ = start(recipe, topology)
+        return prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), 0.1))
+
+    return shard

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, fully_shard
 
-from kit.strategy.fsdp import force_fsdp, fsdp1_adapter_policy, fsdp_plugin, is_sharded_layer
+from kit.strategy.fsdp import (
+    copied_shard,
+    force_fsdp,
+    fsdp1_adapter_policy,
+    fsdp_plugin,
+    is_sharded_layer,
+    num_replicas,
+    replica_groups,
+)
 from kit.strategy.topology import Topology
 
 
@@ -52,6 +60,26 @@ def test_on_a_cpu_accelerate_is_made_to_shard():
     force_fsdp(accelerator, plugin)
     assert accelerator.distributed_type == DistributedType.FSDP and accelerator.is_fsdp2
     assert accelerator.state.fsdp_plugin is plugin
+
+
+def test_groups_of_processes_are_what_the_topology_says():
+    assert replica_groups(topology("fsdp2", num_processes=4)) is None
+    groups = replica_groups(topology("fsdp2", num_processes=8, num_replicas=2))
+    assert (groups.dp_replicate_size, groups.dp_shard_size, groups.total_size) == (2, 4, 8)
+
+
+def test_neighbours_share_a_copy_and_ranks_of_other_copies_hold_the_same_shard(model):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        assert num_replicas(model) == 1 and copied_shard(model.head.weight) is None
+        mesh = replica_groups(topology("fsdp2", num_processes=4, num_replicas=2)).get_device_mesh("cpu")
+        assert mesh["dp_shard"].mesh.tolist() == [2, 3]
+        fully_shard(model, mesh=mesh["dp_replicate", "dp_shard"])
+        assert num_replicas(model) == 2 and copied_shard(model.head.weight) == "shard 1"
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_layer_counts_as_sharded_only_where_it_is_a_unit_by_itself(alone_in_a_group, model):

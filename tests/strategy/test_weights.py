@@ -7,30 +7,18 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from kit.config.recipe import Recipe
 from kit.strategy import weights
-from kit.strategy.accelerator import prepare, start
-from kit.strategy.topology import Topology
+from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import (
-    accumulating,
     changing_only,
-    clip_grad_norm,
     gather_trainable,
     generating,
-    keeps_gradients,
     own_shards,
     plain_name,
     replicated,
 )
 
 TRAINABLE = ["layers.1.inner.weight", "layers.1.inner.bias", "head.weight", "head.bias"]
-
-
-@pytest.fixture
-def accelerator(accelerate_starts_afresh):
-    from accelerate import Accelerator
-
-    return Accelerator(cpu=True)
 
 
 @pytest.mark.parametrize(
@@ -47,43 +35,6 @@ def test_a_name_is_the_models_own_whatever_wraps_it(name):
 
 def test_what_is_frozen_is_left_out(model):
     assert list(changing_only(model, {**model.state_dict(), "quantisation.map": torch.ones(1)})) == TRAINABLE
-
-
-def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, model):
-    for max_norm, after in ((0.0, 10.0), (2.0, 2.0), (100.0, 10.0)):
-        gradients = [torch.zeros_like(p) for p in model.head.parameters()]
-        gradients[0][0, :2] = torch.tensor([6.0, 8.0])
-        for p, gradient in zip(model.head.parameters(), gradients, strict=True):
-            p.grad = gradient
-        assert clip_grad_norm(accelerator, model, max_norm).item() == pytest.approx(10.0)
-        assert model.head.weight.grad.norm().item() == pytest.approx(after)
-
-
-@pytest.fixture
-def sharded(accelerate_starts_afresh, alone_in_a_group, monkeypatch, model):
-    """Returns a function that shards the model with FSDP2 over this process alone, as a run with these flags does."""
-    monkeypatch.setattr("kit.strategy.accelerator.join_group", lambda *_: None)
-    topology = Topology(strategy="fsdp2", config_name="fsdp", num_processes=1, mixed_precision="no", device_type="cpu")
-
-    def shard(**flags):
-        recipe = Recipe(model_name_or_path="m", dataset="d", output_dir="o", **flags)
-        accelerator, _ = start(recipe, topology)
-        return prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), 0.1))
-
-    return shard
-
-
-@pytest.mark.parametrize(("flags", "is_reduced"), [({}, True), ({"sync_each_batch": False}, False)])
-def test_gradients_of_a_sharded_model_are_not_kept_whole_unless_asked_for(sharded, flags, is_reduced):
-    prepared = sharded(**flags)
-    with accumulating(prepared.accelerator, prepared.model, is_last=False):
-        prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
-    gradients = [p.grad for p in prepared.model.parameters() if p.requires_grad]
-    assert all((gradient is not None) == is_reduced for gradient in gradients)
-    with accumulating(prepared.accelerator, prepared.model, is_last=True):
-        prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
-    bias = prepared.model.head.bias.grad.full_tensor()
-    assert bias.tolist() == [6.0, 6.0]  # of both micro-batches
 
 
 def gathered_layers(model):

@@ -1,0 +1,117 @@
+"""The gradients of a model whose weights may be replicated or sharded: reduce, clip, count and drop them.
+
+Promises: as ``kit.strategy.weights``, every function here works under all strategies.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from kit.strategy.topology import strategy_of
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+
+
+def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_norm: float) -> "torch.Tensor":
+    """Clip the gradients in place to ``max_norm``; 0 only measures. Called by all ranks.
+
+    Returns:
+        The global gradient norm before clipping, shape [].
+    """
+    # FSDP1 requires exactly the list of all its parameters.
+    norm = accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf"))
+    assert norm is not None
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+@contextmanager
+def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: bool) -> Iterator[None]:
+    """Let a backward pass in the ``with`` block reduce gradients over the ranks only if it has to.
+
+    It has to after the last micro-batch of a step, and after each one if ``start`` has set ``sync_each_batch``. Copies
+    of a sharded model (hybrid sharding) add up their gradients only after the last one.
+
+    Args:
+        is_last: whether this is the last micro-batch of the step.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(is_last)
+    reduces = is_last or accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+    with nullcontext() if reduces else accelerator.no_sync(model):
+        yield
+
+
+def settle(
+    accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]", check: Callable[[], None]
+) -> None:
+    """Let DDP rebuild its gradient buckets now, before the first step, and put the gradients into them.
+
+    DDP sorts the gradients into new buckets after its first backward pass. With three or more ranks the buckets
+    determine the order of sums, and so the last bits of the gradients. Without this, the first step of a resumed run
+    would round differently from the same step of an uninterrupted run; and where it accumulates gradients, it would
+    hold them twice, in the buckets and beside them. Called by all ranks. Does nothing under other strategies.
+
+    Args:
+        inputs: keyword arguments of the model. Their loss is multiplied by 0, so nothing is learned.
+        check: called when there are gradients. DDP itself ends with a traceback where one is missing.
+    """
+    if strategy_of(accelerator) != "ddp":
+        return
+    for _ in range(2):
+        losses = model(**inputs)
+        if losses.requires_grad:
+            accelerator.backward(losses.sum() * 0.0)
+        check()
+        clear_gradients(accelerator, model)
+
+
+def clear_gradients(accelerator: "Accelerator", model: "torch.nn.Module") -> None:
+    """Forget the gradients of the last step.
+
+    Those of DDP become zero where they lie, in DDP's buckets. If they were dropped, the next step would accumulate its
+    gradients beside the buckets, which takes another 4 bytes per trainable parameter.
+    """
+    model.zero_grad(set_to_none=strategy_of(accelerator) != "ddp")
+
+
+def drop_gradients(model: "torch.nn.Module") -> None:
+    """Drop all gradients, also those that FSDP2 has not reduced and would add to the next ones."""
+    from torch.distributed.fsdp import FSDPModule
+
+    model.zero_grad(set_to_none=True)
+    for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            group._partial_reduce_output = None
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if getattr(parameter, "_unsharded_param", None) is not None:
+                    parameter._unsharded_param.grad = None
+
+
+def all_gradients(model: "torch.nn.Module") -> "list[torch.Tensor]":
+    """Return the gradients that exist, those among them that FSDP2 has not reduced."""
+    from torch.distributed.fsdp import FSDPModule
+
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    unreduced = [
+        gradient
+        for unit in units
+        for group in unit._get_fsdp_state()._fsdp_param_groups
+        for p in group.fsdp_params
+        for gradient in (p.unsharded_accumulated_grad, getattr(getattr(p, "_unsharded_param", None), "grad", None))
+    ]
+    # Of hybrid sharding: reduced within this rank's group, but not yet added to those of the other copies.
+    partial = [group._partial_reduce_output for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    own = [p.grad for p in model.parameters()]
+    return [gradient for gradient in (*own, *unreduced, *partial) if gradient is not None]
+
+
+def keeps_gradients(model: "torch.nn.Module") -> bool:
+    """Return whether all gradients take memory all the time, as in DDP's buckets, even while ``grad`` is None."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(model, DistributedDataParallel)

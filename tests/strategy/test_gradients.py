@@ -1,0 +1,65 @@
+"""Gradients are those of all micro-batches of a step, and of no other pass; so is their norm."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from kit.strategy.gradients import accumulating, all_gradients, clip_grad_norm, drop_gradients, keeps_gradients
+
+
+def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, model):
+    for max_norm, after in ((0.0, 10.0), (2.0, 2.0), (100.0, 10.0)):
+        gradients = [torch.zeros_like(p) for p in model.head.parameters()]
+        gradients[0][0, :2] = torch.tensor([6.0, 8.0])
+        for p, gradient in zip(model.head.parameters(), gradients, strict=True):
+            p.grad = gradient
+        assert clip_grad_norm(accelerator, model, max_norm).item() == pytest.approx(10.0)
+        assert model.head.weight.grad.norm().item() == pytest.approx(after)
+
+
+@pytest.mark.parametrize(("flags", "is_reduced"), [({}, True), ({"sync_each_batch": False}, False)])
+def test_gradients_of_a_sharded_model_are_not_kept_whole_unless_asked_for(sharded, flags, is_reduced):
+    prepared = sharded(**flags)
+    with accumulating(prepared.accelerator, prepared.model, is_last=False):
+        prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
+    gradients = [p.grad for p in prepared.model.parameters() if p.requires_grad]
+    assert all((gradient is not None) == is_reduced for gradient in gradients)
+    with accumulating(prepared.accelerator, prepared.model, is_last=True):
+        prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
+    bias = prepared.model.head.bias.grad.full_tensor()
+    assert bias.tolist() == [6.0, 6.0]  # of both micro-batches
+
+
+@pytest.mark.parametrize("sync_each_batch", [True, False])
+def test_gradients_of_a_pass_that_is_not_part_of_a_step_are_not_added_to_it(sharded, sync_each_batch):
+    prepared = sharded(sync_each_batch=sync_each_batch)
+    for is_last in (False, True):
+        with accumulating(prepared.accelerator, prepared.model, is_last):
+            prepared.accelerator.backward(prepared.model(torch.ones(3, 4)).sum())
+        if not is_last:
+            drop_gradients(prepared.model)
+            assert all_gradients(prepared.model) == []
+    assert prepared.model.head.bias.grad.full_tensor().tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(("drops", "expected"), [(False, 6.0), (True, 3.0)])
+def test_copies_of_a_sharded_model_add_up_after_the_last_micro_batch(alone_in_a_group, model, drops, expected):
+    mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
+    accelerator = SimpleNamespace(gradient_state=SimpleNamespace(plugin_kwargs={"sync_each_batch": True}))
+    with accumulating(accelerator, model, is_last=False):
+        model(torch.ones(3, 4)).sum().backward()
+    assert model.head.bias.grad is None and all_gradients(model)  # reduced inside this copy only
+    if drops:
+        drop_gradients(model)
+        assert all_gradients(model) == []
+    with accumulating(accelerator, model, is_last=True):
+        model(torch.ones(3, 4)).sum().backward()
+    assert model.head.bias.grad.full_tensor().tolist() == [expected, expected]
+
+
+def test_only_the_buckets_of_ddp_are_kept(alone_in_a_group, model):
+    assert keeps_gradients(DistributedDataParallel(model)) and not keeps_gradients(model)
