@@ -138,7 +138,7 @@ def settle(request: Request, checks_batch: bool = True) -> tuple[Recipe, Setting
     if request.recipe and settings:
         problems += _method_problems(request.recipe, settings.strategy)
         if wanted and checks_batch:
-            problems += _batch_problems(request.recipe, wanted)
+            problems += settings.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
     assert request.recipe is not None and settings is not None
     config_name = config_name or {"fsdp2": "fsdp"}.get(settings.strategy, settings.strategy)

@@ -78,16 +78,16 @@ def group_sizes(config: Any, strategy: str, refuse: Refuse) -> GroupSizes:
         return GroupSizes()
     sizes = {}
     for key, value in config.items():
-        where, name = f"parallelism_config.{key}", str(key).removeprefix(PREFIX)
+        name = str(key).removeprefix(PREFIX)
         if key not in _KEYS:
-            refuse(where, value, "a key of Accelerate", did_you_mean(str(key), _KEYS) or "remove it")
+            refuse(str(key), key, "a key of Accelerate", did_you_mean(str(key), _KEYS) or "remove it")
         elif name in _WITHOUT_EFFECT:
             continue
         elif not (str(value).isdecimal() and int(value)):
-            refuse(where, value, "a whole number from 1", "")
+            refuse(key, value, "a whole number from 1", "")
         elif name in _REFUSED:
             if int(value) != 1:
-                refuse(where, value, "1", _REFUSED[name])
+                refuse(key, value, "1", _REFUSED[name])
         else:
             sizes[name] = int(value)
     replicas, shards = sizes.get("dp_replicate_size"), sizes.get("dp_shard_size")
@@ -95,12 +95,10 @@ def group_sizes(config: Any, strategy: str, refuse: Refuse) -> GroupSizes:
         for key, size in sizes.items():
             if size > 1:
                 fix = "set distributed_type: FSDP and fsdp_version: 2, as accelerate_configs/fsdp_hybrid.yaml does"
-                refuse(f"parallelism_config.{PREFIX}{key}", size, "1 without FSDP2", fix)
+                refuse(f"{PREFIX}{key}", size, "1 without FSDP2", fix)
         return GroupSizes()
     if shards == 1:
         if (replicas or 1) > 1:
-            refuse(
-                f"parallelism_config.{PREFIX}dp_shard_size", 1, "2 or more", "copies that are whole are --config ddp"
-            )
+            refuse(f"{PREFIX}dp_shard_size", 1, "2 or more", "whole copies are --config ddp")
         return GroupSizes()  # as `accelerate config` writes it where nothing was chosen
     return GroupSizes() if replicas == 1 and not shards else GroupSizes(replicas=replicas, shards=shards)
