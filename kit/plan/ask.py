@@ -203,7 +203,9 @@ def _strategy(config: str | None, num_gpus: int | None, problems: Problems) -> S
         return None
     strategy = next((name for name, known in CONFIGS.items() if known == config.removesuffix(".yaml")), None)
     if strategy is None:
-        problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(CONFIGS.values())}"))
+        # How many copies there are is a key of the user's own file.
+        fix = "--config fsdp with the GPUs of one copy; --scale says how many are best" if "hybrid" in config else ""
+        problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(CONFIGS.values())}", fix))
     elif num_gpus and (strategy == "single") != (num_gpus == 1):
         fix = "--config ddp, or --config fsdp" if strategy == "single" else "--config single"
         problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' * (num_gpus > 1)}", fix=fix))

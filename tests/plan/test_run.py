@@ -43,6 +43,15 @@ def test_a_run_is_planned_as_the_command_plans_it(config):
     assert not planned(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
 
 
+def test_a_run_of_several_copies_is_planned_as_one_copy(config, gpus):
+    own = planned(RECIPE, replace(GPU, num_replicas=2), config)
+    assert (own.strategy, own.num_gpus) == ("fsdp2", GPU.num_processes // 2)
+    assert own.micro_batches == planned(RECIPE, GPU, config).micro_batches
+    gpus(80.0)
+    auto = RECIPE.model_copy(update={"per_device_train_batch_size": "auto", "global_batch_size": 2 * GPU.num_processes})
+    assert settle(auto, replace(GPU, num_replicas=2), config).per_device_train_batch_size in (1, 2)
+
+
 def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config, gpus):
     gpus(1.0)
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})

@@ -61,5 +61,24 @@ def test_copies_of_a_sharded_model_add_up_after_the_last_micro_batch(alone_in_a_
     assert model.head.bias.grad.full_tensor().tolist() == [expected, expected]
 
 
+def test_between_copies_goes_one_share_of_the_gradients_once_a_step(model, monkeypatch):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh)
+        sent = []
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, **_: sent.append(tensor.numel()))
+        accelerator = SimpleNamespace(gradient_state=SimpleNamespace(plugin_kwargs={"sync_each_batch": True}))
+        for is_last in (False, False, True):
+            with accumulating(accelerator, model, is_last):
+                model(torch.ones(3, 4)).sum().backward()
+        trained = [p.to_local() for p in model.parameters() if p.requires_grad]
+        assert sent == [sum(max(1, p.shape[0]) * (p.shape[1] if p.dim() > 1 else 1) for p in trained)]  # padded rows
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_only_the_buckets_of_ddp_are_kept(alone_in_a_group, model):
     assert keeps_gradients(DistributedDataParallel(model)) and not keeps_gradients(model)
