@@ -46,7 +46,7 @@ import fake_cuda  # noqa: E402
 
 from kit.strategy.launcher import be_rank_0  # noqa: E402
 
-CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "offload": "fsdp_offload"}
+CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "hybrid": "fsdp_hybrid", "offload": "fsdp_offload"}
 SHAPES = {"tiny": ROOT / "recipes/tiny/model"} | {p.name: p for p in sorted((ROOT / "recipes/shapes").iterdir())}
 GIB = 2**30
 

@@ -34,6 +34,8 @@ def teach_fake_tensors(meter: Meter) -> None:
     AutoModelForCausalLM.from_pretrained = staticmethod(make_model)  # type: ignore[method-assign, assignment]
     bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module = _find_quant_state
     meter.watch_resizes()
+    for name in ("__init__", "__getitem__", "_flatten"):  # of the groups of hybrid sharding
+        _with_real_tensors(device_mesh.DeviceMesh, name)
     _with_real_tensors(device_mesh, "init_device_mesh")
     _with_real_tensors(_fully_shard, "_init_default_mesh")
     _fsdp_init._move_states_to_device = _move  # type: ignore[assignment]

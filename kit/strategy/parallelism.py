@@ -44,7 +44,9 @@ class GroupSizes:
         return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
 
     def num_replicas(self, num_processes: int) -> int:
-        """Return the number of copies on so many processes, among which ``problems`` found no fault."""
+        """Return the number of copies on so many processes; 1 if they cannot be divided into these groups."""
+        if self.problems(num_processes):
+            return 1
         return self.replicas or num_processes // (self.shards or num_processes)
 
     def problems(self, num_processes: int) -> list[Problem]:

@@ -12,6 +12,7 @@ CASES = [
     *({"method": method, "topology": "single", "world": 1} for method in METHODS),
     *({"method": method, "topology": "ddp", "world": 8} for method in METHODS),
     *({"method": method, "topology": "fsdp2", "world": world} for method in METHODS for world in (8, 64)),
+    {"method": "full", "topology": "hybrid", "world": 16},
 ]
 OFFLOAD = [{"method": method, "topology": "offload", "world": 8} for method in ("full", "lora", "qlora")]
 LARGE = {"shape": "llama-8b", "length": 4096}
@@ -63,6 +64,15 @@ def test_padded_rows_take_the_flash_kernel(fake_gpu, case):
 def test_the_peak_does_not_grow_with_the_number_of_micro_batches(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert growth(report) < 0.02 * many(report)["peaks"]["cuda"]
+
+
+@pytest.mark.long
+def test_copies_of_hybrid_sharding_send_one_share_of_the_gradients_once_a_step(fake_gpu):
+    report = ran(fake_gpu(method="full", topology="hybrid", world=16))
+    share = report["gradient bytes"]  # 4 for each weight of this GPU's shard
+    assert num_per_micro_batch(report, "collectives") == 14  # 9 gather weights, 5 reduce gradients inside the copy
+    assert many(report)["collectives"]["allreduce"] == 6  # 5 units, and the sums for the metrics
+    assert many(report)["collective_bytes"]["allreduce"] == pytest.approx(share, rel=0.01)
 
 
 @pytest.mark.long

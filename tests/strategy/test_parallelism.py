@@ -85,6 +85,9 @@ def test_the_size_that_is_left_out_follows_from_the_number_of_processes():
     assert [GroupSizes(replicas=2).num_replicas(n) for n in (4, 16)] == [2, 2]
     assert [GroupSizes(shards=8).num_replicas(n) for n in (8, 32)] == [1, 4]
     assert GroupSizes().num_replicas(6) == 1
+    assert (
+        GroupSizes(replicas=8).num_replicas(4) == GroupSizes(shards=8).num_replicas(4) == 1
+    )  # a fault, told elsewhere
 
 
 @pytest.mark.parametrize("groups", [GroupSizes(replicas=3), GroupSizes(shards=4), GroupSizes(replicas=2, shards=3)])
