@@ -92,7 +92,7 @@ def test_every_flag_named_in_the_pages_exists():
     theirs |= {*OWN, *SWITCHES}  # of kit plan
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"simulate"}  # of kit plan
-    theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world"}  # of benchmarks
+    theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world", "length"}  # of benchmarks
     for page in PAGES:
         for name in re.findall(r"--([a-z][a-z0-9_]*)", page.read_text()):
             assert name in Recipe.model_fields or name in theirs, f"{page.name}: --{name}"
