@@ -128,6 +128,8 @@ def test_a_port_in_use_is_told_by_the_name_of_the_error():
 
 
 @needed_by("kit/config/other_kits.py")
+@pytest.mark.slow
+@pytest.mark.long
 def test_ddp_with_a_static_graph_cannot_accumulate(group):
     """``static_graph`` is not offered, because with it a backward pass in ``no_sync`` fails. Where this passes no
     longer, offer it."""
@@ -140,6 +142,8 @@ def test_ddp_with_a_static_graph_cannot_accumulate(group):
 
 
 @needed_by("kit/strategy/parallelism.py")
+@pytest.mark.slow
+@pytest.mark.long
 def test_accelerate_cannot_combine_tensor_parallelism_with_fsdp2():
     """It imports a class that transformers no longer has. Where this passes no longer, measure tp_size again."""
     from accelerate import Accelerator
@@ -151,6 +155,8 @@ def test_accelerate_cannot_combine_tensor_parallelism_with_fsdp2():
 
 
 @needed_by("kit/strategy/parallelism.py")
+@pytest.mark.slow
+@pytest.mark.long
 def test_context_parallelism_of_accelerate_drops_masks():
     """So it would let packed samples see each other. Where this passes no longer, measure cp_size again."""
     from accelerate.big_modeling import _attach_context_parallel_hooks
