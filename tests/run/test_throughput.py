@@ -1,11 +1,14 @@
 """A line says where the time of its steps went: to data, to padding, to a slow rank. What is unknown is absent."""
 
 import json
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers import matrix
 
 from kit.data.feed.feed import GlobalBatch
 from kit.run import throughput as module
@@ -96,3 +99,35 @@ def test_a_line_says_nothing_of_small_losses_of_time(clock):
     text = speed_text(taken(clock, group([(0.0, 0.5, 7.0, float("nan"))])))
     assert "waiting" not in text
     assert "25% waiting for data" in speed_text(taken(clock, group(), waited=0.25))
+
+
+def slow_rank_1(rank):
+    from kit.train.objective import SupervisedLoss
+
+    terms = SupervisedLoss.terms
+    if rank == 1:
+        SupervisedLoss.terms = lambda *args: time.sleep(0.2) or terms(*args)
+
+
+def slow_data_of_rank_1(rank):
+    from kit.data.feed.feed import Feed
+
+    take = Feed.take
+    if rank == 1:
+
+        def late(*args):
+            time.sleep(0.2)
+            return replace(taken := take(*args), waited_seconds=taken.waited_seconds + 0.2)
+
+        Feed.take = late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "slow"), matrix([("ddp", slow_rank_1), ("ddp", slow_data_of_rank_1), ("fsdp", slow_data_of_rank_1)])
+)
+def test_a_run_names_its_slow_rank(finetune, config, slow):
+    run = finetune.ok("run", 2, prepare=slow, config=config, logging_steps=6, per_device_train_batch_size=4)
+    (row,) = [row for row in run.rows if "loss" in row]
+    assert row["slowest_rank"] == 1 and row["rank_wait_share"] > 0.1, row
+    assert "waiting for rank 1" in run.output
