@@ -144,9 +144,7 @@ class Recipe(BaseModel):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = _optim(
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
-    learning_rate: float | None = _optim(
-        None, "peak rate, on any number of GPUs; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0
-    )
+    learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
     lr_scheduler_type: Literal[
         "constant",
         "constant_with_warmup",
@@ -298,7 +296,5 @@ class Launch(BaseModel):
         None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
     )
     skip_memory_check: bool = _launch(False, "start even if the plan says that the GPUs' memory is too small")
-    debug_distributed: bool = _launch(
-        False, "find out why ranks hang or differ: torch checks every collective, and <output_dir>.debug gets logs"
-    )
+    debug_distributed: bool = _launch(False, "logs, stacks and collectives of each rank, into <output_dir>.debug")
     dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")

@@ -77,7 +77,7 @@ def train_step(
     # DDP and FSDP average the gradients over the data ranks, but the objective is a sum over them.
     scale = prepared.ranks.count / objective.divisor(batch)
     is_sharded = bool(getattr(prepared.strategy, "sharded_layers", None))
-    parts, watch = [], Stopwatch(accelerator.device)
+    parts, watch = [], None if is_sharded else Stopwatch(model, accelerator.device)
     for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device)):
         is_last = i == len(batch.micro_batches) - 1
         with accumulating(accelerator, model, is_last):
@@ -85,7 +85,7 @@ def train_step(
             if not losses.requires_grad:
                 raise _no_gradient()
             part, for_metrics = objective.terms(losses, micro_batch)
-            if is_last:
+            if is_last and watch:
                 watch.stop()
             accelerator.backward(part * scale)
         parts.append(for_metrics)
@@ -96,7 +96,7 @@ def train_step(
     *values, num_asked, norm_value = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
     name = type(objective).__name__
-    own = None if is_sharded else watch.seconds
+    own = watch.seconds if watch else None
     result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0, objective=name, own_seconds=own)
     _check_gradients(prepared)
     before_update()

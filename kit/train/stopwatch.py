@@ -12,16 +12,22 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Measures from its creation to the first ``stop``, in the order of the device's work."""
+    """Measures from the model's next forward pass to the first ``stop``, in the order of the device's work."""
 
-    def __init__(self, device: "torch.device") -> None:
+    def __init__(self, model: "torch.nn.Module", device: "torch.device") -> None:
         self._event: Any = None
         if device.type != "cpu":
             import torch
 
             self._event = torch.get_device_module(device).Event
-        self._begin = self._now()
+        self._begin: Any = None
         self._end: Any = None
+        # Within the wrapper: DDP first sends the buffers of rank 0 to all, which waits for other ranks.
+        self._hook = getattr(model, "module", model).register_forward_pre_hook(self._start)
+
+    def _start(self, *_: Any) -> None:
+        self._hook.remove()
+        self._begin = self._now()
 
     def stop(self) -> None:
         """Stop. Only the first call counts."""

@@ -8,14 +8,17 @@ import torch
 from kit.train.stopwatch import Stopwatch
 
 
-def test_only_the_first_stop_counts():
-    watch = Stopwatch(torch.device("cpu"))
+def test_it_runs_from_the_first_forward_pass_to_the_first_stop():
+    model = torch.nn.Identity()
+    watch = Stopwatch(model, torch.device("cpu"))
+    time.sleep(0.05)  # before the forward pass: not of this rank alone
+    model(1)
     time.sleep(0.02)
     watch.stop()
     seconds = watch.seconds
     time.sleep(0.02)
     watch.stop()
-    assert 0.02 <= seconds < 0.04 and watch.seconds == seconds
+    assert 0.02 <= seconds < 0.05 and watch.seconds == seconds
 
 
 def test_on_a_gpu_events_are_recorded_and_nothing_waits(monkeypatch):
@@ -32,7 +35,10 @@ def test_on_a_gpu_events_are_recorded_and_nothing_waits(monkeypatch):
             return 1500.0 * (recorded.index(end) - recorded.index(self))  # milliseconds
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
-    watch = Stopwatch(torch.device("cuda", 0))
+    model = torch.nn.Identity()
+    watch = Stopwatch(model, torch.device("cuda", 0))
+    model(1)
+    model(1)
     watch.stop()
     watch.stop()
     assert watch.seconds == 1.5 and len(recorded) == 2
