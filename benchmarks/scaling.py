@@ -62,7 +62,7 @@ def main() -> None:
         "",
         f"`{' '.join(['python', *sys.argv])}`; load of the machine {os.getloadavg()[1]:.1f}",
         "",
-        "| scaling | processes | global batch | tokens/s | speed-up | efficiency | waited for the slowest | published |",
+        "| scaling | processes | global batch | tokens/s | speed-up | efficiency | waiting | published |",
         "|---|---|---|---|---|---|---|---|",
         *lines,
         "",

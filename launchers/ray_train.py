@@ -5,8 +5,8 @@
 Edit the three places marked EDIT. If a worker fails or loses its machine, Ray starts all of them again, and the run
 continues from its last checkpoint: so set --save_steps.
 
-Tried: with Ray 2.60.0 on two hosts made of network namespaces, a rank on each, to the end of a run of six steps. Not
-tried on a cluster, nor what Ray does when a worker fails.
+Tried: with Ray 2.60.0 on two hosts made of network namespaces, a rank on each, to the end of a run of six steps.
+Not tried on a cluster, nor what Ray does when a worker fails.
 """
 
 import os
