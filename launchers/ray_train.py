@@ -30,7 +30,16 @@ CLONE = Path("/shared/kit")
 # EDIT 3: the run. The output folder is on a disk that all machines share.
 CONFIG = CLONE / "accelerate_configs/fsdp.yaml"
 OUTPUT_DIR = Path("/shared/runs/ray")
-FLAGS = ["--recipe", "llama-70b-full", "--dataset", "/shared/my.jsonl", "--save_steps", "200"]
+FLAGS = [
+    "--recipe",
+    "qwen3-32b-full",
+    "--per_device_train_batch_size",
+    "1",
+    "--dataset",
+    "/shared/my.jsonl",
+    "--save_steps",
+    "200",
+]
 
 
 def run() -> None:

@@ -31,7 +31,7 @@ container=()
 # EDIT 3: the run.
 output_dir=runs/slurm
 config=accelerate_configs/fsdp.yaml
-flags=(--recipe llama-70b-full --dataset my.jsonl --save_steps 200)
+flags=(--recipe qwen3-32b-full --per_device_train_batch_size 1 --dataset my.jsonl --save_steps 200)
 
 # The config with the machines of this job. It keeps its name when the job is queued again.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

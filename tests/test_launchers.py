@@ -129,7 +129,7 @@ class Cluster:
             "source .venv/bin/activate": ":",
             "output_dir=runs/slurm": f"output_dir={output_dir}",
             "config=accelerate_configs/fsdp.yaml": f"config={folder / 'cpu.yaml'}",
-            "flags=(--recipe llama-70b-full --dataset my.jsonl --save_steps 200)": f"flags=({flags})",
+            "flags=(--recipe qwen3-32b-full --per_device_train_batch_size 1 --dataset my.jsonl --save_steps 200)": f"flags=({flags})",
         }
         script = text_of("slurm.sh")
         for old, new in edits.items():
