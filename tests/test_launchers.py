@@ -125,11 +125,12 @@ class Cluster:
             (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
             (folder / "bin" / name).chmod(0o755)
         (folder / "cpu.yaml").write_text("distributed_type: MULTI_GPU\nuse_cpu: true\nnum_processes: 2\n")
+        of_file = "--recipe qwen3-32b-full --per_device_train_batch_size 1 --dataset my.jsonl --save_steps 200"
         edits = {
             "source .venv/bin/activate": ":",
             "output_dir=runs/slurm": f"output_dir={output_dir}",
             "config=accelerate_configs/fsdp.yaml": f"config={folder / 'cpu.yaml'}",
-            "flags=(--recipe qwen3-32b-full --per_device_train_batch_size 1 --dataset my.jsonl --save_steps 200)": f"flags=({flags})",
+            f"flags=({of_file})": f"flags=({flags})",
         }
         script = text_of("slurm.sh")
         for old, new in edits.items():
