@@ -91,7 +91,7 @@ class Throughput:
         now = time.perf_counter()
         if now - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked, self._utilisation = now, math.nan
-            if torch.cuda.is_available():
+            if self._accelerator.device.type == "cuda":
                 with suppress(Exception):  # no NVML, or a driver that does not tell (MIG): whatever its error is
                     self._utilisation = torch.cuda.utilization() / 100
         return self._utilisation

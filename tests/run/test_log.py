@@ -58,7 +58,7 @@ def start(tmp_path, clock):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
         state = state or LoopState(step=step, evaluated_step=evaluated)
         log = Log(
-            SimpleNamespace(is_main_process=is_main, num_processes=1, process_index=0),
+            SimpleNamespace(is_main_process=is_main, num_processes=1, process_index=0, device=torch.device("cpu")),
             recipe,
             tmp_path,
             state,

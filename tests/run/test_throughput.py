@@ -23,7 +23,7 @@ def clock(monkeypatch):
     return clock
 
 
-def group(others=()):
+def group(others=(), device="cpu"):
     """The accelerator of rank 0; ``others`` are the numbers of the other ranks: data, own, memory, utilisation."""
 
     def reduce(table, reduction):
@@ -32,7 +32,7 @@ def group(others=()):
             table[rank] = torch.tensor(numbers, dtype=torch.float64)
         return table
 
-    return SimpleNamespace(num_processes=1 + len(others), process_index=0, device=torch.device("cpu"), reduce=reduce)
+    return SimpleNamespace(num_processes=1 + len(others), process_index=0, device=torch.device(device), reduce=reduce)
 
 
 def taken(clock, accelerator, own=(0.5,), waited=0.0):
@@ -76,9 +76,10 @@ def test_many_ranks_are_summed_up_and_not_listed(clock):
 
 def test_utilisation_is_that_of_all_gpus_and_the_driver_is_not_asked_at_each_line(clock, monkeypatch):
     asked = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "utilization", lambda: asked.append(1) or 90)
-    throughput = Throughput(group([(0.0, 0.0, 1.0, 0.5)]))
+    accelerator = group([(0.0, 0.0, 1.0, 0.5)], "cuda")
+    monkeypatch.setattr(torch.Tensor, "to", lambda table, device: table)
+    throughput = Throughput(accelerator)
     for _ in range(7):
         clock.now += 1.0
         row = throughput.take()
@@ -90,9 +91,8 @@ def test_without_nvml_utilisation_is_absent(clock, monkeypatch):
     def utilization():
         raise ModuleNotFoundError("pynvml")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    assert "gpu_utilisation" not in taken(clock, group())
+    assert "gpu_utilisation" not in taken(clock, group(device="cuda"))
 
 
 def test_a_line_says_nothing_of_small_losses_of_time(clock):
