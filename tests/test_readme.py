@@ -10,6 +10,7 @@ from kit.config.command_line import read_command_line
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.plan.ask import OWN, SWITCHES
 
+MADE = {"two.yaml"}  # docs/multi-node.md shows how to make it
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -40,8 +41,8 @@ def test_every_command_parses(command):
         assert not request.problems
         before = words[: words.index(script)]
         for word in before:
-            assert not word.endswith(".yaml") or (ROOT / word).is_file()
-        if request.launch.config:
+            assert not word.endswith(".yaml") or word in MADE or (ROOT / word).is_file()
+        if request.launch.config and request.launch.config not in MADE:
             assert (ACCELERATE_CONFIGS / f"{request.launch.config.removesuffix('.yaml')}.yaml").is_file()
 
 
@@ -75,6 +76,9 @@ def test_every_flag_named_in_the_pages_exists():
         "num_processes",
         "dry_run",
         "skip_memory_check",
+        "debug_distributed",
+        "pid",
+        "prefix",
         "output_dir",
         "html",
         "measure_drift",

@@ -91,5 +91,7 @@ def _measures(run: Run) -> list[_Measure]:
             [("predicted", predicted * GIB)] if predicted else [],
         ),
         _Measure("waiting for data, % of the time", "waiting", training, "data_wait_share", 100),
+        _Measure("waiting for the slowest rank, % of the time", "waiting", training, "rank_wait_share", 100),
         _Measure("padding, % of the computed tokens", "padding", training, "padding_share", 100),
+        _Measure("GPU utilisation, %", "busy", training, "gpu_utilisation", 100),
     ]

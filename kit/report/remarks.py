@@ -94,6 +94,10 @@ def _waste(run: Run) -> Iterator[str]:
     if waiting is not None and waiting > MUCH_WAITING:
         way = "; --streaming false reads and tokenises the data before training" if run.recipe.streaming else ""
         yield f"{waiting:.0%} of the time was spent waiting for data{way}."
+    waiting = mean(run, "rank_wait_share")
+    if waiting is not None and waiting > MUCH_WAITING:
+        often = statistics.mode(row["slowest_rank"] for row in run.training if "slowest_rank" in row)
+        yield f"{waiting:.0%} of the time was spent waiting for the slowest rank, most often rank {often}."
     padding = mean(run, "padding_share")
     if padding is not None and padding > MUCH_PADDING:
         way = "" if run.recipe.packing else "; --packing true, or a smaller per_device_train_batch_size, avoids it"

@@ -1,17 +1,14 @@
 """Log a run: progress bar, printed lines, ``metrics.jsonl`` and trackers."""
 
 import json
-import resource
 import shlex
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
 
 from kit.checkpoint.manifest import name_of
@@ -19,6 +16,7 @@ from kit.console import say
 from kit.data.feed.feed import by_file
 from kit.run.answers import few_texts, unended
 from kit.run.record import METRICS_FILE
+from kit.run.throughput import Throughput, speed_text
 from kit.secrets import redacted
 
 if TYPE_CHECKING:
@@ -56,14 +54,9 @@ class Log:
         self.accelerator, self.recipe, self.state = accelerator, recipe, state
         self.is_main = accelerator.is_main_process
         self.total_steps, self.source_names = total_steps, source_names
-        self.last_time = time.perf_counter()
+        self.throughput = Throughput(accelerator)
         state.start_clock()
-        self.last_line = 0.0
-        self.tokens = self.steps = 0
-        self.training_seconds = 0.0
-        # Of this rank, since the last line: seconds waited for data; tokens computed, and those that are no padding.
-        self.waited_seconds = 0.0
-        self.computed_tokens = self.used_tokens = 0
+        self.last_line = -SECONDS_BETWEEN_LINES
         if recipe.report_to and not state.tracker_id:
             state.tracker_id = uuid.uuid4().hex[:8]
         self.path = output_dir / METRICS_FILE
@@ -101,39 +94,26 @@ class Log:
             "supervised_tokens": int(batch.num_targets.sum()),
             "tokens": int(batch.num_tokens.sum()),
         }
-        self.tokens += int(metrics["tokens"])
         self.state.tokens_seen += int(metrics["tokens"])
-        self.waited_seconds += batch.waited_seconds
-        self.computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
-        self.used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
-        self.steps += 1
-        if not self.is_main:
-            return
+        self.throughput.add(batch, result)
         if self.bar is not None:
             self.bar.update(1)
         if not result.is_finite:
             self._skipped(step, batch, result)
             return
+        if not spike and step % self.recipe.logging_steps and step != self.total_steps:
+            return
+        speed = self.throughput.take()
+        if not self.is_main:
+            return
         if spike:
             text = f"step {step}: loss {result.loss:.4f} is {spike.ratio:.1f} times the median of the last"
             say(f"warning: {text} {spike.num_steps} steps; samples: {by_file(batch.origins)}")
             metrics["loss_spike"] = spike.ratio
-        elif step % self.recipe.logging_steps and step != self.total_steps:
-            return
-        now = time.perf_counter()
-        passed = max(now - self.last_time, 1e-9)
-        rate = self.tokens / passed
-        row: dict[str, Any] = {"step": step, **metrics, "tokens_per_second": rate}
+        row: dict[str, Any] = {"step": step, **metrics, **speed}
         row |= {"tokens_seen": self.state.tokens_seen, "seconds": self.state.elapsed_seconds}
-        row["peak_memory_bytes"] = memory = _peak_memory_bytes()
-        row["data_wait_share"] = self.waited_seconds / passed
-        if self.computed_tokens:
-            row["padding_share"] = 1 - self.used_tokens / self.computed_tokens
         if result.objective != SUPERVISED_LOSS:
             row["objective"] = result.objective
-        self.training_seconds += now - self.last_time
-        self.tokens = self.computed_tokens = self.used_tokens = 0
-        self.waited_seconds, self.last_time = 0.0, now
         row |= {name: count for name, count in batch.counts.items() if count}
         row |= {"samples": [redacted(origin) for origin in batch.origins]} if spike else {}
         row |= result.metrics
@@ -143,16 +123,18 @@ class Log:
             ):
                 row |= {f"supervised_tokens/{name}": int(num_targets), f"tokens/{name}": int(num_tokens)}
         self._write(row)
-        text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {rate:,.0f} tok/s  {memory / 2**30:.1f} GiB"
+        text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {speed_text(row)}"
         if self.bar is not None:
             self.bar.set_postfix_str(text)
-        elif now - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
-            self.last_line = now
-            left = self.training_seconds / self.steps * (self.total_steps - step)
+        elif self.state.elapsed_seconds - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
+            self.last_line = self.state.elapsed_seconds
+            left = self.throughput.training_seconds / self.throughput.num_steps * (self.total_steps - step)
             say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
 
     def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
         """Log a step without an update. Its values are logged as text, because JSON has no NaN."""
+        if not self.is_main:
+            return
         samples = [redacted(origin) for origin in batch.origins]
         self._write({"step": step, "epoch": batch.epoch, "nonfinite": result.values, "samples": samples})
         if self.state.nonfinite_steps <= self.recipe.max_nonfinite_steps:
@@ -181,8 +163,7 @@ class Log:
             say(f"    asked    {_one_line(answer.prompt)}")
             say(f"    expected {_one_line(answer.reference)}")
             say(f"    answered {_one_line(answer.text)}{'' if answer.exact else '   (differs)'}")
-        # The time of an evaluation does not count as training time.
-        self.last_time = time.perf_counter()
+        self.throughput.skip_time()
 
     def summary(self) -> list[str]:
         """Return lines for the end of the run: first and last evaluation, and the best checkpoint."""
@@ -278,13 +259,6 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
     return of_step
-
-
-def _peak_memory_bytes() -> int:
-    """Peak memory of this process: allocated on its GPU; without a GPU, resident memory."""
-    if torch.accelerator.is_available():
-        return torch.accelerator.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _one_line(text: str) -> str:

@@ -25,6 +25,7 @@ from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
+from kit.strategy import debugging
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
 from kit.strategy.launch_problems import launch_problems
 from kit.strategy.launcher import OWN_TORCHRUN, continue_restarted, end_with_launcher, stay_ended
@@ -57,6 +58,9 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         say(
             into if trains else f"scoring {recipe.model_name_or_path} ({TITLES[settings.strategy]})"
         )  # imports are slow
+    debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
+    if debugs:
+        debugging.set_variables(debugs, settings.strategy)
     topology, launched, problems = _decide(request, recipe, settings, config_name)
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
@@ -65,6 +69,9 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         return recipe, topology
     if topology.strategy != "single" and launched is None:
         _relaunch(settings, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
+    if debugs:
+        debugging.record(debugs, stall_seconds=recipe.ddp_timeout / 2)
+        recipe = recipe.model_copy(update={"logging_steps": 1})
     forget_launcher(topology)
     return recipe, topology
 

@@ -19,6 +19,7 @@ from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, settle
+from kit.train.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step; the same on every rank."""
+    """The result of a step; the same on every rank, but for ``own_seconds``."""
 
     loss: float  # the number that the objective minimised
     grad_norm: float  # global gradient norm before clipping
     metrics: dict[str, float] = field(default_factory=dict)  # the objective's other metrics
     stop: bool = False  # whether any rank was asked to stop
     objective: str = "SupervisedLoss"  # the class of what was minimised; of another one, no eval_loss is comparable
+    # Of this rank, until the backward pass that waits for gradients of others; None if already its forward passes wait
+    # for others, because the weights are sharded.
+    own_seconds: float | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -72,7 +76,8 @@ def train_step(
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
     # DDP and FSDP average the gradients over the data ranks, but the objective is a sum over them.
     scale = prepared.ranks.count / objective.divisor(batch)
-    parts = []
+    is_sharded = bool(getattr(prepared.strategy, "sharded_layers", None))
+    parts, watch = [], None if is_sharded else Stopwatch(model, accelerator.device)
     for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device)):
         is_last = i == len(batch.micro_batches) - 1
         with accumulating(accelerator, model, is_last):
@@ -80,6 +85,8 @@ def train_step(
             if not losses.requires_grad:
                 raise _no_gradient()
             part, for_metrics = objective.terms(losses, micro_batch)
+            if is_last and watch:
+                watch.stop()
             accelerator.backward(part * scale)
         parts.append(for_metrics)
     asked = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
@@ -89,7 +96,8 @@ def train_step(
     *values, num_asked, norm_value = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
     name = type(objective).__name__
-    result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0, objective=name)
+    own = watch.seconds if watch else None
+    result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0, objective=name, own_seconds=own)
     _check_gradients(prepared)
     before_update()
     if result.is_finite:

@@ -15,7 +15,7 @@ def shown(charts):
 
 
 def test_all_that_a_run_measures_is_shown_in_the_units_of_its_title(tmp_path):
-    rows = [step_row(1), step_row(2, data_wait_share=0.5), evaluation_row(2)]
+    rows = [step_row(1), step_row(2, data_wait_share=0.5, rank_wait_share=0.25, gpu_utilisation=0.5), evaluation_row(2)]
     strategy = record()["strategy"] | {"device": "NVIDIA H100"}
     run = opened(tmp_path, rows, strategy=strategy, plan={"operations_per_second": 1e12, "operations_per_token": 6e9})
     assert shown(charts_of(run)) == {
@@ -27,7 +27,9 @@ def test_all_that_a_run_measures_is_shown_in_the_units_of_its_title(tmp_path):
         "model FLOPs utilisation, %": [[27.0, 27.0]],
         "peak memory of rank 0, GiB": [[1.0, 1.0]],
         "waiting for data, % of the time": [[1.0, 50.0]],
+        "waiting for the slowest rank, % of the time": [[25.0]],
         "padding, % of the computed tokens": [[12.5, 12.5]],
+        "GPU utilisation, %": [[50.0]],
     }
 
 

@@ -39,6 +39,10 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
             "30 of 35 answers did not end within max_new_tokens 128",
         ),
         ([falling(step, data_wait_share=0.3) for step in MANY], "30% of the time was spent waiting for data."),
+        (
+            [falling(step, rank_wait_share=0.3, slowest_rank=5) for step in MANY],
+            "30% of the time was spent waiting for the slowest rank, most often rank 5.",
+        ),
         ([falling(step, padding_share=0.4) for step in MANY], "40% of the computed tokens were padding; --packing"),
     ],
 )

@@ -13,7 +13,7 @@ from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
-from kit.run import log as log_module
+from kit.run import throughput as throughput_module
 from kit.run.log import Log
 from kit.train.loop_state import LoopState
 from kit.train.objective import SupervisedLoss
@@ -29,7 +29,7 @@ def batch(num_tokens, num_sources=1):
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(log_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(throughput_module.time, "perf_counter", lambda: clock.now)
     return clock
 
 
@@ -57,7 +57,14 @@ def start(tmp_path, clock):
     def start(step=0, total=10, is_main=True, state=None, names=("one",), evaluated=-1, **settings):
         recipe = Recipe(model_name_or_path="m", dataset="d", **settings)
         state = state or LoopState(step=step, evaluated_step=evaluated)
-        log = Log(SimpleNamespace(is_main_process=is_main), recipe, tmp_path, state, total, names)
+        log = Log(
+            SimpleNamespace(is_main_process=is_main, num_processes=1, process_index=0, device=torch.device("cpu")),
+            recipe,
+            tmp_path,
+            state,
+            total,
+            names,
+        )
         objective = SupervisedLoss(names)
 
         def run(steps):
@@ -413,7 +420,9 @@ def trackers(names, start):
     def init_trackers(project, init_kwargs):
         accelerator.trackers += [start(name, project, init_kwargs[name]) for name in accelerator.log_with]
 
-    accelerator = SimpleNamespace(is_main_process=True, log_with=names, trackers=[], init_trackers=init_trackers)
+    accelerator = SimpleNamespace(
+        is_main_process=True, num_processes=1, log_with=names, trackers=[], init_trackers=init_trackers
+    )
     return accelerator
 
 

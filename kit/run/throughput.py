@@ -1,0 +1,143 @@
+"""Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks.
+
+Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line. What cannot
+be known is absent, not zero.
+"""
+
+import math
+import resource
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from kit.data.feed.feed import GlobalBatch
+    from kit.train.step import StepResult
+
+SECONDS_BETWEEN_LOOKS = 5.0  # at the GPU, by its driver: a look takes about a millisecond
+MUCH = 0.05  # share of the time that is worth a word on the terminal
+MOST_RANKS = 64  # whose numbers are listed one by one
+_OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_utilisation")
+
+
+class Throughput:
+    """Counts steps, and sums them up for a line of the log. Every rank makes the same calls."""
+
+    def __init__(self, accelerator: "Accelerator") -> None:
+        self._accelerator = accelerator
+        self.num_ranks = accelerator.num_processes
+        self.training_seconds = 0.0  # of all steps so far, without evaluations
+        self.num_steps = 0  # so far
+        self._looked, self._utilisation = -math.inf, math.nan
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since = time.perf_counter()
+        self._tokens = 0  # of all ranks, without padding
+        # Of this rank: seconds; tokens computed, and those that are no padding.
+        self._waited_seconds = self._own_seconds = 0.0
+        self._computed_tokens = self._used_tokens = 0
+
+    def add(self, batch: "GlobalBatch", result: "StepResult") -> None:
+        """Count a step."""
+        self.num_steps += 1
+        self._tokens += int(batch.num_tokens.sum())
+        self._waited_seconds += batch.waited_seconds
+        self._own_seconds += math.nan if result.own_seconds is None else result.own_seconds
+        self._computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
+        self._used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
+
+    def skip_time(self) -> None:
+        """Leave out the time since the last line or step, which an evaluation took."""
+        self._since = time.perf_counter()
+
+    def take(self) -> dict[str, Any]:
+        """Return the entries of a line about the steps since the last one. Called by all ranks.
+
+        Returns:
+            ``tokens_per_second`` over all ranks. Of rank 0: ``peak_memory_bytes``, ``data_wait_share``,
+            ``padding_share``. With several ranks ``tokens_per_second_per_rank``, the highest memory of all,
+            ``rank_wait_share`` and ``slowest_rank`` (see ``_waiting``), and what they follow from, by rank, in
+            ``ranks``. ``gpu_utilisation`` is a share, the mean over the ranks; NVML must be importable.
+        """
+        passed = max(time.perf_counter() - self._since, 1e-9)
+        self.training_seconds += passed
+        rate, memory = self._tokens / passed, _peak_memory_bytes()
+        row: dict[str, Any] = {"tokens_per_second": rate, "peak_memory_bytes": memory}
+        row["data_wait_share"] = self._waited_seconds / passed
+        if self._computed_tokens:
+            row["padding_share"] = 1 - self._used_tokens / self._computed_tokens
+        own = [self._waited_seconds, self._own_seconds, float(memory), self._look()]
+        ranks = self._of_all_ranks(own)
+        known = {name: values for name, values in ranks.items() if not any(map(math.isnan, values))}
+        if utilisation := known.get("gpu_utilisation"):
+            row["gpu_utilisation"] = sum(utilisation) / len(utilisation)
+        if self.num_ranks > 1:
+            row["tokens_per_second_per_rank"] = rate / self.num_ranks
+            row["highest_peak_memory_bytes"] = int(max(ranks["peak_memory_bytes"]))
+            row |= _waiting([known[name] for name in _OF_A_RANK[:2] if name in known], passed)
+            if self.num_ranks <= MOST_RANKS:
+                row["ranks"] = known
+        self._clear()
+        return row
+
+    def _look(self) -> float:
+        """Utilisation of this rank's GPU, from 0 to 1; NaN if it is unknown. An older value if that is recent."""
+        now = time.perf_counter()
+        if now - self._looked >= SECONDS_BETWEEN_LOOKS:
+            self._looked, self._utilisation = now, math.nan
+            if self._accelerator.device.type == "cuda":
+                with suppress(Exception):  # no NVML, or a driver that does not tell (MIG): whatever its error is
+                    self._utilisation = torch.cuda.utilization() / 100
+        return self._utilisation
+
+    def _of_all_ranks(self, own: list[float]) -> dict[str, list[float]]:
+        """The numbers of ``_OF_A_RANK`` of each rank, by name."""
+        table = torch.zeros(self.num_ranks, len(own), dtype=torch.float64)  # [ranks, numbers]
+        table[self._accelerator.process_index] = torch.tensor(own, dtype=torch.float64)
+        if self.num_ranks > 1:
+            table = self._accelerator.reduce(table.to(self._accelerator.device), reduction="sum").cpu()
+        return dict(zip(_OF_A_RANK, table.T.tolist(), strict=True))
+
+
+def speed_text(row: dict[str, Any]) -> str:
+    """Return what a line on the terminal says of speed and memory. Losses of time are named from ``MUCH`` on."""
+    text = f"{row['tokens_per_second']:,.0f} tok/s  "
+    if "tokens_per_second_per_rank" in row:
+        text = f"{row['tokens_per_second']:,.0f} tok/s ({row['tokens_per_second_per_rank']:,.0f} a rank)  "
+    text += f"{row.get('highest_peak_memory_bytes', row['peak_memory_bytes']) / 2**30:.1f} GiB"
+    if "gpu_utilisation" in row:
+        text += f"  GPU {row['gpu_utilisation']:.0%}"
+    if row["data_wait_share"] >= MUCH:
+        text += f"  {row['data_wait_share']:.0%} waiting for data"
+    if row.get("rank_wait_share", 0.0) >= MUCH:
+        text += f"  {row['rank_wait_share']:.0%} waiting for rank {row['slowest_rank']}"
+    return text
+
+
+def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:
+    """Which rank the others wait for, and for which share of the time a rank waits for it on average.
+
+    It is the largest share of several measures. It is a lower bound: it sees a rank that is slow over the whole
+    stretch, and only by what the measures cover.
+
+    Args:
+        own: for each measure, the seconds that each rank took for what it does without the others.
+        passed: seconds of the stretch.
+    """
+    shares = [(max(seconds) - sum(seconds) / len(seconds)) / passed for seconds in own]
+    share = max(shares)
+    slowest = own[shares.index(share)]
+    return {"rank_wait_share": share, "slowest_rank": slowest.index(max(slowest))}
+
+
+def _peak_memory_bytes() -> int:
+    """Peak memory of this process: allocated on its GPU; without a GPU, resident memory."""
+    if torch.accelerator.is_available():
+        return torch.accelerator.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,103 @@
+"""``--debug_distributed``: what helps to find out why ranks hang or differ, written into a folder beside the run.
+
+Promises: what is computed stays the same. A variable that the user has set keeps its value. Nothing is pickled.
+"""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from kit.strategy.topology import Strategy
+
+# Read by torch when it is imported, or when the process group is made.
+VARIABLES = {
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "TORCH_FR_BUFFER_SIZE": "20000",  # collectives that the flight recorder keeps
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+ASK = "dump"  # a file of this name, made by the user, asks all ranks that see it for their stacks
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def folder_beside(output_dir: str) -> Path:
+    """Return the folder for the files. It is not in ``output_dir``, which must be empty or hold a run."""
+    return Path(f"{output_dir.rstrip('/')}.debug")
+
+
+def set_variables(folder: Path, strategy: Strategy) -> None:
+    """Set the environment. Call it before torch is imported; started ranks inherit it."""
+    # With DETAIL the ranks compare before each collective what they are about to do. torch 2.13 crashes when it makes
+    # a DDP model so (a segmentation fault in Logger.set_construction_data_and_log, seen with gloo).
+    level = "INFO" if strategy == "ddp" else "DETAIL"
+    for name, value in {"TORCH_DISTRIBUTED_DEBUG": level, **VARIABLES}.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl-"))  # torch appends the rank
+
+
+def record(folder: Path, stall_seconds: float) -> None:
+    """Copy the output of this rank to a file, and write where it is whenever it stalls or is asked. Returns at once.
+
+    Args:
+        folder: gets ``rank-N.log``, ``rank-N.stacks.txt`` and ``rank-N.collectives.json``.
+        stall_seconds: without a new collective for so long, this rank counts as stalled.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        # A process, because C++ writes to the descriptor, and because it outlives a rank that is killed.
+        command = ["tee", "-a", str(folder / f"rank-{rank}.log")]
+        copy = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stream.fileno(), start_new_session=True)
+        assert copy.stdin is not None
+        os.dup2(copy.stdin.fileno(), stream.fileno())
+        copy.stdin.close()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)  # works even if this process holds Python's lock in a call that never ends
+    threading.Thread(target=_look, args=(folder, rank, stall_seconds), daemon=True).start()
+
+
+def _look(folder: Path, rank: int, stall_seconds: float) -> None:
+    asked, begun, since, is_told = _time_of(folder / ASK), -1, time.monotonic(), False
+    while True:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if (count := _collectives_begun()) != begun or count < 0:
+            begun, since, is_told = count, time.monotonic(), False
+        stalls = not is_told and time.monotonic() - since > stall_seconds
+        if stalls or _time_of(folder / ASK) > asked:
+            is_told, asked = is_told or stalls, _time_of(folder / ASK)
+            with suppress(OSError):
+                write_state(folder, rank)
+
+
+def write_state(folder: Path, rank: int) -> None:
+    """Write the stacks of all threads, and the collectives that this rank has begun, the newest last."""
+    with (folder / f"rank-{rank}.stacks.txt").open("w") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+    if "torch" in sys.modules:
+        from torch._C import _distributed_c10d as c10d
+
+        for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # of gloo; of NCCL, where torch has it
+            if (dump := getattr(c10d, name, None)) and b"profiling_name" in (text := dump()):
+                (folder / f"rank-{rank}.collectives.json").write_bytes(text)
+
+
+def _collectives_begun() -> int:
+    """How many collectives this rank has begun; -1 without a process group."""
+    torch = sys.modules.get("torch")
+    try:
+        return int(torch.distributed.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):
+        return -1
+
+
+def _time_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,133 @@
+"""A line says where the time of its steps went: to data, to padding, to a slow rank. What is unknown is absent."""
+
+import json
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import matrix
+
+from kit.data.feed.feed import GlobalBatch
+from kit.run import throughput as module
+from kit.run.throughput import Throughput, speed_text
+from kit.train.step import StepResult
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def group(others=(), device="cpu"):
+    """The accelerator of rank 0; ``others`` are the numbers of the other ranks: data, own, memory, utilisation."""
+
+    def reduce(table, reduction):
+        for rank, numbers in enumerate(others, start=1):
+            assert not table[rank].any()
+            table[rank] = torch.tensor(numbers, dtype=torch.float64)
+        return table
+
+    return SimpleNamespace(num_processes=1 + len(others), process_index=0, device=torch.device(device), reduce=reduce)
+
+
+def taken(clock, accelerator, own=(0.5,), waited=0.0):
+    """The entries of a line after steps of a second and 100 tokens each, in which rank 0 took ``own`` for itself."""
+    throughput = Throughput(accelerator)
+    for seconds in own:
+        clock.now += 1.0
+        counts = np.array([100])
+        batch = GlobalBatch([], counts / 2, counts // 2, counts, 0.5, [], waited_seconds=waited)
+        throughput.add(batch, StepResult(1.0, 1.0, own_seconds=seconds))
+    return throughput.take()
+
+
+def test_one_rank_says_nothing_of_others_and_exchanges_nothing(clock):
+    row = taken(clock, group(), waited=0.25)
+    assert row["tokens_per_second"] == 100 and row["data_wait_share"] == 0.25
+    assert set(row) == {"tokens_per_second", "peak_memory_bytes", "data_wait_share"}
+
+
+def test_the_slowest_rank_is_named_with_the_share_of_the_time_that_others_wait_for_it(clock):
+    others = [(0.0, 1.0, 7.0, float("nan")), (0.0, 1.8, 2**50, float("nan"))]
+    row = taken(clock, group(others), own=(0.25, 0.25))  # in 2 s: 0.5, 1.0 and 1.8 s of their own; the mean is 1.1
+    assert row["slowest_rank"] == 2 and row["rank_wait_share"] == pytest.approx(0.7 / 2)
+    assert row["tokens_per_second_per_rank"] == pytest.approx(100 / 3) and row["highest_peak_memory_bytes"] == 2**50
+    assert row["ranks"]["own_seconds"] == [0.5, 1.0, 1.8] and "gpu_utilisation" not in row
+    assert "35% waiting for rank 2" in speed_text(row) and "100 tok/s (33 a rank)" in speed_text(row)
+    json.loads(json.dumps(row, allow_nan=False))
+
+
+def test_of_sharded_weights_only_the_wait_for_data_is_known(clock):
+    others = [(0.5, float("nan"), 7.0, float("nan"))]
+    row = taken(clock, group(others), own=(None,), waited=0.0)
+    assert row["slowest_rank"] == 1 and row["rank_wait_share"] == 0.25
+    assert set(row["ranks"]) == {"data_wait_seconds", "peak_memory_bytes"}
+
+
+def test_many_ranks_are_summed_up_and_not_listed(clock):
+    row = taken(clock, group([(0.0, 0.5, 1.0, float("nan"))] * module.MOST_RANKS))
+    assert "ranks" not in row and row["rank_wait_share"] == 0
+
+
+def test_utilisation_is_that_of_all_gpus_and_the_driver_is_not_asked_at_each_line(clock, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: asked.append(1) or 90)
+    accelerator = group([(0.0, 0.0, 1.0, 0.5)], "cuda")
+    monkeypatch.setattr(torch.Tensor, "to", lambda table, device: table)
+    throughput = Throughput(accelerator)
+    for _ in range(7):
+        clock.now += 1.0
+        row = throughput.take()
+    assert len(asked) == 2 and row["ranks"]["gpu_utilisation"] == [0.9, 0.5]
+    assert row["gpu_utilisation"] == pytest.approx(0.7) and "GPU 70%" in speed_text(row)
+
+
+def test_without_nvml_utilisation_is_absent(clock, monkeypatch):
+    def utilization():
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    assert "gpu_utilisation" not in taken(clock, group(device="cuda"))
+
+
+def test_a_line_says_nothing_of_small_losses_of_time(clock):
+    text = speed_text(taken(clock, group([(0.0, 0.5, 7.0, float("nan"))])))
+    assert "waiting" not in text
+    assert "25% waiting for data" in speed_text(taken(clock, group(), waited=0.25))
+
+
+def slow_rank_1(rank):
+    from kit.train.objective import SupervisedLoss
+
+    terms = SupervisedLoss.terms
+    if rank == 1:
+        SupervisedLoss.terms = lambda *args: time.sleep(0.2) or terms(*args)
+
+
+def slow_data_of_rank_1(rank):
+    from kit.data.feed.feed import Feed
+
+    take = Feed.take
+    if rank == 1:
+
+        def late(*args):
+            time.sleep(0.2)
+            return replace(taken := take(*args), waited_seconds=taken.waited_seconds + 0.2)
+
+        Feed.take = late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "slow"), matrix([("ddp", slow_rank_1), ("ddp", slow_data_of_rank_1), ("fsdp", slow_data_of_rank_1)])
+)
+def test_a_run_names_its_slow_rank(finetune, config, slow):
+    run = finetune.ok("run", 2, prepare=slow, config=config, per_device_train_batch_size=4)
+    row = [row for row in run.rows if "loss" in row][-1]
+    assert row["slowest_rank"] == 1 and row["rank_wait_share"] > 0.1, row
+    assert "waiting for rank 1" in run.output

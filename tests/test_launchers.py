@@ -1,0 +1,181 @@
+"""The files in ``launchers/`` start what they say: their flags and fields are right, and Slurm's queues a run again."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from helpers import ROOT
+
+from kit.config.command_line import read_command_line
+from kit.config.recipe import ACCELERATE_CONFIGS
+
+FOLDER = ROOT / "launchers"
+FILES = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
+
+
+def text_of(name):
+    return (FOLDER / name).read_text()
+
+
+def kubernetes():
+    return {entry["kind"]: entry for entry in yaml.safe_load_all(text_of("kubernetes.yaml"))}
+
+
+def skypilot():
+    return yaml.safe_load(text_of("skypilot.yaml"))
+
+
+def constants(name):
+    """The constants of a Python file, without running it; a path as its text."""
+    found = {}
+    for node in ast.parse(text_of(name)).body:
+        if isinstance(node, ast.Assign):
+            inner = node.value.args[0] if isinstance(node.value, ast.Call) and node.value.args else node.value
+            if isinstance(inner, ast.Constant | ast.List):
+                found[node.targets[0].id] = ast.literal_eval(inner)
+    return found
+
+
+def flags_of(name):
+    """The flags of the run in a file, and the name of its Accelerate config."""
+    if name == "slurm.sh":
+        flags = shlex.split(re.search(r"^flags=\((.*)\)$", text_of(name), re.MULTILINE)[1])
+        return flags, re.search(r"^config=accelerate_configs/(\w+)\.yaml$", text_of(name), re.MULTILINE)[1]
+    if name == "kubernetes.yaml":
+        flags = kubernetes()["TrainJob"]["spec"]["trainer"]["args"]
+        return flags, flags[flags.index("--config") + 1]
+    if name == "skypilot.yaml":
+        envs = skypilot()["envs"]
+        return shlex.split(envs["FLAGS"]), envs["CONFIG"].removeprefix("accelerate_configs/").removesuffix(".yaml")
+    assert name == "ray_train.py"
+    config = re.search(r'^CONFIG = CLONE / "accelerate_configs/(\w+)\.yaml"$', text_of(name), re.MULTILINE)[1]
+    return constants(name)["FLAGS"], config
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_has_three_places_to_edit_says_what_was_not_tried_and_gives_flags_that_exist(name):
+    text = text_of(name)
+    assert re.findall(r"EDIT (\d)", text) == ["1", "2", "3"]
+    assert re.search(r"Not tried (on a cluster|in a cloud)", text) and "Tried: " in text
+    assert max(map(len, text.splitlines())) <= 120
+    flags, config = flags_of(name)
+    request = read_command_line(flags)
+    assert not request.problems and request.recipe.save_steps  # else a run that was cut off would begin again
+    assert (ACCELERATE_CONFIGS / f"{config}.yaml").is_file()
+
+
+def test_the_shell_parts_are_bash():
+    for text in (text_of("slurm.sh"), skypilot()["run"], skypilot()["setup"]):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_the_kubernetes_job_has_what_trainer_requires():
+    job, runtime = kubernetes()["TrainJob"], kubernetes()["TrainingRuntime"]
+    assert {job["apiVersion"], runtime["apiVersion"]} == {"trainer.kubeflow.org/v1alpha1"}
+    assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
+    trainer = job["spec"]["trainer"]
+    assert all(type(word) is str for word in [*trainer["command"], *trainer["args"]])
+    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == trainer["numProcPerNode"]
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    # By this label Trainer finds the job, and by this name the container, into which it puts image, command and ranks.
+    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    pod = node["template"]["spec"]["template"]["spec"]
+    assert [container["name"] for container in pod["containers"]] == ["node"]
+    (claim,) = [volume for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
+    assert claim["persistentVolumeClaim"]["claimName"] == kubernetes()["PersistentVolumeClaim"]["metadata"]["name"]
+    env = {entry["name"]: entry["value"] for entry in trainer["env"]}
+    assert int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+
+
+def test_skypilot_starts_the_run_again_after_a_stop_by_signal():
+    from kit.failures.exits import STOPPED
+
+    assert skypilot()["resources"]["job_recovery"]["recover_on_exit_codes"] == [STOPPED]
+    assert set(re.findall(r"\$(SKYPILOT_\w+)", skypilot()["run"])) == {"SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"}
+
+
+def test_the_ray_file_takes_its_own_ranks_out_of_the_environment():
+    names = constants("ray_train.py")
+    assert names["NUM_MACHINES"] == 2 and {"RANK", "WORLD_SIZE", "LOCAL_RANK"} < set(
+        re.search(r'_OF_A_WORKER = "(.*)"\.split', text_of("ray_train.py"))[1].split()
+    )
+
+
+class Cluster:
+    """Slurm as one machine with two places for ranks. ``job`` starts the script as Slurm would start its batch step."""
+
+    PROGRAMS = {  # noqa: RUF012
+        "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+        "scontrol": 'if [ "$1" = show ]; then hostname; else echo "$@" >> "$REQUEUED"; fi',
+    }
+
+    def __init__(self, folder, output_dir, flags):
+        self.folder, self.requeued = folder, folder / "requeued"
+        self.requeued.touch()
+        (folder / "bin").mkdir()
+        for name, body in self.PROGRAMS.items():
+            (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "cpu.yaml").write_text("distributed_type: MULTI_GPU\nuse_cpu: true\nnum_processes: 2\n")
+        of_file = "--recipe qwen3-32b-full --per_device_train_batch_size 1 --dataset my.jsonl --save_steps 200"
+        edits = {
+            "source .venv/bin/activate": ":",
+            "output_dir=runs/slurm": f"output_dir={output_dir}",
+            "config=accelerate_configs/fsdp.yaml": f"config={folder / 'cpu.yaml'}",
+            f"flags=({of_file})": f"flags=({flags})",
+        }
+        script = text_of("slurm.sh")
+        for old, new in edits.items():
+            assert script.count(old) == 1, old
+            script = script.replace(old, new)
+        self.script = folder / "slurm.sh"
+        self.script.write_text(script)
+
+    def job(self):
+        env = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+        env |= {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
+        env |= {"SLURM_JOB_NODELIST": "here", "REQUEUED": str(self.requeued)}
+        log = (self.folder / "job.log").open("a")
+        return subprocess.Popen(["bash", str(self.script)], env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_slurm_job_at_its_limit_saves_is_queued_again_and_finishes(tmp_path):
+    output = tmp_path / "run"
+    cluster = Cluster(tmp_path, output, "--max_steps 60 --eval_strategy no --eval_on_start false --logging_steps 1")
+    job = cluster.job()
+    metrics = output / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and '"step": 3,' in metrics.read_text()):
+        assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "job.log").read_text()
+        time.sleep(0.05)
+    job.send_signal(signal.SIGUSR1)  # --signal=B:USR1@300: to the batch script, and to nothing else
+    status = job.wait(60)
+    text = (tmp_path / "job.log").read_text()
+    done = json.loads((output / "run.json").read_text())["interrupted"]
+    assert status == 0 and 3 <= done < 60 and "SIGUSR1: stopping and saving" in text
+    assert cluster.requeued.read_text().split() == ["requeue", "7"]
+    assert cluster.job().wait(120) == 0
+    text = (tmp_path / "job.log").read_text()
+    assert f"continuing after step {done} of 60" in text and (output / "final").is_dir()
+    assert cluster.requeued.read_text().split() == ["requeue", "7"]  # a run that finished is not queued again
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_slurm_job_that_fails_is_not_queued_again_though_an_earlier_start_was_interrupted(tmp_path):
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / "run.json").write_text('{"interrupted": 3}')  # of a run that this one refuses to touch
+    cluster = Cluster(tmp_path, output, "--max_steps 2")
+    assert cluster.job().wait(120) == 2
+    assert not cluster.requeued.read_text()
