@@ -40,7 +40,8 @@ from kit.config.recipe import Recipe  # noqa: E402
 from kit.data.feed.batches import Collator, evaluation_batches  # noqa: E402
 from kit.data.feed.order import Order  # noqa: E402
 from kit.data.feed.ranks import Ranks  # noqa: E402
-from kit.failures import ranks as failures  # noqa: E402
+from kit.failures import survey as surveys  # noqa: E402
+from kit.failures.survey import RankStatus, Surveys  # noqa: E402
 from kit.strategy import rendezvous  # noqa: E402
 from kit.strategy.agreement import Fact, exchange  # noqa: E402
 from kit.train import replicas  # noqa: E402
@@ -70,14 +71,17 @@ class Counted:
 LOCK = threading.Lock()
 
 
-def on_threads(world: int, rank: Callable[[int, Any], None], before: Callable[[int, Any], None] | None = None) -> Figures:
+def on_threads(
+    world: int, rank: Callable[[int, Any], None], before: Callable[[int, Any], None] | None = None
+) -> Figures:
     """Run ``rank`` as all ranks at once, each with its own connection; ``before`` is not counted."""
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
     totals = {"calls": 0, "bytes": 0}
     stores = [torch.distributed.TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(world)]
-    for number, store in enumerate(stores if before else []):
-        before(number, store)
+    if before:
+        for number, store in enumerate(stores):
+            before(number, store)
     threads = [
         threading.Thread(target=rank, args=(number, Counted(store, totals))) for number, store in enumerate(stores)
     ]
@@ -93,18 +97,15 @@ def on_threads(world: int, rank: Callable[[int, Any], None], before: Callable[[i
 def survey(world: int) -> Figures:
     """After a failure, all ranks ask at once who is gone."""
 
-    def watch_of(number: int, store: Any) -> Any:
-        watch = failures.Watch(SimpleNamespace(process_index=number, num_processes=world), None, 60.0)  # type: ignore[arg-type]
-        watch._store = rendezvous.BoundedStore(store)
-        return watch
-
     def write(number: int, store: Any) -> None:
-        watch_of(number, store)._write(failures.RankStatus(number, 1, 7, "training", host="machine-17", pid=4711))
+        status = RankStatus(number, 1, 7, "training", host="machine-17", pid=4711)
+        Surveys(rendezvous.BoundedStore(store), world, 60.0).write(status)
 
     def ask(number: int, store: Any) -> None:
-        watch_of(number, store)._survey()
+        Surveys(rendezvous.BoundedStore(store), world, 60.0).ask()
 
-    with mock.patch.object(failures, "SILENT_SECONDS", 0.0), mock.patch.object(rendezvous, "STORE_SECONDS", 600.0):
+    patched = mock.patch.object
+    with patched(surveys, "SILENT_SECONDS", 0.0), patched(rendezvous, "STORE_SECONDS", 600.0):
         return on_threads(world, ask, write)
 
 
@@ -152,7 +153,7 @@ def resume(world: int) -> Figures:
 def checkpoint_of(folder: Path, world: int) -> Path:
     (folder / manifest.STATE).write_text("{}")
     for number in range(world):
-        (folder / f"shard-{number:05d}-model-00001-of-00001.safetensors").write_bytes(bytes(CHECKPOINT_BYTES // world))
+        (folder / f"shard-{number:05d}.safetensors").write_bytes(bytes(CHECKPOINT_BYTES // world))
     files = {path.name: manifest.describe_file(path) for path in folder.iterdir()}
     record: dict[str, Any] = {"format": manifest.FORMAT, "step": 1, "identity": {}, "strategy": {}, "versions": {}}
     record["files"] = files
@@ -213,10 +214,10 @@ def names_at_save(world: int) -> Figures:
         staging, target = Path(folder) / "checkpoints" / ".staging", Path(folder) / "checkpoints" / "step-00000001"
         staging.mkdir(parents=True)
         for number in range(world):
-            (staging / f"shard-{number:05d}-model-00001-of-00001.safetensors").write_bytes(b"1")
+            (staging / f"shard-{number:05d}.safetensors").write_bytes(b"1")
         alone: Any = SimpleNamespace(process_index=0, num_processes=1)
         saver = save.Saver(alone, Recipe(model_name_or_path="m", dataset="d"), target.parent, {})
-        saver._world, saver._group = world, object()  # type: ignore[assignment]
+        saver._world, saver._group = world, object()
         arguments: Any = ({}, None, None, staging, target, {"step": 1}, {}, None)
         with metered(world) as received, mock.patch.object(save.dcp, "save"):
             saver._complete(*arguments)
@@ -299,7 +300,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, int]:
 
 
 ROWS: dict[str, tuple[str, Callable[[int], Figures], tuple[int, ...]]] = {
-    "survey": ("ranks", survey, (8, 16, 32, 64, 128, 256)),
+    "survey": ("ranks", survey, (16, 32, 64, 128, 256)),
     "meeting": ("ranks", meeting, (8, 16, 32, 64, 128, 256)),
     "resume": ("ranks", resume, (8, 32, 128, 512)),
     "save": ("ranks", names_at_save, (8, 32, 128, 512, 2048, 4096)),
