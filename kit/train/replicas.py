@@ -1,5 +1,6 @@
 """Check that the copies of the model on all processes are equal, bit for bit."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,26 +39,42 @@ class ReplicaCheck:
 def compare_replicas(prepared: "Prepared", step: int) -> None:
     """Compare all weights, frozen ones too, and the gradients that the optimiser will use. Called by all ranks.
 
-    Reads every weight once; each process sends two integers for each tensor. Sharded tensors are left out, since they
-    have no copies.
+    Reads every weight once. What a process sends and is sent, a few integers for each tensor, does not grow with the
+    number of processes: if the least and the greatest of all sums are equal, all are. Only if they are not, the sums of
+    the tensors that the message names are gathered. Sharded tensors are left out, since they have no copies.
 
     Raises:
         TrainingError: on all ranks, if a copy differs; names the tensors and the ranks.
     """
-    tensors = {}
+    held: dict[str, torch.Tensor | None] = {}  # of each parameter, its weight and its gradient
     for name, parameter in replicated(prepared.accelerator, prepared.model).items():
-        tensors[name] = parameter.detach()
-        if parameter.grad is not None:
-            tensors[f"gradient of {name}"] = parameter.grad
-    all_sums = gather_object([dict(zip(tensors, checksums(list(tensors.values())), strict=True))])
+        held |= {name: parameter.detach(), f"gradient of {name}": parameter.grad}
+    present = [tensor for tensor in held.values() if tensor is not None]
+    found = iter(checksums(present))
+    sums = {name: None if tensor is None else next(found) for name, tensor in held.items()}
+    differing = _differing(sums, prepared.accelerator.device)
+    if not differing:
+        return
+    shown = differing[:_MOST_SHOWN]
+    all_sums = gather_object([[sums[name] for name in shown]])  # [ranks, shown]
     drifted = [
-        f"{name} on rank {', '.join(map(str, others))}"
-        for name in all_sums[0]
-        if (others := _minority([sums.get(name) for sums in all_sums]))
+        f"{name} on rank {', '.join(map(str, _minority(values)))}"
+        for name, values in zip(shown, zip(*all_sums, strict=True), strict=True)
     ]
-    if drifted:
-        more = f" and {len(drifted) - 5} more tensors" if len(drifted) > 5 else ""
-        raise TrainingError(f"step {step}: replicas have drifted apart: {'; '.join(drifted[:5])}{more}")
+    more = f" and {len(differing) - len(shown)} more tensors" if len(differing) > len(shown) else ""
+    raise TrainingError(f"step {step}: replicas have drifted apart: {'; '.join(drifted)}{more}")
+
+
+def _differing(sums: dict[str, tuple[int, int] | None], device: torch.device) -> list[str]:
+    """The names whose sums are not equal on all ranks: the same names on all ranks. None for no tensor."""
+    rows = [(0, 0, 0) if each is None else (1, *each) for each in sums.values()]
+    own = torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 3)
+    # The complement reverses the order of integers, without an overflow: the least complement is of the greatest.
+    ends = torch.stack([own, ~own])  # [2, names, 3]
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(ends, op=torch.distributed.ReduceOp.MIN)
+    is_equal = (ends[0] == ~ends[1]).all(dim=-1).tolist()
+    return [name for name, equal in zip(sums, is_equal, strict=True) if not equal]
 
 
 def checksums(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
@@ -76,9 +93,10 @@ def checksums(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
 
 
 _CHUNK = 1 << 22
+_MOST_SHOWN = 5  # tensors in a message
 
 
-def _minority(values: list[object]) -> list[int]:
+def _minority(values: Sequence[object]) -> list[int]:
     """The ranks whose value differs from the most frequent one. If two are equally frequent, rank 0's counts."""
     majority = max(values, key=lambda value: (values.count(value), value == values[0]))
     return [rank for rank, value in enumerate(values) if value != majority]
