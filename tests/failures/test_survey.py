@@ -18,10 +18,17 @@ class Store:
     def __init__(self):
         self.values, self.calls, self.bytes, self.lock = {}, Counter(), Counter(), threading.Lock()
         self.alive = set()  # ranks that beat between any two readings of their status
+        self.num_readings = 0  # of the statuses of all ranks
+        self.barrier = threading.Barrier(1, timeout=10)  # all who ask have made their first call
+        self.met = set()
 
     def call(self, function):
         with self.lock:
-            return function(self)
+            result = function(self)
+        if threading.current_thread() not in self.met:
+            self.met.add(threading.current_thread())
+            self.barrier.wait()
+        return result
 
     def _answer(self, value, size=8):
         self.calls[threading.current_thread().name] += 1
@@ -42,6 +49,7 @@ class Store:
         return self._answer(*self._read(key))
 
     def multi_get(self, keys):
+        self.num_readings += 1
         values, sizes = zip(*map(self._read, keys), strict=True)
         return self._answer(list(values), sum(sizes))
 
@@ -74,6 +82,7 @@ def all_ask(store, world, dead):
     """What each rank is told."""
     ranks, told = set(range(world)) - {dead}, {}
     store.alive = set(map(str, ranks))
+    store.barrier = threading.Barrier(len(ranks), timeout=10)
 
     def ask(rank):
         told[rank] = Surveys(store, world, 60.0).ask()
@@ -91,6 +100,7 @@ def test_a_failure_costs_a_rank_as_many_calls_on_any_number_of_ranks(store, worl
     ranks_write(store, world)
     told = all_ask(store, world, dead=3)
     assert [found.gone.names() for found in told] == ["rank 3"] * (world - 1)
+    assert store.num_readings == 2
     # Each asks once, tries to lead, and polls while the leader looks for 0.05 s.
     assert max(store.calls.values()) <= 40, store.calls
     leader = max(store.bytes, key=store.bytes.__getitem__)

@@ -81,11 +81,11 @@ def test_the_ranks_together_read_a_checkpoint_once(folder, hashed, world):
 
 def test_damage_in_the_share_of_another_rank_costs_that_checkpoint_only(folder, all_ranks, capsys):
     assert all_ranks(8)[0] == folder / "step-00000003"
-    (folder / "step-00000003/17.bin").write_bytes(bytes(100))
+    (folder / "step-00000003/16.bin").write_bytes(bytes(100))  # in the share of rank 0
     path, record = all_ranks(8)
     assert path == folder / "step-00000002" and record["step"] == 2
-    assert "step-00000003: 17.bin was altered" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"17\.bin was altered"):
+    assert "step-00000003: 16.bin was altered" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"16\.bin was altered"):
         all_ranks(8, wanted=str(folder / "step-00000003"))
     for step in (1, 2):
         (folder / f"step-0000000{step}/5.bin").unlink()
