@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -25,6 +26,19 @@ from kit.errors import Problem, UserError
 from kit.strategy.weights import changing_only
 
 
+class _Reader(HuggingFaceStorageReader):
+    """As torch's, but it reads the headers of all files once: there is one file of each rank that saved."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._metadata: Metadata | None = None
+
+    def read_metadata(self) -> Metadata:
+        """Return what the files hold; also called by torch."""
+        self._metadata = self._metadata or super().read_metadata()
+        return self._metadata
+
+
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
     """Load a checkpoint into a prepared model and optimiser. Called by all ranks.
 
@@ -32,11 +46,12 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         UserError: tensors are missing or have another shape, or the optimiser is another one.
     """
     scalars = read_state(path)["optimizer_scalars"]
-    stored = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    reader = _Reader(path)
+    stored = reader.read_metadata().state_dict_metadata
     if not any(name.startswith("optimizer.") for name in stored):  # saved before the first step
         return load_weights(model, path)
     tensors, wanted = _collect_all(model, optimizer)
-    _read_tensors(path, tensors)
+    _read_tensors(path, tensors, reader)
     if {name: type(value) for name, value in scalars.items()} != {name: type(value) for name, value in wanted.items()}:
         raise UserError(Problem(str(path / STATE), "optimizer_scalars belong to another model, method or optimiser"))
     model_state, optimizer_state = _state(model, optimizer)
@@ -76,13 +91,12 @@ def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
         f"model.{name}": torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
         for name, tensor in changing_only(model, state).items()
     }
-    _read_tensors(path, tensors, prefix="model.")
+    _read_tensors(path, tensors, _Reader(path), prefix="model.")
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
-def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], prefix: str = "") -> None:
+def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], reader: _Reader, prefix: str = "") -> None:
     """Fill ``tensors`` from the checkpoint. It must hold all of them, and no other whose name has the prefix."""
-    reader = HuggingFaceStorageReader(str(path))
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     sizes = {name: entry.size for name, entry in stored.items() if name.startswith(prefix)}
     problems = [

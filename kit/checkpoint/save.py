@@ -5,7 +5,7 @@ A save has these steps:
 1. Every rank copies its state to CPU memory, into buffers that it keeps for the next save. Only this pauses the
    training loop.
 2. In the background, every rank writes its file to a staging folder and syncs it.
-3. Every rank hashes its share of all files.
+3. Every rank hashes its share of all files, and sends the hashes to rank 0.
 4. Rank 0 writes the manifest, renames the staging folder, and syncs the folder.
 5. Rank 0 deletes older checkpoints.
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
+import xxhash
 from torch.distributed.checkpoint import CheckpointException
 
 from kit import durable
@@ -175,51 +176,58 @@ class Saver:
         # Waits for all ranks; raises on all ranks if one failed.
         dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
 
-        def describe_share() -> tuple[list[str], dict[str, Any]]:
+        def describe_share() -> tuple[str, dict[str, Any]]:
             names = sorted(path.name for path in staging.iterdir())
-            return names, {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
+            share = {name: describe_file(staging / name) for name in names[self._rank :: self._world]}
+            return xxhash.xxh3_128_hexdigest("/".join(names).encode()), share
+
+        def publish(parts: list[tuple[str, dict[str, Any]]]) -> None:
+            if any(names != parts[0][0] for names, _ in parts):
+                raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
+            durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
+            files = {name: entry for _, part in parts for name, entry in part.items()}
+            files[STATE] = describe_file(staging / STATE)
+            manifest = {"format": FORMAT, "step": state["step"], **about, "files": files}
+            manifest["xxh3_128"] = digest_of(manifest)
+            if self._synced_first is not None:
+                durable.sync(self._synced_first)
+            durable.write_text(staging / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+            os.replace(staging, target)
+            for folder in (self._folder, self._folder.parent):
+                durable.sync(folder)
+            self._prune(best_step)
 
         self._on_work(f"reading back the checkpoint of step {state['step']}")
-        parts = self._on_all(describe_share)
+        self._on_all(describe_share, publish)
         self._on_work("")
-        if any(names != parts[0][0] for names, _ in parts):
-            raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
 
-        def publish() -> None:
-            if self._rank == 0:
-                durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
-                files = {name: entry for _, part in parts for name, entry in part.items()}
-                files[STATE] = describe_file(staging / STATE)
-                manifest = {"format": FORMAT, "step": state["step"], **about, "files": files}
-                manifest["xxh3_128"] = digest_of(manifest)
-                if self._synced_first is not None:
-                    durable.sync(self._synced_first)
-                durable.write_text(staging / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-                os.replace(staging, target)
-                for folder in (self._folder, self._folder.parent):
-                    durable.sync(folder)
-                self._prune(best_step)
+    def _on_all(self, work: Callable[[], T], finish: Callable[[list[T]], None]) -> None:
+        """Call ``work`` on each rank, then ``finish`` on rank 0 with all results. If one raises, raise on all ranks.
 
-        self._on_all(publish)
-
-    def _on_all(self, work: Callable[[], T]) -> list[T]:
-        """Call ``work`` on each rank and return the results of all. If it raises on any rank, raise on all."""
-        result: T | None = None
-        error: Exception | None = None
-        try:
-            result = work()
-        except OSError as caught:
-            error = caught
-        except Exception as caught:  # as text, because not every exception can be sent
-            error = RuntimeError(f"rank {self._rank}: {type(caught).__name__}: {caught}")
-        outcomes = [(result, error)]
+        Only rank 0 is sent the results, so their bytes grow with the ranks, not with their square.
+        """
+        outcomes = [self._try(work)]
         if self._group is not None:
-            outcomes *= self._world
-            torch.distributed.all_gather_object(outcomes, (result, error), group=self._group)
-        for _, failure in outcomes:
-            if failure is not None:
-                raise failure
-        return [value for value, _ in outcomes]  # type: ignore[misc]
+            own, outcomes = outcomes[0], outcomes * self._world
+            gathered = outcomes if self._rank == 0 else None
+            torch.distributed.gather_object(own, gathered, dst=0, group=self._group)
+        failure = next((error for _, error in outcomes if error is not None), None)
+        if self._rank == 0 and failure is None:
+            _, failure = self._try(lambda: finish([value for value, _ in outcomes]))  # type: ignore[misc]
+        failures = [failure]
+        if self._group is not None:
+            torch.distributed.broadcast_object_list(failures, src=0, group=self._group)
+        if failures[0] is not None:
+            raise failures[0]
+
+    def _try(self, work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        """Call ``work`` and return what it returns, and what it raises in a form that can be sent."""
+        try:
+            return work(), None
+        except OSError as error:
+            return None, error
+        except Exception as error:  # as text, because not every exception can be sent
+            return None, RuntimeError(f"rank {self._rank}: {type(error).__name__}: {error}")
 
     def _prune(self, best_step: int | None) -> None:
         """Delete older checkpoints. If that fails, the run continues with a warning."""

@@ -1,14 +1,13 @@
 """The status of every rank, to name a rank that died or hangs.
 
 On every rank a thread writes the rank's status to the ranks' key-value store once per second. If no rank makes progress
-for the time-out, or if a collective fails, a rank reads all statuses and reports which ranks are missing, and in which
-phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes an item, or the
-process reads or writes files; so a slow disk does not count as a hang.
+for the time-out, or if a collective fails, each rank asks which ranks are missing (``kit.failures.survey``), and tells
+in which phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes an
+item, or the process reads or writes files; so a slow disk does not count as a hang.
 
 If the store does not answer either, as when a machine or the network went down, the rank says that, and ends.
 """
 
-import json
 import os
 import signal
 import socket
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -25,6 +23,7 @@ import torch
 
 from kit.errors import TrainingError
 from kit.failures.phases import STARTING, Phase
+from kit.failures.survey import SILENT_SECONDS, RankStatus, Some, Surveys
 from kit.strategy.launcher import end_launcher_later, remember_end
 from kit.strategy.rendezvous import BoundedStore
 
@@ -32,28 +31,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BEAT_SECONDS = 1.0
-SILENT_SECONDS = 4.0  # a rank without a beat for so long is dead, stopped, or has lost its network
 MOVED_BYTES = 1 << 16  # reading or writing more than this within a beat counts as progress
-
-
-@dataclass(frozen=True)
-class RankStatus:
-    """How far a rank has come; each rank writes its own status with every beat."""
-
-    rank: int
-    beats: int = 0  # statuses written so far
-    step: int = 0  # from 1; 0 outside the steps
-    phase: str = STARTING.doing
-    save: str = ""  # what it does for a checkpoint in the background; empty for nothing
-    collectives: int = 0  # collectives begun so far, counted by torch
-    still_seconds: float = 0.0  # since its last progress
-    host: str = ""
-    pid: int = 0
-
-    def __str__(self) -> str:
-        host = f" on {self.host}" if self.host not in ("", socket.gethostname()) else ""
-        text = f"rank {self.rank}{host} {self.phase}" + (f" in step {self.step}" if self.step else "")
-        return text + (f", {self.save}" if self.save else "")
 
 
 class Watch:
@@ -77,6 +55,7 @@ class Watch:
         self._tell = tell or self._print
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._store, self._timeout = store, timeout_seconds
+        self._surveys = Surveys(store, self._world, timeout_seconds) if store is not None else None
         self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
         self._is_asking, self._trains = False, trains
         if store is not None:
@@ -109,19 +88,19 @@ class Watch:
         Args:
             error: an exception raised by a collective.
         """
-        if self._store is None or not isinstance(error, RuntimeError):
+        if self._surveys is None or not isinstance(error, RuntimeError):
             return None
         then = "the same command continues from the last checkpoint" if self._trains else ""
         try:
-            gone, _ = self._survey()
+            gone = self._surveys.ask().gone
         except TimeoutError:
             return TrainingError(self._unreachable() + (then and f"\n    -> {then}"))
-        if not gone:
+        if not gone.count:
             return None
-        are, it = ("are", "They say") if len(gone) > 1 else ("is", "It says")
+        are, it = ("are", "They say") if gone.count > 1 else ("is", "It says")
         then = then and f";\n       {then}"
         return TrainingError(
-            f"{_names(gone)} {are} gone, last seen: {_listed(gone)}\n"
+            f"{gone.names()} {are} gone, last seen: {_listed(gone)}\n"
             f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
         )
 
@@ -156,11 +135,10 @@ class Watch:
             time.sleep(BEAT_SECONDS)
 
     def _write(self, status: RankStatus) -> None:
-        text = json.dumps(asdict(status))
+        assert self._surveys is not None
         # The process that keeps the store has ended, or cannot be reached; the next reader reports that.
         with suppress(RuntimeError, TimeoutError):
-            assert self._store is not None
-            self._store.call(lambda store: store.set(str(self._rank), text))
+            self._surveys.write(status)
 
     def _ask_others(self, moved: float) -> None:
         """End the process if no other rank makes progress either.
@@ -169,24 +147,20 @@ class Watch:
         """
         waited = f"{self._timeout} s without a move (--ddp_timeout), {self._phase}"
         waited += f" in step {self._step}" if self._step else ""
+        assert self._surveys is not None
         try:
-            gone, statuses = self._survey()
+            found = self._surveys.ask()
         except TimeoutError:
             self._leave(f"{waited}; {self._unreachable()}")
             return
-        others = [status for status in statuses if status not in gone and status.rank != self._rank]
-        # Half the time-out, because the ranks did not all begin to wait at the same time.
-        if self._moved != moved or any(status.still_seconds < self._timeout / 2 for status in others):
+        if self._moved != moved or found.moves:
             self._is_asking = False
             return
-        furthest = max(status.collectives for status in statuses)
-        absent = gone or [status for status in statuses if status.collectives < furthest]
-        absent = absent or [status for status in statuses if status.save]
-        if 0 < len(absent) < self._world:
-            reason = f"{_names(absent)} did not arrive, last seen: {_listed(absent)}"
+        if found.absent.count < self._world:
+            reason = f"{found.absent.names()} did not arrive, last seen: {_listed(found.absent)}"
         else:
-            reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(statuses)})"
-        self._leave(f"{waited}; {reason}", gone)
+            reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(found.absent)})"
+        self._leave(f"{waited}; {reason}", found.gone.first)
 
     def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
         exit_status = self._tell(message)
@@ -211,54 +185,15 @@ class Watch:
             print(f"\nerror: rank {self._rank}: {message}", file=sys.stderr, flush=True)
         return 1
 
-    def _survey(self) -> tuple[list[RankStatus], list[RankStatus]]:
-        """Return the statuses of the silent ranks, and those of all ranks.
 
-        A rank is silent if its beats do not increase; so the clocks of several machines need not agree.
-
-        Raises:
-            TimeoutError: the store does not answer.
-        """
-        before = self._statuses()
-        time.sleep(SILENT_SECONDS)
-        statuses = self._statuses()
-        if not statuses:  # the store is gone; the launcher keeps it, or else rank 0
-            statuses = before or [RankStatus(rank) for rank in range(self._world)]
-            return statuses[:1], statuses
-        silent = [status for status in statuses if before and status.beats == before[status.rank].beats]
-        return silent, statuses
-
-    def _statuses(self) -> list[RankStatus]:
-        """The last status of each rank; of a rank that never wrote one, the status at the start.
-
-        Empty if the store is gone.
-
-        Raises:
-            TimeoutError: the store does not answer.
-        """
-
-        def read(store: Any) -> list[dict[str, Any]]:
-            keys = [str(rank) for rank in range(self._world)]
-            present = [store.check([key]) for key in keys]
-            return [
-                json.loads(store.get(key)) if here else {"rank": int(key)}
-                for key, here in zip(keys, present, strict=True)
-            ]
-
-        assert self._store is not None
-        try:
-            records = self._store.call(read)
-        except RuntimeError:
-            return []
-        return [RankStatus(**record) for record in records]
+def _listed(ranks: Some) -> str:
+    return "; ".join(map(_described, ranks.first)) + ranks.more
 
 
-def _names(statuses: list[RankStatus]) -> str:
-    return f"rank{'s' if len(statuses) > 1 else ''} {', '.join(str(status.rank) for status in statuses)}"
-
-
-def _listed(statuses: list[RankStatus]) -> str:
-    return "; ".join(map(str, statuses))
+def _described(status: RankStatus) -> str:
+    host = f" on {status.host}" if status.host not in ("", socket.gethostname()) else ""
+    text = f"rank {status.rank}{host} {status.phase}" + (f" in step {status.step}" if status.step else "")
+    return text + (f", {status.save}" if status.save else "")
 
 
 def _bytes_of_files() -> int:

@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit import lock
-from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, read_state
+from kit.checkpoint.manifest import drop_after, list_checkpoints, read_state
 from kit.config.recipe import Recipe
 from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
@@ -24,10 +24,14 @@ from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, changes, differences
 from kit.run.record import METRICS_FILE, RUN_FILE, versions, write_record
+from kit.run.resume import choose, choose_together, wanted_checkpoint
 from kit.run.starts import starts
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 from kit.train.schedule import schedule_change
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _PARTIAL = f".{RUN_FILE}.partial"
 # Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
@@ -55,12 +59,9 @@ class RunFolder:
         self.finished_steps = _check_owner(recipe, self.path, identity)  # 0: not finished, or a new run
         self._ended_early = bool(self.finished_steps) and _ended_early(recipe, self.path)
         self._seen = _snapshot(self.path)
-        self._wanted = _wanted_checkpoint(recipe, self.path)
-        self.checkpoint = find_checkpoint(self.checkpoints, self._wanted, say)  # to continue from; None: from step 0
-        self._manifest: dict[str, Any] = {}
-        if self.checkpoint:
-            self._manifest = read_manifest(self.checkpoint)
-            _check_checkpoint(self.checkpoint, self._manifest["identity"], identity)
+        self._wanted = wanted_checkpoint(recipe, self.path)
+        # To continue from, with its manifest; None and {}: from step 0.
+        self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, identity)
         self._record: dict[str, Any] = {}
         exits.repeat_errors_in(self.path)
 
@@ -69,6 +70,23 @@ class RunFolder:
         if self.checkpoint is None:
             return LoopState()
         return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
+
+    def verify(self, accelerator: "Accelerator", total_steps: int) -> LoopState:
+        """Check the checkpoint's hashes, each rank its share, and go back to the one before if it is damaged.
+
+        Called by all ranks. A single process checked them when it created this object.
+
+        Returns:
+            The state that the run continues with.
+
+        Raises:
+            UserError: on all ranks, if no checkpoint can be used.
+        """
+        if accelerator.num_processes > 1:
+            chosen = choose_together(accelerator, self.checkpoints, self._wanted, self._identity)
+            self.checkpoint, self._manifest = chosen
+            self.is_finished(self.loop_state().step, total_steps)  # or the one before cannot be continued
+        return self.loop_state()
 
     def is_finished(self, first_step: int, total_steps: int) -> bool:
         """Return whether the run is finished: it wrote its final model after ``total_steps`` steps, or ended early.
@@ -245,19 +263,6 @@ def _ended_early(recipe: Recipe, folder: Path) -> bool:
     return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(recipe, key) for key in keys)
 
 
-def _check_checkpoint(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` if the checkpoint belongs to another run.
-
-    Args:
-        old: the identity in the checkpoint.
-        new: the identity of this run.
-    """
-    if changed := differences(old, new):
-        found = f"{path} is of another run ({'; '.join(changed)})"
-        fix = "to start a new run from its weights, export them: python recipes/export.py"
-        raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
-
-
 def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
     """Return a problem for each input of the run that lies in the folder and would be deleted."""
     keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
@@ -278,19 +283,3 @@ def _snapshot(folder: Path) -> list[str]:
     except (OSError, ValueError):
         record = ""
     return [record, *(path.name for path in list_checkpoints(folder / "checkpoints"))]
-
-
-def _wanted_checkpoint(recipe: Recipe, folder: Path) -> str:
-    """The recipe's ``resume_from_checkpoint``, but a path becomes ``auto`` if this run has begun from it already.
-
-    The same command again must continue from the newest checkpoint, not from the path again.
-    """
-    wanted = recipe.resume_from_checkpoint
-    if recipe.overwrite_output_dir:  # the checkpoints in the folder will be deleted
-        return "none" if wanted == "auto" else wanted
-    try:
-        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
-    except (OSError, ValueError, KeyError, TypeError):
-        return wanted
-    return "auto" if is_obeyed and list_checkpoints(folder / "checkpoints") else wanted

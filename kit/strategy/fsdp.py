@@ -81,20 +81,21 @@ def force_fsdp(accelerator: "Accelerator", plugin: Any, groups: Any = None) -> N
 
 def num_replicas(model: "torch.nn.Module") -> int:
     """Return the number of copies of a sharded model; 1 if all processes share one, or nothing is sharded."""
-    return max((_copies(parameter) for parameter in model.parameters()), default=1)
+    return max((num_copies(parameter) for parameter in model.parameters()), default=1)
 
 
-def copied_shard(parameter: "torch.Tensor") -> str | None:
-    """Return which shard of a weight this rank holds, as text, if ranks of other groups hold the same; else None."""
-    if _copies(parameter) == 1:
-        return None
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    numbers = [mesh.get_local_rank(i) for i, placement in enumerate(placements) if not placement.is_replicate()]
-    return f"shard {'.'.join(map(str, numbers))}"
+def own_shard(parameter: "torch.Tensor") -> tuple[int, int]:
+    """Return which shard of a weight this rank holds, and how many shards there are; (0, 1) for a whole weight."""
+    number, count = 0, 1
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    for i, placement in enumerate(getattr(parameter, "placements", ())):
+        if not placement.is_replicate():
+            number, count = number * mesh.size(i) + mesh.get_local_rank(i), count * mesh.size(i)
+    return number, count
 
 
-def _copies(parameter: "torch.Tensor") -> int:
-    """The number of processes that hold the same shard of a DTensor; 1 for any other tensor."""
+def num_copies(parameter: "torch.Tensor") -> int:
+    """Return the number of processes that hold the same shard of a DTensor; 1 for any other tensor."""
     mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
     return math.prod(mesh.size(i) for i, placement in enumerate(placements) if placement.is_replicate()) if mesh else 1
 

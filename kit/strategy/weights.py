@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kit.console import say
-from kit.strategy.fsdp import copied_shard, is_sharded_layer
+from kit.strategy.fsdp import is_sharded_layer, num_copies
 from kit.strategy.topology import strategy_of
 
 if TYPE_CHECKING:
@@ -88,18 +88,10 @@ def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> b
 
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
-    """Return the parameters of which other processes hold a copy, whole or (hybrid sharding) the same shard, by name.
-
-    Processes whose names are equal hold the same.
-    """
+    """Return the parameters of which other processes hold a copy, whole or (hybrid sharding) of this shard, by name."""
     if strategy_of(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors
         return {}
-    shards = {name: copied_shard(p) for name, p in model.named_parameters()}
-    return {
-        plain_name(name) + (f" ({shards[name]})" if shards[name] else ""): p
-        for name, p in model.named_parameters()
-        if shards[name] or not is_sharded(p)
-    }
+    return {plain_name(name): p for name, p in model.named_parameters() if num_copies(p) > 1 or not is_sharded(p)}
 
 
 def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.Tensor]":

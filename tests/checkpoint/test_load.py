@@ -5,6 +5,7 @@ import shutil
 import pytest
 from checkpoint_helpers import build, same, save_checkpoint, train
 from helpers import forge
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from kit.checkpoint.load import load_checkpoint, load_weights
 from kit.checkpoint.manifest import read_state, verify
@@ -54,6 +55,17 @@ def test_saving_and_loading_an_optimiser_that_has_not_stepped_leaves_it_so(folde
     again, other_optimizer = build(folders["untied"], method="full", optim=optim)
     load_checkpoint(again, other_optimizer, path)
     assert not other_optimizer.state and same(again.state_dict(), model.state_dict())
+
+
+@pytest.mark.slow
+def test_the_headers_of_all_files_are_read_once(folders, tmp_path, monkeypatch):
+    model, optimizer = build(folders["untied"], method="lora", lora_r=2)
+    train(model, optimizer, [0])
+    path = save_checkpoint(model, optimizer, tmp_path, {"step": 1})
+    calls, read = [], HuggingFaceStorageReader.read_metadata
+    monkeypatch.setattr(HuggingFaceStorageReader, "read_metadata", lambda self: calls.append(self) or read(self))
+    load_checkpoint(model, optimizer, path)
+    assert len(calls) == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import copy
 import errno
 import json
+import pickle
 import threading
 import time
 from threading import current_thread
@@ -190,10 +191,38 @@ def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, 
 
 def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypatch):
     folder, save = saved
-    monkeypatch.setattr(Saver, "_on_all", lambda self, work: [work(), (["shard-of-another-machine.safetensors"], {})])
+    on_all, other = Saver._on_all, ("hash of the names on another machine", {})
+    monkeypatch.setattr(Saver, "_on_all", lambda self, work, end: on_all(self, work, lambda own: end([*own, other])))
     with pytest.raises(UserError, match="output_dir must be on a disk that all machines share"):
         save(4)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_tells_the_others_as_much_on_any_number_of_ranks(tmp_path, monkeypatch, number):
+    sizes = []
+
+    def gather(own, outcomes, dst, group):
+        sizes.append(len(pickle.dumps(own)))
+        assert dst == 0 and (outcomes is not None) == (number == 0)
+        if outcomes:
+            outcomes[:] = [own] * len(outcomes)
+
+    monkeypatch.setattr(saver.dcp, "save", lambda *args, **options: None)
+    monkeypatch.setattr(torch.distributed, "gather_object", gather)
+    monkeypatch.setattr(
+        torch.distributed, "broadcast_object_list", lambda values, src, group: sizes.append(len(values))
+    )
+    for world in (8, 64):
+        one = saver_of(tmp_path / str(world), async_save=False)
+        one._rank, one._world, one._group = number, world, object()
+        staging = tmp_path / str(world) / "checkpoints/.staging"
+        staging.mkdir(parents=True)
+        for i in range(world):
+            (staging / f"shard-{i:05d}.safetensors").write_bytes(b"1")
+        one._complete({}, None, None, staging, staging.with_name("step-00000001"), {"step": 1}, ABOUT, None)
+        assert staging.exists() == (number > 0)  # rank 0 renames it
+    assert sizes[0] == sizes[2] and sizes[1] == sizes[3] == 1
 
 
 @pytest.mark.slow

@@ -54,6 +54,21 @@ def test_a_bit_flipped_or_a_file_cut_short_costs_that_checkpoint_only(finetune, 
             assert verify(folder / "checkpoints/step-00000004") == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("config", ["ddp", "fsdp"])
+def test_ranks_that_share_the_hashing_all_go_back_to_the_checkpoint_before(finetune, halfway, config):
+    folder = finetune.folder / config
+    shutil.copytree(halfway.folder, folder)
+    (file,) = (folder / "checkpoints/step-00000004").glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    again = finetune.ok(config, 2, **FLAGS, config=config)
+    assert again.output.count(f"skipping {folder}/checkpoints/step-00000004: {file.name} was altered") == 1
+    assert "continuing after step 2 of 4" in again.output
+    assert verify(folder / "checkpoints/step-00000004") == []
+
+
 def test_if_no_checkpoint_is_whole_nothing_is_touched(finetune, halfway):
     folder = finetune.folder / "run"
     shutil.copytree(halfway.folder, folder)

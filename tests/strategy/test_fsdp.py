@@ -7,12 +7,12 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, ShardingStrategy, fully_shard
 
 from kit.strategy.fsdp import (
-    copied_shard,
     force_fsdp,
     fsdp1_adapter_policy,
     fsdp_plugin,
     is_sharded_layer,
     num_replicas,
+    own_shard,
     replica_groups,
 )
 from kit.strategy.topology import Topology
@@ -73,11 +73,11 @@ def test_neighbours_share_a_copy_and_ranks_of_other_copies_hold_the_same_shard(m
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
     try:
-        assert num_replicas(model) == 1 and copied_shard(model.head.weight) is None
+        assert num_replicas(model) == 1 and own_shard(model.head.weight) == (0, 1)
         mesh = replica_groups(topology("fsdp2", num_processes=4, num_replicas=2)).get_device_mesh("cpu")
         assert mesh["dp_shard"].mesh.tolist() == [2, 3]
         fully_shard(model, mesh=mesh["dp_replicate", "dp_shard"])
-        assert num_replicas(model) == 2 and copied_shard(model.head.weight) == "shard 1"
+        assert num_replicas(model) == 2 and own_shard(model.head.weight) == (1, 2)
     finally:
         torch.distributed.destroy_process_group()
 

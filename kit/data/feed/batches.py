@@ -120,12 +120,16 @@ class Collator:
         size = self.micro_batch_size
         if self.packing:
             # The cost of attention grows with the square of a sample's length. Equal costs save ranks from waiting.
-            costs = np.array([np.square(lengths[item], dtype=np.int64).sum() for item in items])
+            squares = np.square(lengths[np.concatenate(items)], dtype=np.int64)
+            costs = np.diff(np.append(0, np.cumsum(squares))[np.cumsum([0, *map(len, items)])])
             dealt = balance(costs, num_ranks, size)  # [micro-steps, ranks, size], -1 for none
             return [[[items[i] for i in share if i >= 0] for share in micro_step] for micro_step in dealt]
-        order = np.argsort([-lengths[item[0]] for item in items], kind="stable")
+        order = np.argsort(-lengths[[item[0] for item in items]], kind="stable")
         micro_steps = [order[i : i + num_ranks * size] for i in range(0, len(order), num_ranks * size)]
-        return [[[items[i] for i in share] for share in np.array_split(step, num_ranks)] for step in micro_steps]
+        return [
+            [[items[i] for i in _share(step, rank, num_ranks).tolist()] for rank in range(num_ranks)]
+            for step in micro_steps
+        ]
 
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
         """Build the tensors of a micro-batch. Without ``items``: one padding token and no target."""
@@ -183,8 +187,17 @@ def evaluation_batches(samples: Samples, ranks: Ranks, size: int, pad_token_id: 
         size: rows of a micro-batch.
     """
     collator = Collator(size, pad_token_id, packing=False)
-    for share in collator.deal(samples.lengths, list(np.arange(len(samples))[:, None]), ranks.count):
-        yield collator.collate(samples, share[ranks.index])
+    order = np.argsort(-samples.lengths, kind="stable")  # the longest first, as in ``Collator.deal``
+    for start in range(0, len(order), ranks.count * size):
+        share = _share(order[start : start + ranks.count * size], ranks.index, ranks.count)
+        yield collator.collate(samples, list(share[:, None]))
+
+
+def _share(indices: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
+    """The part of ``indices`` [N] for one rank. The parts follow one another; the first ones may be longer by one."""
+    size, num_longer = divmod(len(indices), num_ranks)
+    start = rank * size + min(rank, num_longer)
+    return indices[start : start + size + (rank < num_longer)]
 
 
 @cache

@@ -5,7 +5,7 @@ same methods, so the loop need not know which one it uses.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -32,12 +32,12 @@ class GlobalBatch:
     num_targets: np.ndarray  # int64 [num_sources]
     num_tokens: np.ndarray  # int64 [num_sources]
     epoch: float  # epochs seen after this step
-    origins: Sequence[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
+    origins: Collection[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
     waited_seconds: float = 0.0  # how long this rank waited until its data were ready
 
 
-def by_file(origins: Sequence[str]) -> str:
+def by_file(origins: Iterable[str]) -> str:
     """Write several origins ``file:line`` in short form: ``a.jsonl:3,17 b.jsonl:4``."""
     lines: dict[str, list[str]] = {}
     for origin in origins:
@@ -45,6 +45,22 @@ def by_file(origins: Sequence[str]) -> str:
         file, line = (file, line) if line.isdigit() else ("", origin)
         lines.setdefault(file, []).append(line)
     return " ".join(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers) for file, numbers in lines.items())
+
+
+class _Origins(Collection[str]):
+    """Where samples come from. Made when they are read, because hardly any step names its samples."""
+
+    def __init__(self, samples: Samples, ids: np.ndarray) -> None:
+        self._samples, self._ids = samples, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._samples.origin, self._ids)
+
+    def __contains__(self, origin: object) -> bool:
+        return any(origin == each for each in self)
 
 
 T = TypeVar("T")
@@ -140,5 +156,5 @@ class Feed:
             num_targets=by_source(self._samples.num_targets).astype(np.int64),
             num_tokens=by_source(self._samples.lengths).astype(np.int64),
             epoch=self._order.epochs_after(step + 1),
-            origins=[self._samples.origin(i) for i in ids],
+            origins=_Origins(self._samples, ids),
         )

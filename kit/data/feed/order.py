@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -158,12 +159,14 @@ class Order:
         may contain the end of one epoch and the beginning of the next, even in the last step of a run: the length of a
         run changes none of its batches.
         """
-        first = step * self._batch_size
-        items = []
-        for slot in range(first, first + self._batch_size):
+        slot, end = step * self._batch_size, (step + 1) * self._batch_size
+        items: list[np.ndarray] = []
+        while slot < end:  # once, but for a batch in which an epoch ends
             epoch, position = self._locate(slot)
             packs = self.epoch(epoch)
-            items.append(packs.members[packs.starts[position] : packs.starts[position + 1]])
+            bounds = packs.starts[position : position + end - slot + 1].tolist()
+            items += [packs.members[one:next_one] for one, next_one in pairwise(bounds)]
+            slot += len(bounds) - 1
         return items
 
     def epochs_after(self, num_steps: int) -> float:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from data_helpers import open_all, pairs, recipe, write
 
-from kit.data.feed.feed import Ahead
+from kit.data.feed.feed import Ahead, by_file
 from kit.data.feed.ranks import Ranks
+from kit.data.samples.samples import Samples
 
 BATCH = 8
 
@@ -43,9 +44,20 @@ def test_the_ranks_together_learn_the_global_batch(num_ranks, micro_batch_size, 
         assert targets(dealt) == targets(whole.micro_batches)
         assert len({len(share.micro_batches) for share in shares}) == 1  # or collectives would not match
         for share in shares:
-            assert share.origins == whole.origins and share.epoch == whole.epoch
+            assert list(share.origins) == list(whole.origins) and share.epoch == whole.epoch
             assert share.target_weights.tolist() == whole.target_weights.tolist()
             assert share.num_tokens.tolist() == whole.num_tokens.tolist()
+
+
+def test_where_samples_come_from_is_looked_up_when_it_is_told(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "a.jsonl", *pairs(20))
+    [alone] = feeds(tokenizer, 1, BATCH, dataset="a.jsonl", packing=False)
+    looked_up = []
+    monkeypatch.setattr(Samples, "origin", lambda self, i: looked_up.append(i) or f"a.jsonl:{i}")
+    origins = alone.take(0).origins
+    assert len(origins) == BATCH and not looked_up
+    assert by_file(origins).startswith("a.jsonl:") and len(looked_up) == BATCH
+    assert f"a.jsonl:{looked_up[0]}" in origins and "b.jsonl:1" not in origins
 
 
 def test_the_counts_of_a_step_are_of_its_samples_by_source(tmp_path, tokenizer):

@@ -125,6 +125,17 @@ def test_lengths_are_grouped_so_that_little_is_padded():
     assert grouped < 0.1 < 0.25 < as_they_come
 
 
+@pytest.mark.parametrize("capacity", [None, 256])
+@pytest.mark.parametrize("batch", [8, 64])
+def test_an_epoch_is_looked_up_as_often_for_a_batch_of_any_size(capacity, batch, monkeypatch):
+    made, _ = order(num=500, batch=batch, capacity=capacity)
+    made.batch(0)
+    calls, epoch = [], Order.epoch
+    monkeypatch.setattr(Order, "epoch", lambda self, number: calls.append(number) or epoch(self, number))
+    made.batch(1)
+    assert calls == [0]
+
+
 def test_permutations_of_different_use_have_nothing_in_common():
     drawn = [tuple(permutation(50, 42, *key)) for key in [(0,), (1,), (0, 1), (1, 0, 1), (1, 1, 0), (2,), (3,)]]
     assert len(set(drawn)) == len(drawn) and all(sorted(p) == list(range(50)) for p in drawn)

@@ -1,0 +1,177 @@
+"""Who is gone, and who did not arrive: one rank finds out for all that ask at that time.
+
+After a failure every rank asks at once, and launchers end all ranks 30 s later. So the work of the store must not grow
+with the square of the ranks. The first rank that asks leads a survey: it reads the statuses of all ranks twice, each
+time in one call, and writes a verdict. The others wait for the verdict.
+
+Promises:
+
+- Each rank makes a number of calls that does not depend on the number of ranks, the leader too. What a rank is sent has
+  a constant size; only the leader is sent a status of each rank.
+- A verdict that names nobody is given only to ranks that asked before its survey began.
+- If a leader dies, another rank leads.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kit.failures.phases import STARTING
+from kit.strategy.rendezvous import STORE_SECONDS, BoundedStore
+
+SILENT_SECONDS = 4.0  # a rank without a beat for so long is dead, stopped, or has lost its network
+_WAIT_SECONDS = SILENT_SECONDS + STORE_SECONDS  # for a verdict; a leader that takes longer has died too
+_POLL_SECONDS = 0.25
+_MOST_LEADERS = 2  # that may die before a rank surveys for itself
+_MOST_TOLD = 8  # ranks that a verdict and a message list
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """How far a rank has come; each rank writes its own status with every beat."""
+
+    rank: int
+    beats: int = 0  # statuses written so far
+    step: int = 0  # from 1; 0 outside the steps
+    phase: str = STARTING.doing
+    save: str = ""  # what it does for a checkpoint in the background; empty for nothing
+    collectives: int = 0  # collectives begun so far, counted by torch
+    still_seconds: float = 0.0  # since its last progress
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Some:
+    """Some of the ranks. Only the first ``_MOST_TOLD`` have a status here: thousands would tell a reader nothing."""
+
+    count: int
+    first: list[RankStatus]
+
+    def names(self) -> str:
+        """``rank 3``; ``ranks 3, 5 and 510 more``."""
+        return f"rank{'s' if self.count > 1 else ''} {', '.join(str(status.rank) for status in self.first)}{self.more}"
+
+    @property
+    def more(self) -> str:
+        """The end of a list of ``first``: how many it leaves out."""
+        left_out = self.count - len(self.first)
+        return f" and {left_out} more" if left_out else ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a survey found."""
+
+    gone: Some  # their beats do not increase; so the clocks of several machines need not agree
+    absent: Some  # those that the others wait for: who is gone, else who is behind; all ranks if nobody is
+    moves: bool  # whether a rank that is not gone made progress not long ago
+
+    @classmethod
+    def of(cls, before: list[RankStatus], after: list[RankStatus], timeout_seconds: float) -> "Survey":
+        """Compare two statuses of each rank, ``SILENT_SECONDS`` apart."""
+        gone = [new for old, new in zip(before, after, strict=True) if old.beats == new.beats]
+        furthest = max(status.collectives for status in after)
+        absent = gone or [status for status in after if status.collectives < furthest]
+        absent = absent or [status for status in after if status.save] or after
+        alive = [new for old, new in zip(before, after, strict=True) if old.beats != new.beats]
+        # Half the time-out, because the ranks did not all begin to wait at the same time.
+        moves = any(status.still_seconds < timeout_seconds / 2 for status in alive)
+        return cls(_some(gone), _some(absent), moves)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Survey":
+        """Read what a leader wrote."""
+        *parts, moves = json.loads(text)
+        gone, absent = (Some(part["count"], [RankStatus(**each) for each in part["first"]]) for part in parts)
+        return cls(gone, absent, moves)
+
+    def to_json(self) -> str:
+        """Return the verdict as a leader writes it."""
+        return json.dumps([asdict(self.gone), asdict(self.absent), self.moves])
+
+
+def _some(statuses: list[RankStatus]) -> Some:
+    return Some(len(statuses), statuses[:_MOST_TOLD])
+
+
+class Surveys:
+    """The surveys of a run. Each rank has one, with a store that only these have."""
+
+    def __init__(self, store: BoundedStore, world: int, timeout_seconds: float) -> None:
+        """``timeout_seconds``: without progress on any rank for so long, the run ends."""
+        self._store, self._world, self._timeout = store, world, timeout_seconds
+
+    def write(self, status: RankStatus) -> None:
+        """Write the status of this rank. Raises like ``BoundedStore.call``."""
+        text = json.dumps(asdict(status))
+        self._store.call(lambda store: store.set(str(status.rank), text))
+
+    def ask(self) -> Survey:
+        """Return who is gone and who is absent: of a survey that another rank leads, or of an own one.
+
+        If the store is gone, rank 0 is: the launcher keeps the store, or else rank 0.
+
+        Raises:
+            TimeoutError: the store does not answer.
+        """
+        try:
+            begun: int = self._store.call(lambda store: store.add("begun", 0))  # the number of the last survey
+            if begun and not self._is_over(begun):
+                verdict = self._verdict_of(begun)
+                # It may have begun before somebody else died, but whom it names is gone.
+                if verdict is not None and verdict.gone.count:
+                    return verdict
+            for number in range(begun + 1, begun + 1 + _MOST_LEADERS):
+                if self._is_leader_of(number):
+                    return self._lead(number)
+                if (verdict := self._verdict_of(number)) is not None:
+                    return verdict
+            return self._survey()
+        except RuntimeError:
+            rank_0 = Some(1, [RankStatus(0)])
+            return Survey(rank_0, rank_0, moves=False)
+
+    def _is_leader_of(self, number: int) -> bool:
+        return self._store.call(lambda store: store.add(f"leader/{number}", 1)) == 1
+
+    def _lead(self, number: int) -> Survey:
+        self._store.call(lambda store: store.set("begun", str(number)))
+        found = self._survey()
+        self._store.call(lambda store: store.set(f"verdict/{number}", found.to_json()))
+        return found
+
+    def _is_over(self, number: int) -> bool:
+        return bool(self._store.call(lambda store: store.check([f"verdict/{number}"])))
+
+    def _verdict_of(self, number: int) -> Survey | None:
+        """Wait for the verdict of a survey; None if its leader has died."""
+
+        def read(store: Any) -> bytes | None:
+            # A ``get`` that waits would keep this rank's beats waiting.
+            return store.get(f"verdict/{number}") if store.check([f"verdict/{number}"]) else None
+
+        end = time.monotonic() + _WAIT_SECONDS
+        while (text := self._store.call(read)) is None:
+            if time.monotonic() > end:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return Survey.from_json(text)
+
+    def _survey(self) -> Survey:
+        before = self._statuses()
+        time.sleep(SILENT_SECONDS)
+        return Survey.of(before, self._statuses(), self._timeout)
+
+    def _statuses(self) -> list[RankStatus]:
+        """The last status of each rank; of a rank that never wrote one, the status at the start."""
+        keys = [str(rank) for rank in range(self._world)]
+
+        def read(store: Any) -> list[bytes | None]:
+            if store.check(keys):
+                return list(store.multi_get(keys))
+            return [store.get(key) if store.check([key]) else None for key in keys]
+
+        texts = self._store.call(read)
+        return [RankStatus(**json.loads(text)) if text else RankStatus(rank) for rank, text in enumerate(texts)]

@@ -1,0 +1,100 @@
+"""The checkpoint that a run continues from.
+
+Promises: before a weight is read from a checkpoint, each of its bytes was hashed, by one of the ranks. All ranks choose
+the same checkpoint: if the newest is damaged, the one before.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, read_manifest, verify
+from kit.config.recipe import Recipe
+from kit.console import say
+from kit.errors import Problem, UserError
+from kit.run.identity import differences
+from kit.run.record import RUN_FILE
+from kit.strategy.launcher import launched_rank
+from kit.strategy.rendezvous import together
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Chosen = tuple[Path | None, dict[str, Any]]  # a checkpoint and its manifest; None and {} for none
+
+
+def choose(folder: Path, wanted: str, identity: Mapping[str, Any]) -> Chosen:
+    """Choose the checkpoint to continue from, before the ranks have met.
+
+    One of several ranks compares only names and sizes: ``choose_together`` hashes, and says what is skipped.
+
+    Args:
+        folder: the folder ``checkpoints`` of the run.
+        wanted: as ``find_checkpoint`` takes it.
+        identity: that of this run.
+
+    Raises:
+        UserError: the checkpoint is absent, damaged, or of another run.
+    """
+    launched = launched_rank()
+    if launched is None or launched.world == 1:
+        return _chosen(folder, wanted, identity, verify, say)
+    return _chosen(folder, wanted, identity, partial(verify, part=NONE), lambda line: None)
+
+
+def choose_together(accelerator: "Accelerator", folder: Path, wanted: str, identity: Mapping[str, Any]) -> Chosen:
+    """Choose the checkpoint to continue from; each rank hashes its share of the files. Called by all ranks.
+
+    Raises:
+        UserError: on all ranks, as ``choose``.
+    """
+    from accelerate.utils import gather_object
+
+    share = slice(accelerator.process_index, None, accelerator.num_processes)
+
+    def check(path: Path) -> list[str]:
+        faults: list[str] = []
+        with together(accelerator):
+            try:
+                faults = verify(path, share)
+            except OSError as error:
+                raise UserError(Problem(str(path), f"cannot be read ({error.strerror or error})")) from None
+        return list(dict.fromkeys(gather_object(faults)))  # all ranks find the same sizes
+
+    return _chosen(folder, wanted, identity, check, say)
+
+
+def _chosen(
+    folder: Path,
+    wanted: str,
+    identity: Mapping[str, Any],
+    check: Callable[[Path], Sequence[str]],
+    say: Callable[[str], None],
+) -> Chosen:
+    path = find_checkpoint(folder, wanted, say, check)
+    if path is None:
+        return None, {}
+    manifest = read_manifest(path)
+    if changed := differences(manifest["identity"], identity):
+        found = f"{path} is of another run ({'; '.join(changed)})"
+        fix = "to start a new run from its weights, export them: python recipes/export.py"
+        raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
+    return path, manifest
+
+
+def wanted_checkpoint(recipe: Recipe, folder: Path) -> str:
+    """Return ``resume_from_checkpoint`` of the recipe, but ``auto`` for a path from which this run has begun already.
+
+    The same command again must continue from the newest checkpoint, not from the path again.
+    """
+    wanted = recipe.resume_from_checkpoint
+    if recipe.overwrite_output_dir:  # the checkpoints in the folder will be deleted
+        return "none" if wanted == "auto" else wanted
+    try:
+        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
+    except (OSError, ValueError, KeyError, TypeError):
+        return wanted
+    return "auto" if is_obeyed and list_checkpoints(folder / "checkpoints") else wanted
