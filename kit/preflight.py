@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.checkpoint.manifest import digest_of, read_manifest
-from kit.config.recipe import Launch, Recipe
+from kit.config.launch_flags import Launch
+from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream

@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
-from kit.config.recipe import Launch, Recipe
+from kit.config.launch_flags import Launch
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.strategy.topology import Topology
 

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 from kit.config.fields import expected, is_switch
 from kit.config.hints import hint_for_word
+from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
-from kit.config.recipe import DEFAULT_RECIPE, Launch, Recipe
+from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.config.validation import FLAGS, check_recipe, problems_with_secrets, validate
 from kit.console import show

@@ -1,6 +1,6 @@
 """The recipe schema: one declaration per setting gives the YAML key, the flag, the default, help and validation.
 
-``Recipe`` has the settings of a run, ``Launch`` the settings that only the command line has. Plain Python and pydantic.
+``kit.config.launch_flags`` has the settings that only the command line has. Plain Python and pydantic.
 """
 
 from functools import partial
@@ -39,7 +39,6 @@ max_length excess_length_strategy packing global_batch_size optim learning_rate 
 lr_decay_steps warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm router_aux_loss_coef seed
 """.split()
 
-_launch = partial(option, "Launch")
 _model = partial(option, "Model")
 _method = partial(option, "Method")
 _data = partial(option, "Data")
@@ -281,21 +280,3 @@ def _as_entries(
 ) -> list[DatasetEntry]:
     entries = [DatasetEntry(path=value)] if isinstance(value, str) else value
     return [entry.filled(config, split, columns) for entry in entries]
-
-
-class Launch(BaseModel):
-    """The settings that only the command line has."""
-
-    model_config = STRICT
-
-    config: str | None = _launch(
-        None,
-        "Accelerate config: a path, or one of accelerate_configs/: single, ddp, fsdp, fsdp_hybrid, fsdp_offload, fsdp1",
-    )
-    recipe: str | None = _launch(None, "a path, or a name in recipes/ (`kit recipes` lists them); without it: tiny")
-    num_processes: int | None = _launch(
-        None, "processes over all machines; without it: one per GPU, two in a rehearsal", "processes", ge=1
-    )
-    skip_memory_check: bool = _launch(False, "start even if the plan says that the GPUs' memory is too small")
-    debug_distributed: bool = _launch(False, "logs, stacks and collectives of each rank, into <output_dir>.debug")
-    dry_run: bool = _launch(False, "validate everything, count samples, tokens and steps, show the strategy, and stop")

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import choices, expected, is_optional
+from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
-from kit.config.recipe import Launch, Recipe
+from kit.config.recipe import Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.errors import Problem, did_you_mean, raise_if
 from kit.secrets import redacted

@@ -12,7 +12,8 @@ from kit.config.fields import (
     template_kwargs,
     token_list,
 )
-from kit.config.recipe import Launch, Recipe
+from kit.config.launch_flags import Launch
+from kit.config.recipe import Recipe
 
 
 def test_every_setting_says_what_it_is_and_what_it_takes():

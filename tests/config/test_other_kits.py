@@ -5,8 +5,9 @@ import re
 import pytest
 from config_helpers import problems
 
+from kit.config.launch_flags import Launch
 from kit.config.other_kits import OTHER_KITS
-from kit.config.recipe import Launch, Recipe
+from kit.config.recipe import Recipe
 
 
 def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exist():

@@ -1,7 +1,7 @@
 """The schema on its own: the flags that are promised, what follows from other settings, and JSON there and back."""
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import Launch, Recipe
+from kit.config.recipe import Recipe
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
 
@@ -15,7 +15,6 @@ def test_the_flags_of_the_contract_exist():
     resume_from_checkpoint overwrite_output_dir report_to trust_remote_code
     """
     assert set(contract.split()) <= set(Recipe.model_fields)
-    assert {"config", "recipe", "num_processes"} <= set(Launch.model_fields)
 
 
 def test_the_learning_rate_follows_the_method_unless_it_is_given():
