@@ -6,15 +6,13 @@ Promises:
   cache for the run, unless the data set was too large and only a sample of it was read.
 - Of a large data set every n-th block is read, spread evenly over it, and the plan says so.
 
-Imports torch only where data are measured.
+Imports numpy and torch only where data are measured.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kit.config.recipe import Recipe
 from kit.errors import Problems, UserError
@@ -156,6 +154,8 @@ def measure(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Leng
         recipe: with the micro-batch of the run.
         every: as ``read`` returned it.
     """
+    import numpy as np
+
     from kit.data.feed.batches import Collator
     from kit.data.feed.feed import STEPS_LOOKED_AT
 
