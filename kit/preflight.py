@@ -146,7 +146,11 @@ def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
 
 
 def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
-    """Describe for ``--dry_run`` what the run would do: strategy, memory and time, data, and number of steps."""
+    """Describe for ``--dry_run`` what the run would do: strategy, memory and time, data, and number of steps.
+
+    Raises:
+        UserError: the run in the output folder cannot continue.
+    """
     recipe, data = checked.recipe, checked.data
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
@@ -161,4 +165,5 @@ def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
         )
     workload = planned(recipe, topology, checked.config)
     plan = describe(workload, recipe, data, topology.device_type == "cuda")
-    return [*lines, *plan, *data.notes, *feed.notes(), steps]
+    outlook = checked.folder.outlook(checked.total_steps) if checked.folder else []
+    return [*lines, *plan, *data.notes, *feed.notes(), *outlook, steps]

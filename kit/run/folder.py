@@ -23,6 +23,7 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, changes, differences
+from kit.run.output_dir import check_writable, unfinished_elsewhere
 from kit.run.record import METRICS_FILE, RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
 from kit.run.starts import starts
@@ -123,6 +124,19 @@ class RunFolder:
             raise UserError(Problem("output_dir", found, fix=ways))
         return False
 
+    def outlook(self, total_steps: int) -> list[str]:
+        """Return for ``--dry_run`` where the run would continue. Raises as ``is_finished``, and prints its line."""
+        step = self.loop_state().step
+        if self.is_finished(step, total_steps):
+            return []
+        if self.checkpoint:
+            return [f"would continue after step {step} of {total_steps} ({self.checkpoint})"]
+        return self._elsewhere()
+
+    def _elsewhere(self) -> list[str]:
+        is_new = self._wanted == "auto" and not self._seen[0]
+        return unfinished_elsewhere(self.path, self._recipe_name, self._identity) if is_new else []
+
     def open(self) -> None:
         """Create the folder and lock it until this process ends. With ``overwrite_output_dir``, delete the old run.
 
@@ -137,7 +151,7 @@ class RunFolder:
         recipe, folder, seen = self._recipe, self.path, self._seen
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            notes = lock.take(folder)
+            notes = [*lock.take(folder), *self._elsewhere()]
             exits.finish_first(lock.sign_off)
             if _snapshot(folder) != seen:
                 found = f"another run was at work in {folder} while this one started"
@@ -224,11 +238,7 @@ def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> i
         UserError: the folder holds another run (the message names the settings that differ), a run is at work in it,
             or it cannot be used.
     """
-    parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
-    if not parent.is_dir():
-        raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix="choose another --output_dir"))
+    check_writable(folder)
     # A start that ended before it wrote run.json leaves at most these files.
     if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME, exits.ERROR_FILE}:
         return 0
