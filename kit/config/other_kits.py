@@ -4,6 +4,19 @@ from typing import Any
 
 _SUPERVISED = "this kit does supervised fine-tuning only: nothing learns from preferences or rewards"
 _PARALLEL = "docs/parallelism.md has the reason, and what does its work here"
+_DEEPSPEED = f"DeepSpeed is not offered; use --config fsdp; {_PARALLEL}"
+_DIMENSIONS = {"tensor": "tp", "context": "cp", "sequence": "sp", "pipeline": "pp", "expert": "ep"}
+_NOT_OFFERED = {
+    spelling: f"{name} parallelism is not offered; {_PARALLEL}"
+    for name, short in _DIMENSIONS.items()
+    for spelling in (
+        *(short, f"{short}_size", f"{name}_parallel", f"{name}_parallel_size", f"{name}_parallel_degree"),
+        *(f"{name}_model_parallel_size", f"parallelism_config_{short}_size"),
+    )
+}
+_MACHINES = "a key of the Accelerate config (--config); docs/multi-node.md"
+_OWN_LOSS = "the loss is code: docs/architecture.md#an-objective-or-another-loss shows how to write another"
+_FLASH = "use --attn_implementation flash_attention_2; the default needs no package"
 _GROUPS = "processes are grouped by the Accelerate config: --config fsdp_hybrid"
 _NO_COMPRESSION = "gradients are always reduced in float32: compression changes what is learned"
 _STATIC_GRAPH = "not offered: with it, torch's DDP cannot accumulate micro-batches"
@@ -13,6 +26,10 @@ GGUF = "a GGUF file holds weights for inference; take the model that it was made
 OTHER_KITS = {
     "beta": _SUPERVISED,
     "loss_type": _SUPERVISED,
+    "use_vllm": "nothing is generated for training; vLLM opens final/ afterwards",
+    "loss": _OWN_LOSS,
+    "custom_loss": _OWN_LOSS,
+    "loss_function": _OWN_LOSS,
     "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
     "eval_batch_size": "use per_device_eval_batch_size",
     "max_samples": "use max_train_samples",
@@ -29,12 +46,9 @@ OTHER_KITS = {
     "finetuning_type": "use --method full, lora or qlora",
     "fsdp": "strategy comes from the Accelerate config: --config fsdp",
     "fsdp_config": "strategy comes from the Accelerate config: --config fsdp",
-    "deepspeed": f"DeepSpeed is not offered; use --config fsdp; {_PARALLEL}",
-    "tensor_parallel_size": f"tensor parallelism is not offered; {_PARALLEL}",
-    "context_parallel_size": f"context parallelism is not offered; {_PARALLEL}",
-    "sequence_parallel_size": f"sequence parallelism is not offered; {_PARALLEL}",
-    "pipeline_parallel_size": f"pipeline parallelism is not offered; {_PARALLEL}",
-    "expert_parallel_size": f"expert parallelism is not offered; {_PARALLEL}",
+    "deepspeed": _DEEPSPEED,
+    "zero_stage": _DEEPSPEED,
+    **_NOT_OFFERED,
     "dp_replicate_size": _GROUPS,
     "dp_shard_size": _GROUPS,
     "bucket_cap_mb": "use ddp_bucket_cap_mb",
@@ -47,6 +61,14 @@ OTHER_KITS = {
     "ddp_comm_hook": _NO_COMPRESSION,
     "comm_hook": _NO_COMPRESSION,
     "ddp_backend": "it is NCCL on GPUs and gloo on CPUs",
+    "num_machines": _MACHINES,
+    "machine_rank": _MACHINES,
+    "main_process_ip": _MACHINES,
+    "main_process_port": _MACHINES,
+    "device": "devices are chosen by --config, and on a Mac it is the CPU: docs/strategies.md",
+    "flash_attn": _FLASH,
+    "flash_attention": _FLASH,
+    "use_flash_attention_2": _FLASH,
     "config_file": "after the script it is --config; accelerate launch takes --config_file before it",
     "base_model": "use model_name_or_path",
     "model": "use model_name_or_path",
