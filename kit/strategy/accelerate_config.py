@@ -15,7 +15,7 @@ from typing import Any, cast
 from kit.config.hints import other_kind
 from kit.config.recipe_file import read_yaml
 from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes
+from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes, hint_for_key
 from kit.strategy.topology import Precision, Strategy
 
 _CONFIG_KEYS = """
@@ -82,9 +82,8 @@ def read_config(path: Path) -> Settings:
                 fix = _OTHER_KEYS[key].format("fsdp") + ", or remove these lines"
                 problems.append(Problem(where(key), "not offered", fix=fix))
         elif key not in _CONFIG_KEYS:
-            problems.append(
-                Problem(where(key), "not a key of an Accelerate config", fix=did_you_mean(key, _CONFIG_KEYS))
-            )
+            hint = hint_for_key(key) or did_you_mean(key, _CONFIG_KEYS)
+            problems.append(Problem(where(key), "not a key of an Accelerate config", fix=hint))
     if not isinstance(fsdp, dict):
         raise UserError(*problems, Problem(where("fsdp_config"), f"found {fsdp!r}", "a mapping of fsdp_ keys"))
     for key in fsdp:

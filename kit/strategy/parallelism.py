@@ -68,6 +68,17 @@ class GroupSizes:
         return [Problem("parallelism_config", found, expected, fix)]
 
 
+def hint_for_key(key: str) -> str:
+    """Return what to do about a key of ``parallelism_config`` that stands elsewhere, or lacks the prefix.
+
+    Returns:
+        Why its dimension is not offered, or where the key belongs; empty for a key of anything else.
+    """
+    name = key.removeprefix(PREFIX)
+    is_known = PREFIX + name in _KEYS
+    return _REFUSED.get(name) or (f"write {PREFIX}{name}, under parallelism_config" if is_known else "")
+
+
 def group_sizes(config: Any, strategy: str, refuse: Refuse) -> GroupSizes:
     """Return the sizes that the value of ``parallelism_config`` asks for, and refuse what is not offered.
 
@@ -82,7 +93,8 @@ def group_sizes(config: Any, strategy: str, refuse: Refuse) -> GroupSizes:
     for key, value in config.items():
         name = str(key).removeprefix(PREFIX)
         if key not in _KEYS:
-            refuse(str(key), key, "a key of Accelerate", did_you_mean(str(key), _KEYS) or "remove it")
+            hint = hint_for_key(str(key)) or did_you_mean(str(key), _KEYS) or "remove it"
+            refuse(str(key), key, "a key of Accelerate", hint)
         elif name in _WITHOUT_EFFECT:
             continue
         elif not (str(value).isdecimal() and int(value)):
