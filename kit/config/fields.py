@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
@@ -146,6 +146,8 @@ def expected(info: FieldInfo) -> str:
                 words += f" from {least}"
             case Gt(gt=bound):
                 words += f" above {bound}"
+            case Le(le=most):
+                words += f" up to {most}"
             case Lt(lt=bound):
                 words += f" below {bound}"
     return words

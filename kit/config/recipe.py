@@ -143,7 +143,8 @@ class Recipe(BaseModel):
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = _optim(
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
-    learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0)
+    # Each optimiser is Adam's, whose update moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
+    learning_rate: float | None = _optim(None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0, le=1)
     lr_scheduler_type: Literal[
         "constant",
         "constant_with_warmup",

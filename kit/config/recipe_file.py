@@ -36,9 +36,10 @@ def find_file(name: str, folder: Path, kind: str) -> Path:
     if file is None:
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         found = f"{name!r} is a folder" if os.path.isdir(name) else f"no {kind} {name!r}"
-        raise UserError(
-            Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint_for_file(name, kind))
-        )
+        hint = hint_for_file(name, kind)
+        if kind == "recipe":
+            hint = hint or "`kit recipes` lists them, most with a method: llama-8b-full, llama-8b-lora, llama-8b-qlora"
+        raise UserError(Problem(f"--{kind}", found, f"a YAML file, or one of {', '.join(names)}", hint))
     return file
 
 

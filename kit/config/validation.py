@@ -92,6 +92,10 @@ def validate(
                 problems.append(inner)
                 continue
         hint = did_you_mean(item["input"], choices(info.annotation)) if isinstance(item["input"], str) else ""
+        if item["type"] == "less_than_equal" and (
+            slip := re.fullmatch(r"([\d.]+)e\+?(\d+)", str(item["input"]).lower())
+        ):
+            hint = f"did you mean {slip[1]}e-{slip[2]}?"
         found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
         problems.append(Problem(where.get(name, name), found, expected(info), hint))
     right = {name: value for name, value in values.items() if name not in first}

@@ -26,7 +26,7 @@ def test_every_setting_says_what_it_is_and_what_it_takes():
     [
         ("lora_r", "whole number from 1"),
         ("lora_dropout", "number from 0 below 1"),
-        ("learning_rate", "number above 0"),
+        ("learning_rate", "number above 0 up to 1"),
         ("packing", "true | false"),
         ("max_steps", "whole number from 1"),
         ("mixing", "samples | tokens"),

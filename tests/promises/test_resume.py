@@ -137,7 +137,7 @@ def test_going_back_to_an_earlier_checkpoint_abandons_the_later_ones(finetune):
 def test_the_checkpoint_of_the_lowest_eval_loss_outlives_newer_ones_through_a_resume(finetune, chat_file):
     flags = {"eval_dataset": chat_file, "eval_steps": 1, "max_eval_samples": 8, "keep_best": "true"}
     flags |= {"save_total_limit": 1, "method": "full"}
-    flags |= {"lr_scheduler_type": "constant", "learning_rate": 2.0, "warmup_steps": 8}
+    flags |= {"lr_scheduler_type": "constant", "learning_rate": 1.0, "warmup_steps": 8}
     finetune.ok("run", max_steps=8, **flags)  # diverges as the rate rises
     run = finetune.ok("run", max_steps=10, **flags)
     losses = {row["step"]: row["eval_loss"] for row in run.rows if "eval_loss" in row}
@@ -152,7 +152,7 @@ def test_early_stopping_counts_through_a_resume_and_its_end_is_an_end(finetune, 
     """The rate is so high that the run diverges."""
     flags = {"eval_dataset": chat_file, "eval_steps": 1, "max_eval_samples": 8, "early_stopping_patience": 3}
     flags |= {"save_steps": 1, "save_total_limit": 0, "method": "full", "max_steps": 30}
-    flags |= {"lr_scheduler_type": "constant", "learning_rate": 2.0, "warmup_steps": 8}
+    flags |= {"lr_scheduler_type": "constant", "learning_rate": 1.0, "warmup_steps": 8}
     whole = finetune.ok("whole", **flags)
     losses = [row["eval_loss"] for row in whole.rows if "eval_loss" in row]
     end = len(losses)
