@@ -12,7 +12,7 @@ from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.plan.hardware import GPUS, USUAL, Gpu
 from kit.plan.lengths import Lengths, measure, read
 from kit.plan.memory import TENSORS
-from kit.plan.search import Option, Scale, options, recommend, scaling
+from kit.plan.search import Option, Scale, fewest, options, recommend, scaling
 from kit.plan.table import (
     NOTE,
     all_recipes,
@@ -43,18 +43,20 @@ def run(argv: list[str]) -> int:
         return _show_usual(ask)
     (question,) = ask.questions
     base = ask.workload(question)
-    found = options(base, ask.gpu, question.only)
-    recommended = recommend(found, base.method, question.recipe.global_batch_size)
+    found = options(base, ask.gpu, question.recipe.global_batch_size, question.only)
+    recommended = recommend(found, base.method)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
     simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
-    scaled = scaling(base, ask.gpu) if "scale" in ask.switches else []
+    own = [option.workload for option in found if option.workload.method == base.method]
+    grown = next((each for each in own if each.strategy == "fsdp2"), own[0])
+    scaled = scaling(grown, ask.gpu) if "scale" in ask.switches else []
     if ask.write:
         _write(ask, question, recommended)
     if ask.picture:
         _draw(
             ask.picture,
             scaled,
-            f"{question.shape.name}, {base.method}, {base.rows} x {base.length:,} on {ask.gpu.name}",
+            f"{question.shape.name}, {grown.method}, {grown.rows} x {grown.length:,} on {ask.gpu.name}",
         )
     if "json" in ask.switches:
         show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
@@ -63,8 +65,8 @@ def run(argv: list[str]) -> int:
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each" + (
         f", {machines} machines" if machines > 1 else ""
     )
-    shape, micro_batch = question.shape, f"micro-batches of {base.rows} x {base.length:,} tokens"
-    show(f"{shape.name}, {shape.num_parameters:,} parameters; {micro_batch}; {where}\n")
+    shape = question.shape
+    show(f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
     show("\n".join(ways(found)))
     if recommended is None:
         show("\nNothing fits. A smaller --max_length, a smaller model, or more GPUs.")
@@ -79,7 +81,7 @@ def run(argv: list[str]) -> int:
     if "explain" in ask.switches:
         show("\n".join(["", *explanation(recommended[0] if recommended else found[0])]))
     if "scale" in ask.switches:
-        show("\n".join(["", *(scale(scaled) if scaled else ["--scale needs a GPU by its name: --gpu h100"])]))
+        show("\n".join(["", *(scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"])]))
     show(NOTE)
     return 0
 
@@ -110,9 +112,9 @@ def _lengths(question: Question, option: Option) -> Lengths | None:
 
 
 def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
-    own = [o for o in options(ask.workload(question), gpu) if o.workload.method == question.recipe.method]
-    peak = min(o.memory.peak for o in own)
-    return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": any(o.fits for o in own), "peak": peak}
+    way = fewest(ask.workload(question), question.recipe.global_batch_size, gpu, ask.num_gpus)
+    own = {"num_gpus": way.workload.num_gpus, "config": way.workload.config, "peak": way.memory.peak}
+    return {"recipe": question.recipe_name, "gpu": gpu.name, "fits": way.fits, **own}
 
 
 def _simulate(recommended: tuple[Option, str] | None, recipe: Recipe) -> list[str] | None:

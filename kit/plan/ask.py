@@ -9,7 +9,7 @@ from pathlib import Path
 from kit.config.command_line import Request, read_command_line
 from kit.config.conflicts import fix_of_batch
 from kit.config.hints import recipe_names
-from kit.config.recipe import Recipe
+from kit.config.recipe import RECIPES, Recipe
 from kit.config.validation import load_recipe
 from kit.errors import Problem, Problems
 from kit.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
@@ -93,8 +93,12 @@ def read_ask(argv: list[str]) -> Ask:
         questions = [_question(own, rest, names_recipe, num, problems)]
     else:
         if rest:
-            fix = "--recipe llama-8b-lora, --model meta-llama/Llama-3.1-8B, or --params 8B"
-            problems.append(Problem(rest[0], "nothing to change: no model is named", fix=fix))
+            word = rest[0].partition("=")[0]
+            fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B"
+            if known := word in recipe_names() or (RECIPES / f"{word}.yaml").is_file():
+                fix = f"--recipe {word}"
+            found = "a recipe without its flag" if known else "for which model? none is named"
+            problems.append(Problem(word, found, fix=fix))
         questions = [] if problems else _all_recipes(problems)
     problems.raise_if_any()
     return Ask(
@@ -182,7 +186,8 @@ def _question(
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
     problems += _uncovered(recipe)
     if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
-        found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {num_gpus} GPUs"
+        gpus = f"{num_gpus} GPU{'s' * (num_gpus > 1)}"
+        found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {gpus}"
         fix = fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_gpus)
         problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
     file = request.recipe_name if names_recipe else None

@@ -5,11 +5,11 @@ Promises: the same recipe gives the same table, so a test can tell one that is o
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kit.config.recipe import Recipe
 from kit.plan.hardware import GPUS
-from kit.plan.search import MARGIN, METHODS, Option, options, tuned
+from kit.plan.search import METHODS, Machines, Option, smallest
 from kit.plan.shape import Shape
 from kit.plan.table import table
 from kit.plan.workload import Workload
@@ -59,7 +59,7 @@ def largest(recipes: Mapping[str, tuple[Recipe, Shape]]) -> list[str]:
         for method in METHODS:
             own = [name for name, (recipe, _) in recipes.items() if recipe.method == method]
             own.sort(key=lambda name: -recipes[name][1].num_parameters)
-            ways = ((name, _way(*recipes[name], machine, may_offload=False)) for name in own)
+            ways = ((name, _way(*recipes[name], [machine])) for name in own)
             cell = next((f"`{name}`, `{way.workload.config}`" for name, way in ways if way), "-")
             cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
@@ -67,15 +67,12 @@ def largest(recipes: Mapping[str, tuple[Recipe, Shape]]) -> list[str]:
 
 
 def row(recipe: Recipe, shape: Shape) -> Row | None:
-    """Return the row of the recipe's method; None if it fits none of the machines.
-
-    Weights and optimiser are offloaded only where nothing else fits.
-    """
-    for may_offload in (False, True):
-        for machine in MACHINES:
-            if best := _way(recipe, shape, machine, may_offload):
-                return Row(machine=_name(machine), option=best)
-    return None
+    """Return the row of the recipe's method; None if it fits none of the machines."""
+    best = _way(recipe, shape, MACHINES)
+    if best is None:
+        return None
+    own = next(each for each in MACHINES if (GPUS[each[0]], each[2]) == (best.gpu, best.workload.num_gpus))
+    return Row(machine=_name(own), option=best)
 
 
 def _name(machine: Machine) -> str:
@@ -83,18 +80,10 @@ def _name(machine: Machine) -> str:
     return f"{num_gpus} x {size} ({GPUS[key].name.removesuffix(f' {size}')})"
 
 
-def _way(recipe: Recipe, shape: Shape, machine: Machine, may_offload: bool) -> Option | None:
-    """The fastest way to run the recipe's method on a machine; None if it does not fit."""
-    key, _, num_gpus, host_gib = machine
-    usable = replace(GPUS[key], memory=int((1 - MARGIN) * GPUS[key].memory))
-    base = Workload.of(recipe, shape, num_gpus=num_gpus)
-    ways = [o for o in options(base, usable) if o.workload.method == recipe.method]
-    ways = [o for o in ways if (o.workload.strategy == "offload") == may_offload]
-    found = [best for o in ways if (best := tuned(o, recipe.global_batch_size))]
-    found = [o for o in found if sum(o.memory.host.values()) <= host_gib * 2**30]
-    if recipe.global_batch_size % num_gpus:
-        return None
-    return max(found, key=lambda o: sum(o.step.tokens_per_second) if o.step else 0.0, default=None)
+def _way(recipe: Recipe, shape: Shape, machines: Sequence[Machine]) -> Option | None:
+    """The way to run the recipe on the first of ``machines`` that it fits."""
+    known = [Machines(gpu=GPUS[key], num_gpus=num, host=gib * 2**30) for key, _, num, gib in machines]
+    return smallest(Workload.of(recipe, shape), recipe.global_batch_size, known)
 
 
 def renewed(text: str, method: str, rows: Sequence[Row]) -> str:

@@ -58,7 +58,8 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
     """
     folder = Path(os.path.expanduser(name))
     if (path := folder / "config.json").is_file():
-        return read_shape(path, folder.name, field)
+        says_nothing = folder.name == "model" and folder.parent.name
+        return read_shape(path, folder.parent.name if says_nothing else folder.name, field)
     if os.path.exists(folder) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         found = "no config.json in it" if folder.is_dir() else "a file" if folder.is_file() else "no such folder"
         raise UserError(Problem(field, f"{name}: {found}", "a folder with config.json, or a hub id"))
@@ -71,7 +72,7 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         ids = {_plain(_hub_id(path)): path for path in shipped.values()}
         if known := ids.get(_plain(name)):
             return read_shape(known, known.parent.name, field)
-        fix = f"`hf download {name} config.json` puts it there; or give its size: --params 8B"
+        fix = f"`hf download {name} config.json` puts it there; or `kit plan --params 8B` plans for its size"
         raise UserError(Problem(field, f"{name}: its config.json is not in the cache", fix=fix))
     expected = f"a folder, a hub id, or one of {', '.join(shipped)}"
     raise UserError(Problem(field, f"no model {name!r}", expected, did_you_mean(name, shipped)))

@@ -41,8 +41,8 @@ def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     chosen_rows, chosen_checkpointing = rows or 1, memory is not None if checkpointing is None else checkpointing
     workload = planned(recipe, topology, config)
     if memory is not None and workload is not None:
-        option = try_out(workload, Gpu(name="this", memory=int((1 - MARGIN) * memory)))
-        if best := tuned(option, recipe.global_batch_size // topology.num_replicas, checkpointing, rows):
+        gpu, share = Gpu(name="this", memory=memory), recipe.global_batch_size // topology.num_replicas
+        if best := tuned(workload, gpu, share, checkpointing, rows):
             chosen_rows, chosen_checkpointing = best.workload.rows, best.workload.gradient_checkpointing
     chosen = {"per_device_train_batch_size": chosen_rows, "gradient_checkpointing": chosen_checkpointing}
     return recipe.model_copy(update=chosen)

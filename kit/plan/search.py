@@ -1,6 +1,7 @@
 """Which ways to run a recipe fit a GPU, how far each could go, and which one to take."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -11,8 +12,8 @@ from kit.plan.workload import Strategy, Workload
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
-MOST_ROWS, MOST_LENGTH = 4096, 2**20
-# Of a GPU's memory, that is left free where the micro-batch is as large as fits: so far the formulas may be wrong.
+MOST_ROWS, MOST_LENGTH, MOST_POWER = 4096, 2**20, 10
+# Of a GPU's memory, that a plan leaves free: so far the formulas may be wrong.
 MARGIN = 0.05
 # Of a micro-batch. Beyond this, larger products are hardly faster, and a longer step only takes more memory.
 ENOUGH_TOKENS = 16384
@@ -29,12 +30,12 @@ class Option:
 
     @property
     def spare(self) -> int:
-        """Bytes of a GPU that stay free; below 0: so many are missing."""
-        return self.gpu.memory - self.memory.peak
+        """Bytes of a GPU that stay free beside ``MARGIN``; below 0: so many are missing."""
+        return int((1 - MARGIN) * self.gpu.memory) - self.memory.peak
 
     @property
     def fits(self) -> bool:
-        """Whether a GPU's memory is enough."""
+        """Whether a GPU's memory is enough, with ``MARGIN`` left free."""
         return self.spare >= 0
 
     @property
@@ -80,28 +81,38 @@ def strategies(num_gpus: int, method: Method, optim: str) -> list[Strategy]:
     return ["ddp", "fsdp2"] if method == "qlora" else ["ddp", "fsdp2", "offload"]
 
 
-def options(base: Workload, gpu: Gpu, only: Strategy | None = None) -> list[Option]:
-    """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``."""
-    return [
-        try_out(replace(base, method=method, strategy=strategy), gpu)
-        for method in METHODS
-        for strategy in strategies(base.num_gpus, method, base.optim)
-        if only in (None, strategy)
-    ]
+def options(base: Workload, gpu: Gpu, global_batch_size: int, only: Strategy | None = None) -> list[Option]:
+    """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
+
+    Each is as it is best: see ``tuned``. One that never fits is as it takes the least: with gradient checkpointing and
+    micro-batches of one row.
+    """
+    found = []
+    for method in METHODS:
+        for strategy in strategies(base.num_gpus, method, base.optim):
+            if only in (None, strategy):
+                way = replace(base, method=method, strategy=strategy)
+                found.append(tuned(way, gpu, global_batch_size) or try_out(least(way, global_batch_size), gpu))
+    return found
 
 
-def recommend(found: list[Option], method: Method, global_batch_size: int) -> tuple[Option, str] | None:
-    """Return the way to take, and why; None if nothing fits.
+def least(workload: Workload, global_batch_size: int) -> Workload:
+    """Return the same with what takes the least memory and changes no maths."""
+    share = max(1, global_batch_size // workload.num_gpus)
+    return replace(workload, rows=1, micro_batches=share, gradient_checkpointing=True)
+
+
+def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
+    """Return the way to take of ``options``, and why; None if nothing fits.
 
     The method is kept if it fits in any way, since another one learns something else. Else the one that comes closest
     is taken. Of the ways that fit the fastest wins, and without known speeds the simplest.
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
     for each in order:
-        fitting = [best for o in found if o.workload.method == each and (best := tuned(o, global_batch_size))]
-        if fitting:
-            best = max(fitting, key=_speed)
-            return best, _reason(best, method, [o for o in found if o.workload.method == each])
+        same = [o for o in found if o.workload.method == each]
+        if best := max((o for o in same if o.fits), key=_speed, default=None):
+            return best, _reason(best, method, same)
     return None
 
 
@@ -112,9 +123,9 @@ def _speed(option: Option) -> float:
 
 
 def tuned(
-    option: Option, global_batch_size: int, checkpointing: bool | None = None, rows: int | None = None
+    workload: Workload, gpu: Gpu, global_batch_size: int, checkpointing: bool | None = None, rows: int | None = None
 ) -> Option | None:
-    """Return the same with checkpointing only if it must be, and with a larger micro-batch where there is room for it.
+    """Return ``workload`` with checkpointing only if it must be, and as large a micro-batch as fits and is of use.
 
     Args:
         checkpointing: whether it must be on or off; None: as it is best.
@@ -122,22 +133,19 @@ def tuned(
 
     Returns None if nothing fits.
     """
+    share = max(1, global_batch_size // workload.num_gpus)
     for on in (False, True) if checkpointing is None else (checkpointing,):
-        workload = replace(option.workload, gradient_checkpointing=on)
-        share = max(1, global_batch_size // workload.num_gpus)
+        way = replace(workload, gradient_checkpointing=on)
         if rows is not None:
-            fixed = try_out(replace(workload, rows=rows, micro_batches=max(1, share // rows)), option.gpu)
+            fixed = try_out(replace(way, rows=rows, micro_batches=max(1, share // rows)), gpu)
             if fixed.fits:
                 return fixed
             continue
-        largest = try_out(workload, option.gpu).largest_rows
-        if not largest:
-            continue
-        enough = max(workload.rows, ENOUGH_TOKENS // workload.length)
-        most = max(n for n in range(1, max(1, min(largest, enough, share)) + 1) if share % n == 0)
-        if most < workload.rows <= largest and share % workload.rows == 0:
-            most = workload.rows
-        return try_out(replace(workload, rows=most, micro_batches=max(1, share // most)), option.gpu)
+        enough = max(way.rows, ENOUGH_TOKENS // way.length)
+        for most in (n for n in range(min(enough, share), 0, -1) if share % n == 0):
+            option = try_out(replace(way, rows=most, micro_batches=share // most), gpu)
+            if option.fits:
+                return option
     return None
 
 
@@ -146,7 +154,7 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
     parts = []
     if own.method != method:
         parts.append(f"{method} does not fit in any way")
-    too_large = [o.workload.config for o in same if not tuned(o, own.rows * own.micro_batches * own.num_gpus)]
+    too_large = [o.workload.config for o in same if not o.fits]
     if too_large:
         parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
     elif len(same) > 1:
@@ -161,16 +169,53 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
     return "; ".join(parts)
 
 
-def fewest(base: Workload, gpu: Gpu, counts: list[int]) -> Option | None:
-    """Return the simplest way to run ``base``, its method kept, on as few GPUs as possible; None if nothing fits."""
-    for count in counts:
-        share = max(1, base.rows * base.micro_batches * base.num_gpus // count // base.rows)
-        workload = replace(base, num_gpus=count, micro_batches=share)
-        for strategy in strategies(count, base.method, base.optim):
-            option = try_out(replace(workload, strategy=strategy), gpu)
-            if option.fits and strategy != "offload":
-                return option
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """GPUs that someone may have."""
+
+    gpu: Gpu
+    num_gpus: int
+    host: float = math.inf  # bytes of memory of one machine
+
+
+def smallest(base: Workload, global_batch_size: int, machines: Iterable[Machines]) -> Option | None:
+    """Return the fastest way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
+
+    Weights and optimiser are offloaded only where nothing else fits any of them. GPUs that do not divide the global
+    batch are passed over.
+    """
+    found = [ways for each in machines if (ways := _fitting(base, global_batch_size, each))]
+    for offloads in (False, True):
+        for ways in found:
+            own = [o for o in ways if (o.workload.strategy == "offload") == offloads]
+            if own:
+                return max(own, key=_speed)
     return None
+
+
+def fewest(base: Workload, global_batch_size: int, gpu: Gpu, most: int | None = None) -> Option:
+    """Return the way to run ``base`` on as few GPUs as possible, of up to ``most``.
+
+    One that does not fit is what comes closest, on as many GPUs as divide the global batch.
+    """
+    counts = [2**power for power in range(MOST_POWER) if most is None or 2**power < most] + ([most] if most else [])
+    counts = [count for count in counts if global_batch_size % count == 0]
+    if best := smallest(base, global_batch_size, [Machines(gpu=gpu, num_gpus=count) for count in counts]):
+        return best
+    way = replace(base, num_gpus=counts[-1])
+    ways = (replace(way, strategy=each) for each in strategies(way.num_gpus, way.method, way.optim))
+    return min((try_out(least(each, global_batch_size), gpu) for each in ways), key=lambda o: o.memory.peak)
+
+
+def _fitting(base: Workload, global_batch_size: int, machines: Machines) -> list[Option]:
+    """The ways in which the method of ``base`` fits ``machines``."""
+    if global_batch_size % machines.num_gpus:
+        return []
+    ways = (
+        tuned(replace(base, num_gpus=machines.num_gpus, strategy=strategy), machines.gpu, global_batch_size)
+        for strategy in strategies(machines.num_gpus, base.method, base.optim)
+    )
+    return [o for o in ways if o and sum(o.memory.host.values()) <= machines.host]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,17 @@
 """A plan as text: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
 
 import shlex
-from dataclasses import replace
 
 from kit.plan.ask import Ask, Question
 from kit.plan.hardware import Gpu
 from kit.plan.lengths import Lengths
 from kit.plan.memory import ASSUMED, Memory
-from kit.plan.search import Option, Scale, fewest, try_out
+from kit.plan.search import MARGIN, Option, Scale, fewest
 from kit.plan.speed import SOURCE
+from kit.plan.workload import Workload
 
 GIB = 2**30
+UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 NOTE = "Planned by formulas, not measured: --explain says from what."
 
 
@@ -20,10 +21,10 @@ def gib(num_bytes: float) -> str:
 
 
 def verdict(option: Option) -> str:
-    """Whether it fits, and what is left or missing."""
-    if option.fits:
-        return f"fits, {gib(option.spare)} free"
-    return f"does not fit, {gib(-option.spare)} missing"
+    """Whether it fits, with what, and what is left or missing."""
+    if not option.fits:
+        return f"does not fit, {gib(-option.spare)} missing"
+    return f"fits{' with checkpointing' * option.workload.gradient_checkpointing}, {gib(option.spare)} free"
 
 
 def table(titles: list[str], rows: list[list[str]]) -> list[str]:
@@ -34,7 +35,7 @@ def table(titles: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def ways(found: list[Option]) -> list[str]:
-    """A table with a line for each way to run the recipe."""
+    """A table with a line for each way to run the recipe, as it is best: one that never fits as it takes the least."""
     rows = []
     for option in found:
         own = option.workload
@@ -44,7 +45,7 @@ def ways(found: list[Option]) -> list[str]:
                 own.config,
                 verdict(option),
                 gib(option.memory.peak),
-                str(option.largest_rows or "-"),
+                str(own.rows),
                 f"{option.largest_length:,}" if option.largest_length else "-",
                 checkpointing(option),
                 _range(option.step.tokens_per_second) if option.step else "-",
@@ -52,7 +53,9 @@ def ways(found: list[Option]) -> list[str]:
             ]
         )
     titles = ["method", "config", "memory of a GPU", "peak", "micro-batch", "max_length", "gradient checkpointing"]
-    return table([*titles, "tokens/s per GPU", "host memory"], rows)
+    margin = f"Free and missing leave {MARGIN:.0%} of a GPU's memory unused, since the formulas may be wrong"
+    notes = [f"{margin}; max_length is the longest that fits."]
+    return [*table([*titles, "tokens/s per GPU", "host memory"], rows), *notes]
 
 
 def checkpointing(option: Option) -> str:
@@ -129,7 +132,8 @@ def time_lines(
     step = lengths.step_of(own, option.gpu) if lengths else option.step
     lines = [data_line(lengths)] if lengths else []
     if step is None:
-        return [*lines, f"time: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
+        what = "time" if price is None else "time, and so no cost"
+        return [*lines, f"{what}: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
     fast, slow = step.seconds
     computing = 1 - lengths.waiting if lengths else 1.0
     low, high = (computing * rate for rate in step.tokens_per_second)
@@ -138,17 +142,25 @@ def time_lines(
     text = f", {_range((low * useful, high * useful))} without padding" if lengths else ""
     tokens = computing * step.tokens * own.num_gpus
     lines.append(
-        f"time: {fast:.2g} to {slow:.2g} s a step of {tokens:,.0f} tokens, padding included, "
+        f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens, padding included, "
         f"{_range((low, high))} tokens/s per GPU{text}; bound by {step.bound}"
     )
     hours = [num_steps * seconds * own.num_gpus / 3600 for seconds in (fast, slow)]
-    text = f"{num_steps:,} steps: {hours[0] / own.num_gpus:.3g} to {hours[1] / own.num_gpus:.3g} hours"
-    text += f", {hours[0]:.3g} to {hours[1]:.3g} GPU-hours" if own.num_gpus > 1 else ""
+    unit = next((unit for unit in UNITS if num_steps * slow >= UNITS[unit]), "seconds")
+    whole = [_figures(num_steps * seconds / UNITS[unit], 3) for seconds in (fast, slow)]
+    text = f"{num_steps:,} step{'s' * (num_steps > 1)}: {' to '.join(whole)} {unit}"
+    text += f", {_figures(hours[0], 3)} to {_figures(hours[1], 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
     if lengths is None:
         packed = "packs are full" if own.packing else f"every sample has max_length {own.length:,} tokens"
         text += f" (if {packed}, and all tokens are learned from)"
     return [*lines, text]
+
+
+def _figures(value: float, figures: int) -> str:
+    """A number with so many figures, and never with an exponent."""
+    rounded = float(f"{value:.{figures}g}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (figures - 1) else f"{rounded:f}".rstrip("0").rstrip(".")
 
 
 def _range(pair: tuple[float, float]) -> str:
@@ -163,23 +175,29 @@ def all_recipes(ask: Ask, gpus: list[Gpu]) -> list[str]:
     rows = []
     for question in ask.questions:
         cells = [question.recipe_name or "", question.shape.name, question.recipe.method]
-        for gpu in gpus:
-            base = ask.workload(question)
-            option, how = fewest(base, gpu, counts), ""
-            if option is None and not base.gradient_checkpointing:
-                option, how = fewest(replace(base, gradient_checkpointing=True), gpu, counts), " with checkpointing"
-            if option:
-                own, peak = option.workload, gib(option.memory.peak)
-                cells.append(f"fits{how}: {own.num_gpus} x, {own.config}, {peak}")
-            else:
-                missing = -try_out(base, gpu).spare
-                cells.append(f"does not fit: {gib(missing)} missing on one")
-        rows.append(cells)
+        rows.append(
+            [
+                *cells,
+                *(
+                    _at_a_glance(fewest(ask.workload(question), question.recipe.global_batch_size, gpu, ask.num_gpus))
+                    for gpu in gpus
+                ),
+            ]
+        )
     return table(["recipe", "model", "method", *(f"{gpu.name} ({gib(gpu.memory)})" for gpu in gpus)], rows)
 
 
-def scale(rows: list[Scale]) -> list[str]:
-    """A table of what 8 to 4,096 GPUs do, and where communication takes over."""
+def _at_a_glance(option: Option) -> str:
+    own = option.workload
+    if not option.fits:
+        return f"does not fit: {gib(-option.spare)} missing on {own.num_gpus} x, {own.config}"
+    how = " with checkpointing" * own.gradient_checkpointing
+    host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy == "offload" else ""
+    return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
+
+
+def scale(rows: list[Scale], own: Workload) -> list[str]:
+    """A table of what 8 to 4,096 GPUs do to ``own``, and where communication takes over."""
     cells = [
         [
             f"{row.num_gpus:,}",
@@ -194,9 +212,12 @@ def scale(rows: list[Scale]) -> list[str]:
     titles = ["GPUs", "peak", "tokens/s per GPU", "collectives / computation", "best group", "with it"]
     over = next((row.num_gpus for row in rows if row.sent_share > 1), None)
     end = f"Communication takes over at {over:,} GPUs." if over else "Computation hides the collectives at all of them."
+    how = f"with{'' if own.gradient_checkpointing else 'out'} gradient checkpointing"
+    more = f"; the {own.micro_batches} of the plan above would keep gradients between them" * (own.micro_batches > 1)
     return [
         *table(titles, cells),
-        f"{end} A step of one micro-batch on each GPU; at the links' full rate.",
+        f"{end} At the links' full rate.",
+        f"A step of one micro-batch of {own.rows} x {own.length:,} tokens on each GPU with fsdp, {how}{more}.",
         "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size.",
     ]
 

@@ -40,7 +40,7 @@ def test_all_recipes_are_planned_for_the_usual_gpus_where_there_is_none(capsys):
 def test_all_recipes_are_planned_for_one_gpu(capsys):
     text = said(capsys, "--gpu 24GiB --gpus 1")
     assert re.search(r"^llama-8b-qlora .*fits: 1 x, single", text, re.M)
-    assert re.search(r"^llama-70b-full .*does not fit: .* missing", text, re.M)
+    assert re.search(r"^llama-70b-full .*does not fit: .* missing on 1 x, single", text, re.M)
 
 
 def test_json_says_what_fits(capsys):
@@ -51,6 +51,20 @@ def test_json_says_what_fits(capsys):
     assert sum(plan["recommended"]["components"].values()) == plan["recommended"]["peak"]
     assert json.loads(said(capsys, "--recipe llama-70b-full --gpu 24GiB --json"))["fits"] is False
     assert all("fits" in entry for entry in json.loads(said(capsys, "--json")))
+
+
+def test_the_table_and_the_recommendation_agree(capsys):
+    text = said(capsys, "--recipe llama-8b-lora --gpu rtx4090")
+    peak = re.search(r"a GPU at its peak .*, (\S+) GiB:", text)[1]
+    assert re.search(rf"^lora +single +fits with checkpointing, .* free +{peak} GiB +2 ", text, re.M)
+    plan = json.loads(said(capsys, "--recipe llama-8b-lora --gpu 24GiB --gpus 2 --json"))
+    assert plan["fits"] and plan["recommended"] in [way for way in plan["ways"] if way["fits"]]
+
+
+def test_the_scale_begins_with_the_way_in_the_table(capsys):
+    text = said(capsys, "--recipe qwen3-14b-full --gpu h100 --gpus 8 --scale")
+    rows = re.search(r"^full +fsdp +fits with checkpointing, .* GiB +(\d+) ", text, re.M)[1]
+    assert f"one micro-batch of {rows} x 4,096 tokens on each GPU with fsdp, with gradient checkpointing" in text
 
 
 def test_nothing_that_fits_is_said(capsys):

@@ -74,9 +74,9 @@ def test_gpus_are_this_machines_unless_they_are_named(monkeypatch):
         ("--model llama-2-7b --max_length 9999", "9999 tokens, llama-2-7b has 4096 positions"),
         ("--model llama-8b --use_dora true", "use_dora: the formulas do not know what it takes"),
         ("--model llama-8b --learning_rat 1", "did you mean 'learning_rate'?"),
-        ("--max_length 512", "nothing to change: no model is named"),
+        ("--max_length 512", "--max_length: for which model? none is named"),
         ("--recipe nope", "no recipe 'nope'"),
-        ("llama-8b", "nothing to change: no model is named"),
+        ("llama-8b", "a recipe without its flag\n    -> --recipe llama-8b"),
         ("--model nobody/nothing", "its config.json is not in the cache"),
     ],
 )

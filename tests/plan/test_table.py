@@ -1,6 +1,7 @@
 """A plan as text."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,8 @@ def planned(*words, gpu="24GiB"):
     asked = read_ask([*words, "--gpu", gpu])
     (question,) = asked.questions
     base = asked.workload(question)
-    found = options(base, asked.gpu)
-    option, _ = recommend(found, base.method, question.recipe.global_batch_size)
+    found = options(base, asked.gpu, question.recipe.global_batch_size)
+    option, _ = recommend(found, base.method)
     return question, found, option
 
 
@@ -27,8 +28,8 @@ def test_columns_are_aligned():
 def test_each_way_says_whether_it_fits_and_by_how_much():
     _, found, _ = planned("--recipe", "llama-8b-qlora")
     lines = ways(found)
-    assert len(lines) == 1 + len(found)
-    for line, option in zip(lines[1:], found, strict=True):
+    assert len(lines) == 2 + len(found)
+    for line, option in zip(lines[1:-1], found, strict=True):
         assert verdict(option) in line
         assert ("does not fit, " in line and "missing" in line) != option.fits
 
@@ -37,7 +38,7 @@ def test_checkpointing_is_needed_or_costs_time_or_is_not_enough():
     _, found, _ = planned("--recipe", "llama-8b-lora", "--gradient_checkpointing", "true")
     told = {option.workload.method: checkpointing(option) for option in found}
     assert told["full"] == "not enough" and told["lora"] == "needed"
-    small = options(replace(found[0].workload, length=128, rows=1), GPUS["h100"])[1]
+    small = options(replace(found[0].workload, length=128, rows=1), GPUS["h100"], 32)[1]
     assert checkpointing(small).startswith("not needed: costs ")
 
 
@@ -82,6 +83,20 @@ def test_time_is_a_range_with_its_assumption_and_its_cost():
     assert "cost" not in "\n".join(time_lines(option, None))
     _, _, option = planned("--recipe", "llama-8b-lora")
     assert "nothing is known of a GPU named 24GiB" in time_lines(option, None)[0]
+    assert time_lines(option, None, 2.0)[0].startswith("time, and so no cost: ")
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "told"),
+    [(1, "1 step: 0.01 to 0.02 seconds"), (9000, "1.5 to 3 minutes"), (10**7, "27.8 to 55.6 hours")],
+)
+def test_a_time_has_a_unit_that_suits_it_and_no_exponent(num_steps, told):
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    step = SimpleNamespace(seconds=(0.01, 0.02), tokens_per_second=(1.0, 2.0), tokens=1, bound="memory")
+    text = "\n".join(time_lines(replace(option, step=step), num_steps))
+    assert told in text and "time: 0.01 to 0.02 s a step" in text
+    slow = replace(option, step=SimpleNamespace(**{**vars(step), "seconds": (67.0, 110.4)}))
+    assert "time: 67 to 110 s a step" in "\n".join(time_lines(slow, None))
 
 
 def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
@@ -110,7 +125,7 @@ def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
 
 def test_scale_says_where_communication_takes_over():
     _, found, _ = planned("--recipe", "llama-8b-full", gpu="h100")
-    lines = scale(scaling(found[0].workload, GPUS["h100"]))
+    lines = scale(scaling(found[0].workload, GPUS["h100"]), found[0].workload)
     assert lines[0].startswith("GPUs") and lines[10].startswith("4,096")
     assert "Communication takes over at" in lines[11]
 
