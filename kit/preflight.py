@@ -23,7 +23,7 @@ from kit.model.reach import freeze_out_of_reach
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
-from kit.plan.run import describe, memory_problems, planned, record, settle
+from kit.plan.run import describe, explain_auto, memory_problems, planned, record, settle
 from kit.run.facts import facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -94,6 +94,7 @@ def check(
     problems = Problems()
     sources = tokenizer = config = meta_model = data = folder = None
     plan: dict[str, Any] = {}
+    auto: list[str] = []  # what its settings took without a plan
     with problems.caught():
         sources = open_sources(recipe)
     with problems.caught():
@@ -106,7 +107,8 @@ def check(
         meta_model = build_meta_model(recipe, config)
         problems += check_model(recipe, config, meta_model, needs_weights=not launch.dry_run)
         if topology:
-            recipe = settle(recipe, topology, config)
+            asked, recipe = recipe, settle(recipe, topology, config)
+            auto = explain_auto(asked, recipe, topology, config)
             if recipe_name is not None:  # else nothing is trained
                 workload = planned(recipe, topology, config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
@@ -116,6 +118,7 @@ def check(
     if sources and tokenizer and meta_model:
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
+            data.notes.extend(auto)
             data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right

@@ -100,6 +100,13 @@ def test_a_model_that_reads_more_does_not_lengthen_what_nobody_set(recipe, model
     assert preflight.check(plain, shorten=True).recipe.max_length == plain.max_length
 
 
+def test_a_run_says_what_auto_took_without_a_plan(recipe, monkeypatch):
+    monkeypatch.setattr("kit.plan.run.gpu_memory", lambda topology: 2**36)
+    unknown = recipe(method="lora", use_dora=True, per_device_train_batch_size="auto")
+    assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, SINGLE).data.notes
+    assert not any("auto" in note for note in preflight.check(recipe(), SINGLE).data.notes)
+
+
 @pytest.mark.slow
 def test_a_dry_run_tells_strategy_data_and_steps(recipe):
     checked = preflight.check(

@@ -76,7 +76,7 @@ def read_header(path: Path) -> Header:
 def run(argv: list[str]) -> int:
     """Print a table of all recipes, or the schema of one. Then raise ``UserError`` if a recipe cannot be read.
 
-    With GPUs it is the table of ``kit plan``; with a model, what runs it.
+    With GPUs it is the table of ``kit plan``; with a model, what runs it; with both, the plan of ``kit plan`` for it.
     """
     parser = argparse.ArgumentParser(prog="kit recipes", description=HELP)
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, for editors")
@@ -87,14 +87,13 @@ def run(argv: list[str]) -> int:
     if flags.schema:
         show(json.dumps(json_schema(), indent=1))
         return 0
+    gpus = [word for name in ("gpu", "gpus") if (value := getattr(flags, name)) for word in (f"--{name}", value)]
     if flags.model:
-        return _show_for_model(flags.model)
-    if flags.gpu or flags.gpus:
+        return _show_for_model(flags.model, gpus)
+    if gpus:
         from kit.cli import plan
 
-        return plan.run(
-            [word for name in ("gpu", "gpus") if getattr(flags, name) for word in (f"--{name}", getattr(flags, name))]
-        )
+        return plan.run(gpus)
     headers, problems = _headers()
     rows = []
     for name, header in headers.items():
@@ -129,8 +128,12 @@ def _headers() -> tuple[dict[str, Header], list[Problem]]:
     return dict(sorted(headers.items(), key=lambda entry: (entry[1].num_parameters, entry[0]))), problems
 
 
-def _show_for_model(model: str) -> int:
-    """Show the recipe whose model is nearest in size to ``model``, and the commands that run it."""
+def _show_for_model(model: str, gpus: list[str]) -> int:
+    """Show the recipe whose model is nearest in size to ``model``, and the commands that run it, or its plan on GPUs.
+
+    Args:
+        gpus: the words ``--gpu G --gpus N``, or one of them, or none.
+    """
     from kit.plan.models import find_shape, shipped_id
 
     shape = find_shape(model, "--model")
@@ -140,6 +143,10 @@ def _show_for_model(model: str) -> int:
     name = min(sizes, key=lambda name: abs(math.log(sizes[name] / shape.num_parameters)))
     header, model = headers[name], shipped_id(model) or model
     show(f"{model}: {shape.num_parameters:,} parameters. The nearest recipe is {name} ({header.parameters}):\n")
+    if gpus:
+        from kit.cli import plan
+
+        return plan.run(["--recipe", name, "--model", model, *gpus])
     for method, needs in header.needs.items():
         show(f"  {method} fits {needs.gpus} with {name}'s own model:")
         command = f"accelerate launch recipes/finetune.py --config {needs.config} --recipe {name}-{method}"

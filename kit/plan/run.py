@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kit.data.open import Data
 
 GIB = 2**30
+STRATEGIES: dict[str, Strategy] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp2"}
 
 
 def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
@@ -48,6 +49,21 @@ def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     return recipe.model_copy(update=chosen)
 
 
+def explain_auto(recipe: Recipe, settled: Recipe, topology: Topology, config: Any) -> list[str]:
+    """Return a line that says what ``settle`` took without a plan, and why; none on a CPU, and where a plan chose."""
+    rows, checkpointing = settled.micro_batch_size, "on" if settled.gradient_checkpointing else "off"
+    taken = [f"micro-batch {rows}"] if recipe.per_device_train_batch_size == "auto" else []
+    taken += [f"gradient checkpointing {checkpointing}"] if recipe.gradient_checkpointing == "auto" else []
+    memory, workload = gpu_memory(topology), planned(settled, topology, config)
+    if memory is None or not taken:
+        return []
+    if workload is None:
+        return [f"auto: no plan for {_unknown(recipe, topology, config)}: {', '.join(taken)}"]
+    if not try_out(workload, Gpu(name="this", memory=memory)).fits:
+        return [f"auto: nothing fits by the plan: {', '.join(taken)}"]
+    return []
+
+
 def gpu_memory(topology: Topology) -> int | None:
     """Return the bytes of the smallest GPU of this machine; None if the run does not use GPUs."""
     if topology.device_type != "cuda":
@@ -64,18 +80,28 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     Args:
         config: the model's config, as transformers opened it.
     """
-    strategies: dict[str, Strategy] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp2"}
-    if topology.strategy not in strategies or not topology.reshard_after_forward or uncovered(recipe):
+    if _unknown(recipe, topology, config):
         return None
-    try:
-        shape = shape_of(config.to_dict(), recipe.model_name_or_path)
-    except UserError:
-        return None
-    strategy = "offload" if topology.offload else strategies[topology.strategy]
+    shape = shape_of(config.to_dict(), recipe.model_name_or_path)
+    strategy = "offload" if topology.offload else STRATEGIES[topology.strategy]
     workload = Workload.of(recipe, shape, strategy, topology.num_processes)
     # A copy of hybrid sharding takes of each GPU what a run on its GPUs alone would take.
     num_gpus = workload.num_gpus // topology.num_replicas
     return replace(workload, bf16=topology.mixed_precision == "bf16", num_gpus=num_gpus)
+
+
+def _unknown(recipe: Recipe, topology: Topology, config: Any) -> str:
+    """What of the run the formulas do not describe; empty if they describe all of it."""
+    found = [f"--{key}" for key in uncovered(recipe)]
+    if topology.strategy not in STRATEGIES:
+        found.append(topology.strategy)
+    elif not topology.reshard_after_forward:
+        found.append("weights that stay gathered")
+    try:
+        shape_of(config.to_dict(), recipe.model_name_or_path)
+    except UserError:
+        found.append(f"a model of type {config.to_dict().get('model_type')!r}")
+    return ", ".join(found)
 
 
 def record(workload: Workload | None, topology: Topology) -> dict[str, Any]:

@@ -45,9 +45,11 @@ class Option:
 
     @property
     def largest_length(self) -> int:
-        """The longest row that fits in such a micro-batch, in tokens, and that the model can read; 0: none."""
-        most = min(self.workload.shape.max_positions or MOST_LENGTH, MOST_LENGTH)
-        return _largest(lambda length: try_out(replace(self.workload, length=length), self.gpu).fits, most)
+        """The longest row that fits as it takes the least, in tokens, and that the model can read; 0: none."""
+        own = self.workload
+        most = min(own.shape.max_positions or MOST_LENGTH, MOST_LENGTH)
+        way = least(own, own.rows * own.micro_batches * own.num_gpus)
+        return _largest(lambda length: try_out(replace(way, length=length), self.gpu).fits, most)
 
     def other_checkpointing(self) -> "Option":
         """The same with gradient checkpointing on instead of off, or off instead of on."""

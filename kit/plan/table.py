@@ -54,7 +54,7 @@ def ways(found: list[Option]) -> list[str]:
         )
     titles = ["method", "config", "memory of a GPU", "peak", "micro-batch", "max_length", "gradient checkpointing"]
     margin = f"Free and missing leave {MARGIN:.0%} of a GPU's memory unused, since the formulas may be wrong"
-    notes = [f"{margin}; max_length is the longest that fits."]
+    notes = [f"{margin}.", "max_length: the longest that fits, with micro-batch 1 and gradient checkpointing."]
     return [*table([*titles, "tokens/s per GPU", "host memory"], rows), *notes]
 
 

@@ -28,6 +28,11 @@ def test_the_recipe_for_a_model_is_the_nearest_in_size(capsys):
     assert "The nearest recipe is llama-8b (8.03B)" in text
     assert "--recipe llama-8b-qlora --model_name_or_path Qwen/Qwen2.5-7B" in text
     assert main(["recipes", "--model", "nowhere/none"]) == 2
+    assert "`kit plan --params 8B`" in capsys.readouterr().err
+    assert main(["recipes", "--model", "qwen2.5-7b", "--gpu", "h100", "--gpus", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "The nearest recipe is llama-8b (8.03B)" in text and "8 x H100 SXM" in text
+    assert "--num_processes 8 --model_name_or_path Qwen/Qwen2.5-7B" in text
 
 
 def test_with_gpus_it_shows_what_fits_them(capsys):

@@ -11,7 +11,7 @@ from kit.plan import run
 from kit.plan.hardware import GPUS, Gpu
 from kit.plan.memory import predict
 from kit.plan.models import SHAPES, find_shape
-from kit.plan.run import describe, memory_problems, planned, record, settle
+from kit.plan.run import describe, explain_auto, memory_problems, planned, record, settle
 from kit.strategy.topology import Topology
 
 GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
@@ -122,3 +122,24 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     assert kept.gradient_checkpointing is True and kept.micro_batch_size >= rows
     on_cpu = settle(recipe, replace(alone, device_type="cpu"), config)
     assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
+
+
+def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
+    gpus(80.0)
+    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
+    alone = replace(GPU, strategy="single", num_processes=1)
+
+    def told(topology=alone, opened=config, **keys):
+        recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
+        return explain_auto(recipe, settle(recipe, topology, opened), topology, opened)
+
+    taken = "micro-batch 1, gradient checkpointing on"
+    assert told(use_dora=True, new_tokens=["<a>"]) == [f"auto: no plan for --use_dora, --new_tokens: {taken}"]
+    assert told(freeze=["*"], gradient_checkpointing=False) == ["auto: no plan for --freeze: micro-batch 1"]
+    mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
+    assert told(opened=mixtral) == [f"auto: no plan for a model of type 'mixtral': {taken}"]
+    assert told(replace(GPU, strategy="fsdp1")) == [f"auto: no plan for fsdp1: {taken}"]
+    assert told() == told(use_dora=True, per_device_train_batch_size=1, gradient_checkpointing=True) == []
+    assert told(replace(alone, device_type="cpu"), use_dora=True) == []
+    gpus(8.0)
+    assert told() == [f"auto: nothing fits by the plan: {taken}"]

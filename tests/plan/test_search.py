@@ -32,6 +32,8 @@ def test_the_largest_micro_batch_and_length_are_the_last_that_fit():
     assert not try_out(replace(BASE, rows=rows + 1), GPU).fits
     assert try_out(replace(BASE, length=length), GPU).fits
     assert not try_out(replace(BASE, length=length + 1), GPU).fits
+    one, two = replace(BASE, micro_batches=4), replace(BASE, rows=2, micro_batches=2, gradient_checkpointing=False)
+    assert try_out(two, GPU).largest_length == try_out(one, GPU).largest_length
 
 
 def test_a_run_fits_to_the_byte_beside_the_margin():
