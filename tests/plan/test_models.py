@@ -42,6 +42,12 @@ def test_variants_of_a_public_model_have_its_shape(variant, name):
     assert find_shape(variant).name == name
 
 
+def test_a_folder_that_is_called_model_has_the_name_of_what_it_is_in(tmp_path):
+    (tmp_path / "mine/model").mkdir(parents=True)
+    assert find_shape(folder_with(tmp_path / "mine/model")).name == "mine"
+    assert find_shape(folder_with(tmp_path / "mine")).name == "mine"
+
+
 def test_a_config_in_the_hubs_cache_beats_a_shipped_shape(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     folder_with(tmp_path, vocab_size=1000)
