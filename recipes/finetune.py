@@ -68,7 +68,7 @@ def main() -> None:
     with together(accelerator):  # an error on one rank stops all ranks
         folder.open()
     check_shared(accelerator, folder.path)
-    state = folder.verify(accelerator, total_steps)  # of an earlier checkpoint, if the newest is damaged
+    state = folder.resume(accelerator, total_steps)  # of an earlier checkpoint, if the newest is damaged
     guard.at(phases.LOADING)
     with together(accelerator):
         model = build_model(recipe, config, load_plan)

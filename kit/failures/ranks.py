@@ -55,7 +55,8 @@ class Watch:
         self._tell = tell or self._print
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._store, self._timeout = store, timeout_seconds
-        self._surveys = Surveys(store, self._world, timeout_seconds) if store is not None else None
+        # Without a launcher's store, rank 0 keeps one.
+        self._surveys = Surveys(store, self._world, timeout_seconds, self._rank == 0) if store is not None else None
         self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
         self._is_asking, self._trains = False, trains
         if store is not None:
@@ -97,11 +98,12 @@ class Watch:
             return TrainingError(self._unreachable() + (then and f"\n    -> {then}"))
         if not gone.count:
             return None
-        are, it = ("are", "They say") if gone.count > 1 else ("is", "It says")
+        are, was, it = ("are", "were", "They say") if gone.count > 1 else ("is", "was", "It says")
         then = then and f";\n       {then}"
         return TrainingError(
             f"{gone.names()} {are} gone, last seen: {_listed(gone)}\n"
-            f"    -> {it} why above, or was killed: by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
+            f"    -> {it} why above, or {was} killed: "
+            f"by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
         )
 
     def _beat(self) -> None:

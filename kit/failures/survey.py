@@ -14,6 +14,7 @@ Promises:
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -99,9 +100,13 @@ def _some(statuses: list[RankStatus]) -> Some:
 class Surveys:
     """The surveys of a run. Each rank has one, with a store that only these have."""
 
-    def __init__(self, store: BoundedStore, world: int, timeout_seconds: float) -> None:
-        """``timeout_seconds``: without progress on any rank for so long, the run ends."""
-        self._store, self._world, self._timeout = store, world, timeout_seconds
+    def __init__(self, store: BoundedStore, world: int, timeout_seconds: float, keeps_store: bool = False) -> None:
+        """
+        Args:
+            timeout_seconds: without progress on any rank for so long, the run ends.
+            keeps_store: whether the store may end with this process.
+        """
+        self._store, self._world, self._timeout, self._keeps_store = store, world, timeout_seconds, keeps_store
 
     def write(self, status: RankStatus) -> None:
         """Write the status of this rank. Raises like ``BoundedStore.call``."""
@@ -116,13 +121,19 @@ class Surveys:
         Raises:
             TimeoutError: the store does not answer.
         """
+        found = self._ask()
+        if self._keeps_store:
+            time.sleep(2 * _POLL_SECONDS)  # until the others have read the verdict too
+        return found
+
+    def _ask(self) -> Survey:
         try:
             begun: int = self._store.call(lambda store: store.add("begun", 0))  # the number of the last survey
-            if begun and not self._is_over(begun):
-                verdict = self._verdict_of(begun)
-                # It may have begun before somebody else died, but whom it names is gone.
-                if verdict is not None and verdict.gone.count:
-                    return verdict
+            last = self._verdict_of(begun) if begun else None
+            # It may have begun before somebody else died, but whom it names is gone. Ranks that ended because of them
+            # are not named: so a survey that is over counts too.
+            if last is not None and last.gone.count and self._are_silent_since(last.gone.first):
+                return last
             for number in range(begun + 1, begun + 1 + _MOST_LEADERS):
                 if self._is_leader_of(number):
                     return self._lead(number)
@@ -137,13 +148,15 @@ class Surveys:
         return self._store.call(lambda store: store.add(f"leader/{number}", 1)) == 1
 
     def _lead(self, number: int) -> Survey:
-        self._store.call(lambda store: store.set("begun", str(number)))
+        # Never to a lower number: a leader that was paused here must not make an old verdict the last one.
+        self._store.call(lambda store: store.add("begun", max(0, number - store.add("begun", 0))))
         found = self._survey()
         self._store.call(lambda store: store.set(f"verdict/{number}", found.to_json()))
         return found
 
-    def _is_over(self, number: int) -> bool:
-        return bool(self._store.call(lambda store: store.check([f"verdict/{number}"])))
+    def _are_silent_since(self, statuses: list[RankStatus]) -> bool:
+        """Whether these ranks, a few, have written no other status since these."""
+        return self._read_statuses([status.rank for status in statuses]) == statuses
 
     def _verdict_of(self, number: int) -> Survey | None:
         """Wait for the verdict of a survey; None if its leader has died."""
@@ -160,13 +173,13 @@ class Surveys:
         return Survey.from_json(text)
 
     def _survey(self) -> Survey:
-        before = self._statuses()
+        before = self._read_statuses(range(self._world))
         time.sleep(SILENT_SECONDS)
-        return Survey.of(before, self._statuses(), self._timeout)
+        return Survey.of(before, self._read_statuses(range(self._world)), self._timeout)
 
-    def _statuses(self) -> list[RankStatus]:
-        """The last status of each rank; of a rank that never wrote one, the status at the start."""
-        keys = [str(rank) for rank in range(self._world)]
+    def _read_statuses(self, ranks: Sequence[int]) -> list[RankStatus]:
+        """The last status of each of these ranks; of a rank that never wrote one, the status at the start."""
+        keys = [str(rank) for rank in ranks]
 
         def read(store: Any) -> list[bytes | None]:
             if store.check(keys):
@@ -174,4 +187,5 @@ class Surveys:
             return [store.get(key) if store.check([key]) else None for key in keys]
 
         texts = self._store.call(read)
-        return [RankStatus(**json.loads(text)) if text else RankStatus(rank) for rank, text in enumerate(texts)]
+        pairs = zip(ranks, texts, strict=True)
+        return [RankStatus(**json.loads(text)) if text else RankStatus(rank) for rank, text in pairs]

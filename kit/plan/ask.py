@@ -80,6 +80,13 @@ def read_ask(argv: list[str]) -> Ask:
     price = _price(own["price"], problems) if "price" in own else None
     files = {name: Path(own[name]) for name in ("write", "picture") if name in own}
     problems += [Problem(f"--{name}", f"{path} exists", "a new file") for name, path in files.items() if path.exists()]
+    problems += [
+        Problem(f"--{name}", f"{path.parent} is no folder", "a file in a folder that exists")
+        for name, path in files.items()
+        if not path.parent.is_dir()
+    ]
+    if len({*files.values()}) < len(files):
+        problems.append(Problem("--picture", "the file of --write", "another file"))
     if "picture" in files and "scale" not in switches:
         problems.append(Problem("--picture", "without --scale, whose table it draws", fix="add --scale"))
     for flag, other in (("params", "model"), ("params", "model_name_or_path"), ("model", "model_name_or_path")):

@@ -1,7 +1,9 @@
 """A plan as text: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
 
+import json
 import shlex
 
+from kit.config.recipe import Recipe
 from kit.plan.ask import Ask, Question
 from kit.plan.hardware import Gpu
 from kit.plan.lengths import Lengths
@@ -85,16 +87,25 @@ def command(option: Option, question: Question) -> str:
     words = ["accelerate", "launch", "recipes/finetune.py", "--config", own.config]
     if question.recipe_name:
         words += ["--recipe", question.recipe_name]
-        words += ["--dataset", str(recipe.dataset)] if "dataset" in question.typed else []
+        words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in question.typed else []
     else:
-        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", str(recipe.dataset)]
+        words += ["--model_name_or_path", recipe.model_name_or_path, "--dataset", _flag(recipe, "dataset")]
     if not question.recipe_name or own.method != recipe.method:
         words += ["--method", own.method]
     if own.num_gpus > 1:
         words += ["--num_processes", str(own.num_gpus)]
-    for key, value in changes(option, question).items():
-        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
+    changed = changes(option, question)
+    for key in changed:
+        words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
     return shlex.join(words)
+
+
+def _flag(recipe: Recipe, key: str) -> str:
+    """A setting as it is typed on the command line."""
+    value = recipe.model_dump(mode="json", exclude_none=True).get(key)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def changes(option: Option, question: Question) -> dict[str, str | int | bool]:

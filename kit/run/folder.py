@@ -8,7 +8,6 @@ Promises:
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,26 +19,20 @@ from kit.checkpoint.manifest import drop_after, list_checkpoints, read_state
 from kit.config.recipe import Recipe
 from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
-from kit.errors import Problem, UserError, raise_if
+from kit.errors import Problem, UserError
 from kit.failures import exits
-from kit.run.identity import OTHER_DATA, changes, differences
-from kit.run.output_dir import check_writable, unfinished_elsewhere
-from kit.run.record import METRICS_FILE, RUN_FILE, versions, write_record
+from kit.run.identity import changes
+from kit.run.output_dir import OUTPUTS, check_owner, unfinished_elsewhere
+from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
 from kit.run.starts import starts
+from kit.strategy.rendezvous import together
 from kit.strategy.topology import ActualStrategy
 from kit.train.loop_state import LoopState
 from kit.train.schedule import schedule_change
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-_PARTIAL = f".{RUN_FILE}.partial"
-# Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
-_OUTPUTS = [
-    *"checkpoints final .final.partial metrics.partial report.html kit".split(),
-    *(METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, _PARTIAL),
-]
 
 
 class RunFolder:
@@ -57,7 +50,7 @@ class RunFolder:
         self._recipe, self._recipe_name, self._identity = recipe, recipe_name, identity
         self.path = Path(recipe.output_dir or "")
         self.checkpoints, self.final = self.path / "checkpoints", self.path / "final"
-        self.finished_steps = _check_owner(recipe, self.path, identity)  # 0: not finished, or a new run
+        self.finished_steps = check_owner(recipe, self.path, identity)  # 0: not finished, or a new run
         self._ended_early = bool(self.finished_steps) and _ended_early(recipe, self.path)
         self._seen = _snapshot(self.path)
         self._wanted = wanted_checkpoint(recipe, self.path)
@@ -72,21 +65,24 @@ class RunFolder:
             return LoopState()
         return LoopState.from_record(read_state(self.checkpoint, LoopState().record()))
 
-    def verify(self, accelerator: "Accelerator", total_steps: int) -> LoopState:
+    def resume(self, accelerator: "Accelerator", total_steps: int) -> LoopState:
         """Check the checkpoint's hashes, each rank its share, and go back to the one before if it is damaged.
 
-        Called by all ranks. A single process checked them when it created this object.
+        After that, with ``overwrite_output_dir``, delete the old run. Called by all ranks, in the locked folder. A
+        single process checked the hashes when it created this object.
 
         Returns:
             The state that the run continues with.
 
         Raises:
-            UserError: on all ranks, if no checkpoint can be used.
+            UserError: on all ranks, if no checkpoint can be used, or the old run cannot be deleted.
         """
         if accelerator.num_processes > 1:
             chosen = choose_together(accelerator, self.checkpoints, self._wanted, self._identity)
             self.checkpoint, self._manifest = chosen
             self.is_finished(self.loop_state().step, total_steps)  # or the one before cannot be continued
+        with together(accelerator):
+            self._empty()
         return self.loop_state()
 
     def is_finished(self, first_step: int, total_steps: int) -> bool:
@@ -138,9 +134,7 @@ class RunFolder:
         return unfinished_elsewhere(self.path, self._recipe_name, self._identity) if is_new else []
 
     def open(self) -> None:
-        """Create the folder and lock it until this process ends. With ``overwrite_output_dir``, delete the old run.
-
-        The folder itself is kept, since it may be a mount point or a link.
+        """Create the folder and lock it until this process ends.
 
         Raises:
             UserError: the folder cannot be created, another run holds its lock, or another run changed it after
@@ -156,20 +150,32 @@ class RunFolder:
             if _snapshot(folder) != seen:
                 found = f"another run was at work in {folder} while this one started"
                 raise UserError(Problem("output_dir", found, fix="type the same command again"))
-            if recipe.overwrite_output_dir and seen[0]:
-                # Write the record first: after a kill, the folder is recognised as that of this run.
-                record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
-                write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
-                for path in [*(folder / name for name in _OUTPUTS), *folder.glob(".report.*.partial")]:
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
             if begins_again and not recipe.overwrite_output_dir:
                 notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
-            lock.sign(folder, emptied=recipe.overwrite_output_dir)
+            lock.sign(folder, emptied=False)
         except OSError as error:
-            found = f"{folder}: {error.strerror or error}"
-            raise UserError(Problem("output_dir", found, "a folder to write to")) from None
+            raise _cannot_write(folder, error) from None
         say(*notes)
+
+    def _empty(self) -> None:
+        """Delete the old run if ``overwrite_output_dir`` asks for it.
+
+        The folder itself is kept, since it may be a mount point or a link.
+        """
+        recipe, folder = self._recipe, self.path
+        if not (is_main() and recipe.overwrite_output_dir):
+            return
+        try:
+            if self._seen[0]:
+                # Write the record first: after a kill, the folder is recognised as that of this run.
+                record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
+                write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
+                for path in [*(folder / name for name in OUTPUTS), *folder.glob(".report.*.partial")]:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            lock.sign(folder, emptied=True)
+        except OSError as error:
+            raise _cannot_write(folder, error) from None
 
     def begin(
         self,
@@ -228,44 +234,6 @@ class RunFolder:
             write_record(self.path, {**self._record, **ends})
 
 
-def _check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
-    """Raise ``UserError`` if the folder holds another run, or files that are no run.
-
-    Returns:
-        The number of steps after which the run in the folder finished; 0 if it did not, or will be overwritten.
-
-    Raises:
-        UserError: the folder holds another run (the message names the settings that differ), a run is at work in it,
-            or it cannot be used.
-    """
-    check_writable(folder)
-    # A start that ended before it wrote run.json leaves at most these files.
-    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME, exits.ERROR_FILE}:
-        return 0
-    # The kit only deletes what it wrote itself.
-    ways = "choose another --output_dir, or empty it yourself"
-    try:
-        old = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
-    except FileNotFoundError:
-        raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
-    lock.look(folder)
-    if recipe.overwrite_output_dir:
-        raise_if(_problems_with_inputs(recipe, folder))
-        return 0
-    ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
-    if changed := differences(old_identity, identity):
-        was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
-        if was != now:
-            changed = [f"dataset: {was!r} -> {now!r}" if text == OTHER_DATA else text for text in changed]
-        raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
-    if recipe.resume_from_checkpoint == "none":
-        raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
-    return finished_steps
-
-
 def _ended_early(recipe: Recipe, folder: Path) -> bool:
     """Whether the finished run in the folder ended early, by the settings of early stopping that ``recipe`` has too."""
     record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
@@ -273,17 +241,8 @@ def _ended_early(recipe: Recipe, folder: Path) -> bool:
     return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(recipe, key) for key in keys)
 
 
-def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
-    """Return a problem for each input of the run that lies in the folder and would be deleted."""
-    keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
-    paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
-    paths += [("dataset", entry.path) for entry in recipe.datasets]
-    paths += [("eval_dataset", entry.path) for entry in recipe.eval_datasets]
-    return [
-        Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
-        for key, value in paths
-        if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
-    ]
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(Problem("output_dir", f"{folder}: {error.strerror or error}", "a folder to write to"))
 
 
 def _snapshot(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Log a run: progress bar, printed lines, ``metrics.jsonl`` and trackers."""
 
 import json
+import math
 import shlex
 import sys
 import uuid
@@ -226,6 +227,8 @@ class Log:
         return {"wandb": resumed, "trackio": named, "tensorboard": purged}
 
     def _write(self, row: dict[str, Any]) -> None:
+        """Write a line of JSON, which has no NaN: such a value, as an objective's metric may have, is left out."""
+        row = {key: value for key, value in row.items() if not (isinstance(value, float) and not math.isfinite(value))}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:

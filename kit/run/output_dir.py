@@ -12,11 +12,20 @@ from typing import Any
 
 from kit import lock
 from kit.checkpoint.manifest import list_checkpoints
-from kit.errors import Problem, UserError
-from kit.run.identity import differences
-from kit.run.record import RUN_FILE
+from kit.config.recipe import Recipe
+from kit.data.samples.bad_rows import SKIPPED_FILE
+from kit.errors import Problem, UserError, raise_if
+from kit.failures import exits
+from kit.run.identity import OTHER_DATA, differences
+from kit.run.record import METRICS_FILE, RUN_FILE
 
 _ANOTHER = "choose another --output_dir"
+_PARTIAL = f".{RUN_FILE}.partial"
+# Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
+OUTPUTS = [
+    *"checkpoints final .final.partial metrics.partial report.html kit".split(),
+    *(METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, _PARTIAL),
+]
 
 
 def check_writable(folder: Path) -> None:
@@ -33,6 +42,44 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         found = f"{folder}: {error.strerror or error}"
         raise UserError(Problem("output_dir", found, "a folder to write to", _ANOTHER)) from None
+
+
+def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
+    """Raise ``UserError`` if the folder holds another run, or files that are no run.
+
+    Returns:
+        The number of steps after which the run in the folder finished; 0 if it did not, or will be overwritten.
+
+    Raises:
+        UserError: the folder holds another run (the message names the settings that differ), a run is at work in it,
+            or it cannot be used.
+    """
+    check_writable(folder)
+    # A start that ended before it wrote run.json leaves at most these files.
+    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME, exits.ERROR_FILE}:
+        return 0
+    # The kit only deletes what it wrote itself.
+    ways = "choose another --output_dir, or empty it yourself"
+    try:
+        old = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
+    except FileNotFoundError:
+        raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
+    lock.look(folder)
+    if recipe.overwrite_output_dir:
+        raise_if(_problems_with_inputs(recipe, folder))
+        return 0
+    ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
+    if changed := differences(old_identity, identity):
+        was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
+        if was != now:
+            changed = [f"dataset: {was!r} -> {now!r}" if text == OTHER_DATA else text for text in changed]
+        raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
+    if recipe.resume_from_checkpoint == "none":
+        raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
+    return finished_steps
 
 
 def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, Any]) -> list[str]:
@@ -68,3 +115,16 @@ def _is_unfinished(folder: Path, identity: Mapping[str, Any]) -> bool:
         return not record["finished_steps"] and not differences(record["identity"], identity)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
+
+
+def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
+    """Return a problem for each input of the run that lies in the folder and would be deleted."""
+    keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
+    paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
+    paths += [("dataset", entry.path) for entry in recipe.datasets]
+    paths += [("eval_dataset", entry.path) for entry in recipe.eval_datasets]
+    return [
+        Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
+        for key, value in paths
+        if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
+    ]

@@ -5,7 +5,8 @@ the same checkpoint: if the newest is damaged, the one before.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,14 +57,20 @@ def choose_together(accelerator: "Accelerator", folder: Path, wanted: str, ident
 
     def check(path: Path) -> list[str]:
         faults: list[str] = []
-        with together(accelerator):
-            try:
-                faults = verify(path, share)
-            except OSError as error:
-                raise UserError(Problem(str(path), f"cannot be read ({error.strerror or error})")) from None
+        with together(accelerator), _readable(path):
+            faults = verify(path, share)
         return list(dict.fromkeys(gather_object(faults)))  # all ranks find the same sizes
 
     return _chosen(folder, wanted, identity, check, say)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = str(error.filename or path)
+        raise UserError(Problem(where, f"cannot be read ({error.strerror or error})")) from None
 
 
 def _chosen(
@@ -73,10 +80,11 @@ def _chosen(
     check: Callable[[Path], Sequence[str]],
     say: Callable[[str], None],
 ) -> Chosen:
-    path = find_checkpoint(folder, wanted, say, check)
-    if path is None:
-        return None, {}
-    manifest = read_manifest(path)
+    with _readable(folder):
+        path = find_checkpoint(folder, wanted, say, check)
+        if path is None:
+            return None, {}
+        manifest = read_manifest(path)
     if changed := differences(manifest["identity"], identity):
         found = f"{path} is of another run ({'; '.join(changed)})"
         fix = "to start a new run from its weights, export them: python recipes/export.py"

@@ -37,7 +37,7 @@ class Throughput:
         self._clear()
 
     def _clear(self) -> None:
-        self._since = time.perf_counter()
+        self._since = self._stepped = time.perf_counter()
         self._tokens = 0  # of all ranks, without padding
         # Of this rank: seconds; tokens computed, and those that are no padding.
         self._waited_seconds = self._own_seconds = 0.0
@@ -45,6 +45,7 @@ class Throughput:
 
     def add(self, batch: "GlobalBatch", result: "StepResult") -> None:
         """Count a step."""
+        self._stepped = time.perf_counter()
         self.num_steps += 1
         self._tokens += int(batch.num_tokens.sum())
         self._waited_seconds += batch.waited_seconds
@@ -53,8 +54,9 @@ class Throughput:
         self._used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
 
     def skip_time(self) -> None:
-        """Leave out the time since the last line or step, which an evaluation took."""
-        self._since = time.perf_counter()
+        """Leave out the time since the last step, which an evaluation took."""
+        now = time.perf_counter()
+        self._since, self._stepped = self._since + now - self._stepped, now
 
     def take(self) -> dict[str, Any]:
         """Return the entries of a line about the steps since the last one. Called by all ranks.

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kit.errors import Problem, UserError
 from kit.strategy.topology import Strategy
 
 # Read by torch when it is imported, or when the process group is made.
@@ -46,20 +47,34 @@ def record(folder: Path, stall_seconds: float) -> None:
     Args:
         folder: gets ``rank-N.log``, ``rank-N.stacks.txt`` and ``rank-N.collectives.json``.
         stall_seconds: without a new collective for so long, this rank counts as stalled.
+
+    Raises:
+        UserError: the folder cannot be made or written to, or this machine has no program ``tee``.
     """
     rank = int(os.environ.get("RANK", "0"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _copy_output(folder / f"rank-{rank}.log")
+    except OSError as error:
+        found = f"{error.filename or folder}: {error.strerror or error}"
+        fix = "choose another --output_dir, or leave --debug_distributed out"
+        raise UserError(Problem("debug_distributed", found, "a folder beside output_dir to write to", fix)) from None
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)  # works even if this process holds Python's lock in a call that never ends
+    threading.Thread(target=_look, args=(folder, rank, stall_seconds), daemon=True).start()
+
+
+def _copy_output(log: Path) -> None:
+    """Append to ``log`` what this process prints from now on."""
+    log.touch()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         # A process, because C++ writes to the descriptor, and because it outlives a rank that is killed.
-        command = ["tee", "-a", str(folder / f"rank-{rank}.log")]
+        command = ["tee", "-a", str(log)]
         copy = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stream.fileno(), start_new_session=True)
         assert copy.stdin is not None
         os.dup2(copy.stdin.fileno(), stream.fileno())
         copy.stdin.close()
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)  # works even if this process holds Python's lock in a call that never ends
-    threading.Thread(target=_look, args=(folder, rank, stall_seconds), daemon=True).start()
 
 
 def _look(folder: Path, rank: int, stall_seconds: float) -> None:

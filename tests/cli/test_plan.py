@@ -105,6 +105,8 @@ def test_the_scale_is_drawn_into_a_new_file(capsys, tmp_path):
     for words, told in (
         (f"--gpu h100 --picture {file}", "exists"),
         (f"--gpu h100 --picture {file}2", "without --scale"),
+        (f"--gpu h100 --scale --picture {file}s/2", "is no folder"),
+        (f"--gpu h100 --scale --picture {file}2 --write {file}2", "the file of --write"),
         (f"--gpu 80GiB --scale --picture {file}2", "speed is not known"),
     ):
         assert main(["plan", "--recipe", "llama-8b-full", *words.split()]) == 2

@@ -112,7 +112,24 @@ def test_who_asks_after_a_survey_leads_the_next(store, monkeypatch):
     monkeypatch.setattr(survey, "SILENT_SECONDS", 0.0)
     assert Surveys(store, 3, 60.0).ask().gone.count == 3
     store.alive = {"0", "1", "2"}
+    for rank in range(3):  # they were paused
+        Surveys(store, 3, 60.0).write(status(rank, 2))
     assert Surveys(store, 3, 60.0).ask().gone.count == 0
+
+
+def test_who_asks_late_is_told_who_died_first_and_not_who_ended_because_of_it(store):
+    ranks_write(store, 4)
+    store.alive = {"0", "1", "3"}
+    assert Surveys(store, 4, 60.0).ask().gone.names() == "rank 2"
+    store.alive = {"0"}  # rank 1 and 3 have said so, and ended
+    assert Surveys(store, 4, 60.0).ask().gone.names() == "rank 2"
+
+
+def test_a_leader_that_was_paused_does_not_bring_an_old_verdict_back(store):
+    ranks_write(store, 3)
+    store.add("begun", 2)
+    Surveys(store, 3, 60.0)._lead(1)
+    assert store.values["begun"] == b"2"
 
 
 def test_another_rank_leads_if_the_leader_dies(store, monkeypatch):

@@ -1,5 +1,6 @@
 """A plan as text."""
 
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -59,10 +60,17 @@ def test_the_command_trains_on_the_data_that_were_given():
 def test_the_command_is_one_that_a_run_takes():
     from kit.config.command_line import read_command_line
 
-    for words in (["--recipe", "llama-8b-full", "--gpus", "8"], ["--model", "llama-8b"], ["--params", "1B"]):
+    several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt", "a": "completion"}}]'
+    for words in (
+        ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
+        ["--model", "llama-8b", "--dataset_columns", "q=prompt,a=completion"],
+        ["--params", "1B"],
+    ):
         question, _, option = planned(*words)
-        request = read_command_line(command(option, question).split()[3:])
+        request = read_command_line(shlex.split(command(option, question))[3:])
         assert not request.problems
+        assert [entry.path for entry in request.recipe.datasets] == [entry.path for entry in question.recipe.datasets]
+        assert request.recipe.dataset_columns == question.recipe.dataset_columns
         assert request.recipe.per_device_train_batch_size == option.workload.rows
         assert request.recipe.gradient_checkpointing == option.workload.gradient_checkpointing
         assert request.recipe.method == option.workload.method

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import ROOT, actual_strategy, forge
@@ -18,6 +19,7 @@ from kit.run.identity import identity
 
 DATA = {"fingerprint": "abc"}
 STRATEGY = actual_strategy()
+ALONE = SimpleNamespace(num_processes=1)  # an accelerator
 
 
 def look(recipe, data="abc", model="base"):
@@ -25,8 +27,10 @@ def look(recipe, data="abc", model="base"):
 
 
 def begin(recipe):
-    """As far as the lock."""
-    look(recipe).open()
+    """As far as the lock, and what ``overwrite_output_dir`` deletes."""
+    folder = look(recipe)
+    folder.open()
+    folder.resume(ALONE, 8)
 
 
 def write(recipe, finished_steps=0):
@@ -119,6 +123,13 @@ def test_overwriting_deletes_the_earlier_run(recipe, started):
     assert sorted(path.name for path in started.iterdir()) == [".lock", "notes.txt", "run.json"]
     # Killed now, it is still known whose the folder is.
     assert look(mine).finished_steps == 0
+
+
+def test_nothing_is_deleted_before_the_checkpoint_to_begin_from_is_known_to_be_whole(recipe, started):
+    before = {path.name for path in started.iterdir()}
+    assert {"checkpoints", "metrics.jsonl"} < before
+    look(recipe(overwrite_output_dir=True)).open()
+    assert {path.name for path in started.iterdir()} == before
 
 
 def test_overwriting_goes_through_a_link_but_not_out_of_the_folder(recipe, started, tmp_path):

@@ -42,6 +42,7 @@ def test_each_setting_of_the_identity_is_looked_at(recipe, setting):
     others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1"}
     others |= {
         "min_lr_rate": 0.1,
+        "learning_rate": 0.5,
         "lr_scheduler_type": "linear",
         "mixing": "tokens",
         "train_on": "last",

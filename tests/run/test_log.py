@@ -86,6 +86,13 @@ def rows(tmp_path):
     return lambda: [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_metric_that_is_not_a_number_leaves_the_file_json(start):
+    log = start()
+    step_with(log, 1, 2.0, metrics={"mine": float("nan")})
+    (row,) = [json.loads(line, parse_constant=pytest.fail) for line in log.path.read_text().splitlines()]
+    assert row["loss"] == 2.0 and "mine" not in row
+
+
 def test_samples_are_named_by_file_in_few_words():
     assert by_file(["/d/a.jsonl:3", "b.jsonl:4", "/d/a.jsonl:17"]) == "/d/a.jsonl:3,17 b.jsonl:4"
     assert by_file(["a:b/x.parquet row 3", "a:b/x.parquet row 4"]) == "a:b/x.parquet row 3, a:b/x.parquet row 4"

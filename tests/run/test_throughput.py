@@ -52,6 +52,16 @@ def test_one_rank_says_nothing_of_others_and_exchanges_nothing(clock):
     assert set(row) == {"tokens_per_second", "peak_memory_bytes", "data_wait_share"}
 
 
+def test_an_evaluation_between_two_lines_is_left_out_and_the_steps_before_it_are_not(clock):
+    throughput, counts = Throughput(group()), np.array([100])
+    for seconds_of_evaluation in (0.0, 50.0, 0.0):
+        clock.now += 1.0
+        throughput.add(GlobalBatch([], counts / 2, counts // 2, counts, 0.5, []), StepResult(1.0, 1.0, own_seconds=0.5))
+        clock.now += seconds_of_evaluation
+        throughput.skip_time()
+    assert throughput.take()["tokens_per_second"] == pytest.approx(100)
+
+
 def test_the_slowest_rank_is_named_with_the_share_of_the_time_that_others_wait_for_it(clock):
     others = [(0.0, 1.0, 7.0, float("nan")), (0.0, 1.8, 2**50, float("nan"))]
     row = taken(clock, group(others), own=(0.25, 0.25))  # in 2 s: 0.5, 1.0 and 1.8 s of their own; the mean is 1.1

@@ -10,6 +10,7 @@ import time
 import pytest
 from helpers import ROOT
 
+from kit.errors import UserError
 from kit.strategy import debugging
 
 
@@ -33,6 +34,12 @@ def test_under_ddp_torch_does_not_compare_collectives_because_it_would_crash(env
 
 def test_the_folder_is_not_in_the_run_which_must_be_empty_to_begin():
     assert str(debugging.folder_beside("runs/mine/")) == "runs/mine.debug"
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "mine.debug").touch()
+    with pytest.raises(UserError, match=r"debug_distributed: .*mine\.debug: File exists"):
+        debugging.record(tmp_path / "mine.debug", 60.0)
 
 
 def test_the_state_of_a_rank_names_what_each_thread_does(tmp_path):
