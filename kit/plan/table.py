@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 from kit.config.recipe import Recipe
 from kit.plan.ask import Ask, Question
@@ -102,9 +103,11 @@ def command(option: Option, question: Question) -> str:
 
 def _flag(recipe: Recipe, key: str) -> str:
     """A setting as it is typed on the command line."""
-    value = recipe.model_dump(mode="json", exclude_none=True).get(key)
+    value: Any = recipe.model_dump(mode="json", exclude_none=True).get(key)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
+    if key == "dataset_columns":
+        return ",".join(f"{theirs}={ours}" for theirs, ours in value.items())
     return value if isinstance(value, str) else json.dumps(value)
 
 

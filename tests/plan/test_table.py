@@ -60,7 +60,7 @@ def test_the_command_trains_on_the_data_that_were_given():
 def test_the_command_is_one_that_a_run_takes():
     from kit.config.command_line import read_command_line
 
-    several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt", "a": "completion"}}]'
+    several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt"}}]'
     for words in (
         ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
         ["--model", "llama-8b", "--dataset_columns", "q=prompt,a=completion"],
