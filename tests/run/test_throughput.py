@@ -12,7 +12,7 @@ from helpers import matrix
 
 from kit.data.feed.feed import GlobalBatch
 from kit.run import throughput as module
-from kit.run.throughput import Throughput, speed_text
+from kit.run.throughput import MUCH, Throughput, speed_text
 from kit.train.step import StepResult
 
 
@@ -111,12 +111,15 @@ def test_a_line_says_nothing_of_small_losses_of_time(clock):
     assert "25% waiting for data" in speed_text(taken(clock, group(), waited=0.25))
 
 
+DELAY = 0.5  # seconds in each step: many of what a step takes, also on a machine that has other work
+
+
 def slow_rank_1(rank):
     from kit.train.objective import SupervisedLoss
 
     terms = SupervisedLoss.terms
     if rank == 1:
-        SupervisedLoss.terms = lambda *args: time.sleep(0.2) or terms(*args)
+        SupervisedLoss.terms = lambda *args: time.sleep(DELAY) or terms(*args)
 
 
 def slow_data_of_rank_1(rank):
@@ -126,8 +129,8 @@ def slow_data_of_rank_1(rank):
     if rank == 1:
 
         def late(*args):
-            time.sleep(0.2)
-            return replace(taken := take(*args), waited_seconds=taken.waited_seconds + 0.2)
+            time.sleep(DELAY)
+            return replace(taken := take(*args), waited_seconds=taken.waited_seconds + DELAY)
 
         Feed.take = late
 
@@ -139,5 +142,5 @@ def slow_data_of_rank_1(rank):
 def test_a_run_names_its_slow_rank(finetune, config, slow):
     run = finetune.ok("run", 2, prepare=slow, config=config, per_device_train_batch_size=4)
     row = [row for row in run.rows if "loss" in row][-1]
-    assert row["slowest_rank"] == 1 and row["rank_wait_share"] > 0.1, row
+    assert row["slowest_rank"] == 1 and row["rank_wait_share"] > MUCH, row
     assert "waiting for rank 1" in run.output
