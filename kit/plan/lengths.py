@@ -9,9 +9,7 @@ Promises:
 Imports numpy and torch only where data are measured.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from kit.config.recipe import Recipe
@@ -22,8 +20,6 @@ from kit.plan.workload import Workload
 
 if TYPE_CHECKING:
     from kit.data.open import Data
-    from kit.data.read.parts import Block, Part
-    from kit.data.read.text import Row
     from kit.data.samples.rows import Opened
 
 # What is read at most of a data set, by the unit of its size: some seconds of tokenising.
@@ -54,48 +50,6 @@ class Lengths:
     def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:
         """Return the parts of a mean step of such rows; None for a GPU whose speed is not known."""
         return step(replace(workload, length=max(1, round(self.row))), gpu, self.supervised, self.seen)
-
-
-@dataclass(frozen=True)
-class Thinned:
-    """Every n-th block of a part; it is a part itself."""
-
-    part: "Part"
-    first: int  # blocks before the first one
-    every: int
-
-    @property
-    def unit(self) -> str:
-        """The unit of sizes, see ``Part``."""
-        return self.part.unit
-
-    @property
-    def has_schema(self) -> bool:
-        """Whether only the columns asked for are read, see ``Part``."""
-        return self.part.has_schema
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether rows are numbered by line, see ``Part``."""
-        return self.part.has_lines
-
-    @property
-    def name(self) -> str:
-        """The name of the part."""
-        return self.part.name
-
-    @property
-    def size(self) -> int | None:
-        """Unknown: blocks differ in size."""
-        return None
-
-    def blocks(self, columns: list[str] | None = None) -> "Iterator[Block]":
-        """Read the blocks, see ``Part``."""
-        return islice(self.part.blocks(columns), self.first, None, self.every)
-
-    def rows(self, block: "Block") -> "Iterator[Row]":
-        """Parse a block, see ``Part``."""
-        return self.part.rows(block)
 
 
 def read(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
@@ -140,6 +94,8 @@ def _every(opened: "Opened") -> int:
 
 def _thinned(opened: "Opened", every: int) -> "Opened":
     """The data set with one in ``every`` blocks. Of its parts others begin, so that many short ones are thinned too."""
+    from kit.data.read.slices import Thinned
+
     if every == 1:
         return opened
     source = opened.source

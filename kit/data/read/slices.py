@@ -1,11 +1,14 @@
 """Slices of local data: ``train[:1000]``, ``train[10%:20%]``, with the meaning that they have in ``datasets``.
 
+A sample of large data is every n-th block.
+
 Promises: a slice counts rows, not blank lines; the rows keep their line numbers; what follows the slice is not parsed.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kit.data.read.parts import Block, Part
 from kit.data.read.text import Row
@@ -20,12 +23,10 @@ def split_of(spec: str) -> str:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Some consecutive rows of a part; it is a part itself."""
+class _Some:
+    """What parts of a part share. How each reads its blocks is its own."""
 
     part: Part
-    start: int  # rows of the part before the first one, blank lines not counted
-    stop: int  # rows of the part up to the last one
 
     @property
     def unit(self) -> str:
@@ -49,8 +50,20 @@ class Slice:
 
     @property
     def size(self) -> int | None:
-        """Unknown: the slice of a part may have any share of its size."""
+        """Unknown: what is left out may have any share of the part's size."""
         return None
+
+    def rows(self, block: Block) -> Iterator[Row]:
+        """Parse a block, see ``Part``."""
+        return self.part.rows(block)
+
+
+@dataclass(frozen=True)
+class Slice(_Some):
+    """Some consecutive rows of a part; it is a part itself."""
+
+    start: int  # rows of the part before the first one, blank lines not counted
+    stop: int  # rows of the part up to the last one
 
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
         """Read the blocks that the slice touches; those at its borders are cut."""
@@ -72,9 +85,17 @@ class Slice:
             if rows:
                 yield Block(rows[0][0], len(rows), block.size, rows)
 
-    def rows(self, block: Block) -> Iterator[Row]:
-        """Parse a block, see ``Part``."""
-        return self.part.rows(block)
+
+@dataclass(frozen=True)
+class Thinned(_Some):
+    """Every n-th block of a part; it is a part itself."""
+
+    first: int  # blocks before the first one
+    every: int
+
+    def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
+        """Read the blocks, see ``Part``."""
+        return islice(self.part.blocks(columns), self.first, None, self.every)
 
 
 def _num_filled(block: Block, has_schema: bool) -> int:
