@@ -166,11 +166,11 @@ class Watch:
 
     def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
         exit_status = self._tell(message)
-        for status in gone:  # a stopped process does not react to the launcher's SIGTERM
-            if status.host == socket.gethostname() and status.pid:
-                with suppress(OSError):
-                    os.kill(status.pid, signal.SIGKILL)
-        remember_end(exit_status, is_final=False)
+        here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
+        remember_end(exit_status, is_final=False, killed=here)
+        for pid in here:  # a stopped process does not react to the launcher's SIGTERM
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         end_launcher_later()
         os._exit(exit_status)
 

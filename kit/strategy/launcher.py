@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,11 +168,14 @@ def end_launcher_later() -> None:
                          stderr=subprocess.DEVNULL)  # fmt: skip
 
 
-def remember_end(status: int, is_final: bool) -> None:
+def remember_end(status: int, is_final: bool, killed: Iterable[int] = ()) -> None:
     """Store the exit status of this rank for its launcher.
 
     torchrun restarts ranks whatever their exit status is (``--max_restarts``). If ``is_final`` this is useless, and
     ``stay_ended`` prevents it. ``kit.strategy.torchrun`` ends with the status that is stored.
+
+    Args:
+        killed: process ids of ranks that this one kills because they hang.
     """
     restarts = is_final and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts or OWN_TORCHRUN in os.environ:
@@ -181,7 +185,7 @@ def remember_end(status: int, is_final: bool) -> None:
             for old in file.parent.iterdir():  # delete files that are older than a day
                 if time.time() - old.stat().st_mtime > 86400:
                     old.unlink()
-            file.write_text(str(status))
+            file.write_text(" ".join(map(str, [status, *killed, *killed_under(os.getppid())])))
 
 
 def stay_ended() -> None:
@@ -192,9 +196,16 @@ def stay_ended() -> None:
 
 def end_under(launcher: int) -> int | None:
     """Return the exit status that a rank under the launcher with this process id stored; None if there is none."""
-    with suppress(OSError, ValueError):
-        return int(_end_file(launcher).read_text())
+    with suppress(OSError, ValueError, IndexError):
+        return int(_end_file(launcher).read_text().split()[0])
     return None
+
+
+def killed_under(launcher: int) -> list[int]:
+    """Return the process ids of the ranks under this launcher that another one killed because they hung."""
+    with suppress(OSError, ValueError):
+        return [int(word) for word in _end_file(launcher).read_text().split()[1:]]
+    return []
 
 
 def _end_file(launcher: int) -> Path:

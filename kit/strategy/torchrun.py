@@ -19,7 +19,14 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
 from kit.errors import TrainingError, UserError
-from kit.strategy.launcher import ACCELERATE_PID, GRACE_SECONDS, OWN_TORCHRUN, end_under, end_with_launcher
+from kit.strategy.launcher import (
+    ACCELERATE_PID,
+    GRACE_SECONDS,
+    OWN_TORCHRUN,
+    end_under,
+    end_with_launcher,
+    killed_under,
+)
 from kit.strategy.machines import START_ALL, Machines
 
 # Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
@@ -97,6 +104,8 @@ def main(argv: list[str]) -> int:
         rank, failure = error.get_first_failure()  # torchrun ended the others
         if failure.exitcode >= 0:
             return failure.exitcode
+        if failure.pid in killed_under(os.getpid()):  # by a rank that has said why
+            return end_under(os.getpid()) or 1
         cause = ", as Linux does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
         print(f"\nerror: rank {rank} was killed by {failure.signal_name()}{cause}", file=sys.stderr)
         return 128 - failure.exitcode

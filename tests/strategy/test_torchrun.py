@@ -21,6 +21,18 @@ signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGUSR1, stop)
 {code}
 """
+KILLS_THE_OTHER = """
+if rank:
+    time.sleep(60)
+import psutil
+from kit.strategy.launcher import remember_end
+time.sleep(1)
+print("error: rank 1 hangs", file=sys.stderr, flush=True)
+hung = next(child.pid for child in psutil.Process(os.getppid()).children() if child.pid != os.getpid())
+remember_end(1, is_final=False, killed=[hung])
+os.kill(hung, signal.SIGKILL)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -50,6 +62,7 @@ def torchrun(tmp_path, monkeypatch):
                 137,
                 "\nerror: rank 1 was killed by SIGKILL, as Linux does when memory runs out\n",
             ),
+            (KILLS_THE_OTHER, 1, "error: rank 1 hangs\n"),
             ("exits.leave(0)", 0, ""),
         ],
         always=2,
