@@ -205,6 +205,8 @@ def _rank(
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(port),
         }
+    # One thread a rank: models so small gain nothing by a second, and several tests run at once.
+    os.sched_getaffinity = lambda _: set(range(processes))
     path = str(ROOT / "recipes" / f"{script}.py")
     sys.argv = [path, *words]
     if prepare:
