@@ -1,6 +1,7 @@
 """``kit plan``: what fits a GPU, how long it takes, and which command to type; before a GPU is rented."""
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.plan.hardware import GPUS, USUAL, Gpu
 from kit.plan.lengths import Lengths, measure, read
 from kit.plan.memory import TENSORS
-from kit.plan.search import Option, Scale, fewest, options, recommend, scaling
+from kit.plan.search import Option, Scale, fewest, options, recommend, scaling, strategies
 from kit.plan.table import (
     NOTE,
     all_recipes,
@@ -20,6 +21,7 @@ from kit.plan.table import (
     command,
     explanation,
     gib,
+    on_machines,
     parts,
     scale,
     time_lines,
@@ -44,10 +46,13 @@ def run(argv: list[str]) -> int:
     (question,) = ask.questions
     base = ask.workload(question)
     found = options(base, ask.gpu, question.recipe.global_batch_size, question.only)
+    own = [option.workload for option in found if option.workload.method == base.method]
+    if not own:
+        known = ", ".join(way.config for way in strategies(base))
+        raise UserError(Problem("--config", f"{question.only} with {base.method} and {base.optim}", f"one of {known}"))
     recommended = recommend(found, base.method)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
     simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
-    own = [option.workload for option in found if option.workload.method == base.method]
     grown = next((each for each in own if each.strategy == "fsdp2"), own[0])
     scaled = scaling(grown, ask.gpu) if "scale" in ask.switches else []
     if ask.write:
@@ -61,21 +66,22 @@ def run(argv: list[str]) -> int:
     if "json" in ask.switches:
         show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
         return 0
-    machines = -(-base.num_gpus // ask.gpus_per_machine)
-    where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each" + (
-        f", {machines} machines" if machines > 1 else ""
-    )
+    where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
+    where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
+    where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
     shape = question.shape
     show(f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
     show("\n".join(ways(found)))
     if recommended is None:
         show("\nNothing fits. A smaller --max_length, a smaller model, or more GPUs.")
+        if any(option.missing_host and option.spare >= 0 for option in found):
+            show("Host memory is what is missing: --async_save false keeps no copy of what is saved.")
     else:
         option, reason = recommended
         show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
         times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
         show("\n".join(["", *parts(option.memory), "", *times]))
-        show(f"\n    {command(option, question)}\n")
+        show("\n".join([f"\n    {command(option, question)}\n", *on_machines(option)]))
     if simulated:
         show("\n".join(simulated))
     if "explain" in ask.switches:
@@ -91,6 +97,7 @@ def _show_usual(ask: Ask) -> int:
     gpus = [ask.gpu] if ask.gpu else [GPUS[name] for name in USUAL]
     alone = {*ask.switches, *(["write"] if ask.write else [])} - {"json"}
     alone |= {"dataset"} if any("dataset" in question.typed for question in ask.questions) else set()
+    alone |= {"config"} if any(question.only for question in ask.questions) else set()
     raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in sorted(alone))
     if "json" in ask.switches:
         show(json.dumps([_short_record(ask, question, gpu) for question in ask.questions for gpu in gpus], indent=1))
@@ -149,7 +156,8 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
     values = kept | {"method": option.workload.method} | changes(option, question)
     header = f"# Planned for {option.workload.num_gpus} x {option.gpu.name}.\n# Launch:   "
     words = ["accelerate launch recipes/finetune.py --config", option.workload.config, "--recipe", str(ask.write)]
-    durable.write_text(ask.write, header + " ".join(words) + "\n\n" + yaml.safe_dump(values, sort_keys=False))
+    launch = "\n".join([" ".join(words), *(f"# {line}" for line in on_machines(option))])
+    durable.write_text(ask.write, f"{header}{launch}\n\n" + yaml.safe_dump(values, sort_keys=False))
 
 
 def _draw(path: Path, rows: list[Scale], title: str) -> None:
@@ -180,6 +188,7 @@ def _record(
             "method": own.method,
             "config": own.config,
             "num_gpus": own.num_gpus,
+            "num_replicas": own.num_replicas,
             "per_device_train_batch_size": own.rows,
             "max_length": own.length,
             "gradient_checkpointing": own.gradient_checkpointing,
@@ -202,10 +211,12 @@ def _record(
         "model": question.shape.name,
         "num_parameters": question.shape.num_parameters,
         "gpu": {"name": ask.gpu.name, "memory": ask.gpu.memory},
+        "host": ask.gpu.host if math.isfinite(ask.gpu.host) else None,
         "ways": [described(option) for option in found],
         "recommended": described(recommended[0]) if recommended else None,
         "reason": recommended[1] if recommended else "nothing fits",
         "command": command(recommended[0], question) if recommended else None,
+        "on_machines": " ".join(on_machines(recommended[0])) if recommended else None,
         "data": lengths and asdict(lengths),
         "seconds_per_step_of_data": seconds and seconds.seconds,
         "scale": [asdict(row) for row in scaled] if "scale" in ask.switches else None,

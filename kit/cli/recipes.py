@@ -104,7 +104,7 @@ def run(argv: list[str]) -> int:
             rows.append([name, *about, "-", "none", "-", "-"])
     titles = ["recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU"]
     show("\n".join(table(titles, rows)))
-    show("\nPlanned, not measured, for the smallest of the usual machines of up to 16 GPUs.")
+    show("\nPlanned, not measured, for the smallest of the usual machines of up to 32 GPUs.")
     show("`kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
     show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
     open_models = {header.model: header.ungated for header in headers.values() if header.ungated}

@@ -13,13 +13,13 @@ from kit.config.recipe import Recipe
 from kit.doctor.needs import Needs, num_checkpoints
 from kit.doctor.result import Result, of_problems, ok
 from kit.failures.memory import size
+from kit.plan.hardware import host_memory
 from kit.strategy.machines import DEFAULT_PORT
 from kit.strategy.network import check_main_address, check_own_name
 
 # A rank of recipes/tiny under fsdp has at most 23 files open with 2 ranks, and 27 with 4: gloo takes one for each rank
 # and group. The rest is left for data and weights in many files, and for libraries of GPUs.
 _OWN_FILES, _FILES_PER_RANK = 128, 3
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_disk(recipe: Recipe, needs: Needs) -> Result:
@@ -45,7 +45,7 @@ def check_memory(needs: Needs, local_world: int) -> Result:
 
     Each rank also needs what this process holds by now: Python and the libraries.
     """
-    free = free_memory()
+    _, free = host_memory()
     libraries = local_world * psutil.Process().memory_info().rss
     wanted = libraries + max(needs.loading, needs.host)
     parts = f"libraries {size(libraries)}, loading {size(needs.loading)}, then training and saving {size(needs.host)}"
@@ -54,16 +54,6 @@ def check_memory(needs: Needs, local_world: int) -> Result:
         cure = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
         return Result("memory", "fail", found, cure)
     return ok("memory", found)
-
-
-def free_memory() -> int:
-    """Return the bytes of host memory that this machine, or the container's limit, still gives."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit, used = ((_CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        return free if limit == "max" else min(free, int(limit) - int(used))
-    except (OSError, ValueError):  # no control group of version 2
-        return free
 
 
 def check_file_descriptors(num_processes: int) -> Result:

@@ -53,7 +53,8 @@ def measure(recipe: Recipe, topology: Topology, model: "torch.nn.Module", local_
     num_readers = 1 if topology.load_on_rank0 else local_world
     whole = frozen + trainable * _MASTER_BYTES
     checkpoint = trainable * (_MASTER_BYTES + (0 if recipe.save_only_model else optimizer_bytes))
-    copy = checkpoint * local_world // topology.num_processes if recipe.async_save else 0
+    num_parts = topology.num_processes // topology.num_replicas  # each rank copies its shards of each replica
+    copy = checkpoint * local_world // num_parts if recipe.async_save else 0
     num_parameters = sum(p.numel() for p in model.parameters())
     is_full = recipe.method == "full"
     return Needs(

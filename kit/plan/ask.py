@@ -15,7 +15,7 @@ from kit.errors import Problem, Problems
 from kit.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
 from kit.plan.models import MODEL, find_shape, shape_of_size, shipped_id
 from kit.plan.shape import Shape
-from kit.plan.workload import CONFIGS, Strategy, Workload, uncovered
+from kit.plan.workload import CONFIGS, HYBRID, Workload, uncovered
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
@@ -41,7 +41,7 @@ class Question:
     recipe: Recipe
     recipe_name: str | None  # None: no recipe file, so that commands need the flags
     shape: Shape
-    only: Strategy | None = None  # of ``--config``
+    only: str | None = None  # ``--config``
     typed: tuple[str, ...] = ()  # the recipe's keys that were given as flags
 
 
@@ -97,7 +97,7 @@ def read_ask(argv: list[str]) -> Ask:
     names_recipe = any(word.partition("=")[0] == "--recipe" for word in rest)
     names_model = bool({"model", "params"} & set(own)) or any(word.startswith("--model") for word in rest)
     if names_recipe or names_model:
-        questions = [_question(own, rest, names_recipe, num, problems)]
+        questions = [_question(own, rest, names_recipe, num, per_machine, problems)]
     else:
         if rest:
             word = rest[0].partition("=")[0]
@@ -160,7 +160,12 @@ def _price(text: str, problems: Problems) -> float | None:
 
 
 def _question(
-    own: dict[str, str], rest: list[str], names_recipe: bool, num_gpus: int | None, problems: Problems
+    own: dict[str, str],
+    rest: list[str],
+    names_recipe: bool,
+    num_gpus: int | None,
+    gpus_per_machine: int,
+    problems: Problems,
 ) -> Question | None:
     """Read the recipe with its flags, and find the shape of its model."""
     words = list(rest)
@@ -184,7 +189,7 @@ def _question(
             shape = shape_of_size(parse_parameters(own["params"]), own["params"])
         elif name:
             shape = find_shape(name, field)
-    strategy = _strategy(request.launch.config, num_gpus, problems)
+    config = _config(request.launch.config, num_gpus, gpus_per_machine, problems)
     if shape is None or request.recipe is None:
         return None
     recipe = request.recipe
@@ -201,7 +206,7 @@ def _question(
     typed = tuple(
         key for key in Recipe.model_fields if key in given or (key == MODEL and names_recipe and "model" in own)
     )
-    return Question(recipe=recipe, recipe_name=file, shape=shape, only=strategy, typed=typed)
+    return Question(recipe=recipe, recipe_name=file, shape=shape, only=config, typed=typed)
 
 
 def _uncovered(recipe: Recipe) -> list[Problem]:
@@ -210,18 +215,24 @@ def _uncovered(recipe: Recipe) -> list[Problem]:
     return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe)]
 
 
-def _strategy(config: str | None, num_gpus: int | None, problems: Problems) -> Strategy | None:
+def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, problems: Problems) -> str | None:
+    """The name of the config, if those GPUs can have it."""
     if config is None:
         return None
-    strategy = next((name for name, known in CONFIGS.items() if known == config.removesuffix(".yaml")), None)
-    if strategy is None:
-        # How many copies there are is a key of the user's own file.
-        fix = "--config fsdp with the GPUs of one copy; --scale says how many are best" if "hybrid" in config else ""
-        problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(CONFIGS.values())}", fix))
-    elif num_gpus and (strategy == "single") != (num_gpus == 1):
-        fix = "--config ddp, or --config fsdp" if strategy == "single" else "--config single"
+    name, known = config.removesuffix(".yaml"), [*CONFIGS.values(), HYBRID]
+    if name not in known:
+        problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(known)}"))
+    elif num_gpus and (name == "single") != (num_gpus == 1):
+        fix = "--config ddp, or --config fsdp" if name == "single" else "--config single"
         problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' * (num_gpus > 1)}", fix=fix))
-    return strategy
+    elif name == HYBRID and num_gpus and (num_gpus <= gpus_per_machine or num_gpus % gpus_per_machine):
+        found = f"{config} with {num_gpus} GPUs, {gpus_per_machine} in a machine"
+        expected = "several whole machines, each with a copy of the model"
+        problems.append(Problem("--config", found, expected, "--gpus 2x8, or --config fsdp"))
+    elif name == HYBRID and num_gpus and gpus_per_machine == 1:
+        found = f"{config} with one GPU in a machine, which cannot share a copy"
+        problems.append(Problem("--config", found, fix="--config ddp, or --config fsdp"))
+    return name
 
 
 def _all_recipes(problems: Problems) -> list[Question | None]:

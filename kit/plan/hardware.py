@@ -3,10 +3,14 @@
 Nothing here was measured by this project.
 """
 
+import math
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
 
 from kit.errors import Problem, UserError, did_you_mean
 
@@ -16,6 +20,7 @@ PCIE4, PCIE5 = 32 * GB, 64 * GB
 NVLINK3, NVLINK4, NVLINK5 = 300 * GB, 450 * GB, 900 * GB
 # Of one GPU to other machines: 400 Gbit/s per GPU is what DGX H100 and the clouds' machines with eight H100 have.
 NETWORK = 50 * GB
+CGROUP = Path("/sys/fs/cgroup")
 MAX_GPUS = 2**17  # more than any cluster has: a number above is a slip
 
 
@@ -29,6 +34,7 @@ class Gpu:
     bandwidth: float | None = None  # bytes per second of its memory
     link: float = PCIE4  # bytes per second in one direction to the other GPUs of the machine
     network: float = NETWORK  # bytes per second in one direction to other machines
+    host: float = math.inf  # bytes of memory of the machine that it is in; infinite: unknown
 
     @property
     def is_known(self) -> bool:
@@ -119,7 +125,7 @@ def parse_parameters(text: str) -> float:
 def this_machine() -> tuple[Gpu, int] | None:
     """Return the GPU of this machine and how many of it there are, as its driver tells; None without one.
 
-    Of different GPUs it is the smallest one, since all ranks need the same.
+    Of different GPUs it is the smallest one, since all ranks need the same. It knows the machine's memory too.
     """
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -139,4 +145,16 @@ def this_machine() -> tuple[Gpu, int] | None:
     like = [key for key, gpu in GPUS.items() if key.split("-")[0] in words and 0.8 < gpu.memory / memory < 1.25]
     key = max(like, key=lambda key: (key.replace("-", "") in words, -len(key)), default=None)
     best = GPUS[key] if key else Gpu(name=name, memory=memory)
-    return replace(best, name=name, memory=memory), len(found)
+    return replace(best, name=name, memory=memory, host=host_memory()[0]), len(found)
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the bytes of memory of this machine, and those that are free; within the limit of a container."""
+    own = psutil.virtual_memory()
+    try:
+        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        if limit != "max":
+            return min(own.total, int(limit)), min(own.available, int(limit) - int(used))
+    except (OSError, ValueError):  # no control group of version 2
+        pass
+    return own.total, own.available

@@ -5,17 +5,18 @@ Promises: the same recipe gives the same table, so a test can tell one that is o
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.config.recipe import Recipe
 from kit.plan.hardware import GPUS
-from kit.plan.search import METHODS, Machines, Option, smallest
+from kit.plan.search import METHODS, Option, smallest
 from kit.plan.shape import Shape
 from kit.plan.table import table
 from kit.plan.workload import Workload
 
 # Machines that people have, the cheapest first: a key of ``GPUS``, what its memory is called, the number of GPUs, and
-# GiB of host memory of one machine, of which there are two with 16 GPUs.
+# GiB of host memory of one machine, which has up to eight. The last ones hold every recipe without offloading, so that
+# ``fewest``, which tries more GPUs before it offloads, says the same.
 Machine = tuple[str, str, int, int]
 MACHINES: tuple[Machine, ...] = (
     ("rtx3060", "12 GB", 1, 32),
@@ -27,6 +28,7 @@ MACHINES: tuple[Machine, ...] = (
     ("h100", "80 GB", 1, 256),
     ("h100", "80 GB", 8, 2048),
     ("h100", "80 GB", 16, 2048),
+    ("h100", "80 GB", 32, 2048),
 )
 TITLES = ("method", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU")
 
@@ -71,7 +73,7 @@ def row(recipe: Recipe, shape: Shape) -> Row | None:
     best = _way(recipe, shape, MACHINES)
     if best is None:
         return None
-    own = next(each for each in MACHINES if (GPUS[each[0]], each[2]) == (best.gpu, best.workload.num_gpus))
+    own = next(m for m in MACHINES if (GPUS[m[0]].name, m[2]) == (best.gpu.name, best.workload.num_gpus))
     return Row(machine=_name(own), option=best)
 
 
@@ -82,7 +84,7 @@ def _name(machine: Machine) -> str:
 
 def _way(recipe: Recipe, shape: Shape, machines: Sequence[Machine]) -> Option | None:
     """The way to run the recipe on the first of ``machines`` that it fits."""
-    known = [Machines(gpu=GPUS[key], num_gpus=num, host=gib * 2**30) for key, _, num, gib in machines]
+    known = [(replace(GPUS[key], host=gib * 2**30), num) for key, _, num, gib in machines]
     return smallest(Workload.of(recipe, shape), recipe.global_batch_size, known)
 
 

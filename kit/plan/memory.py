@@ -1,4 +1,4 @@
-"""The memory of a run by formulas: of a GPU at its peak by component, of the host, and of the disk.
+"""The memory of a run by formulas: of a GPU at its peak, by component. ``kit.plan.host`` has that of the host.
 
 The peak of a step is the largest of a few moments, each a sum of what is there then: when the loss head computes
 logits and their gradients, in the backward pass of a layer, and when the embedding gets its gradient. The components
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kit.plan.activations import is_autocast, kept, masks, passing, stream
+from kit.plan.host import disk_bytes, host_bytes
 from kit.plan.workload import Workload
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.
@@ -32,7 +33,7 @@ TRAINABLE, FROZEN, FOUR_BIT, _, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOG
 CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
 ASSUMED = {
     CONTEXT: "0.6 GiB: CUDA, its kernels and the workspace of its matrix library take about that on recent GPUs",
-    NCCL: "0.4 GiB: the buffers of NCCL's channels; more with more groups and machines",
+    NCCL: "0.4 GiB for each group: the buffers of NCCL's channels; more with more machines",
     FRAGMENTATION: "5 % of what comes and goes within a step: pieces that the allocator cannot use",
 }
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
@@ -71,9 +72,13 @@ def predict(workload: Workload) -> Memory:
     components = {name: int(peak[name]) for name in TENSORS if peak[name] > 0}
     components[CONTEXT] = CONTEXT_BYTES
     if workload.num_gpus > 1:
-        components[NCCL] = NCCL_BYTES
+        # Hybrid sharding has two groups: that of a copy, and that of the GPUs with the same shard.
+        components[NCCL] = NCCL_BYTES * (2 if 1 < workload.num_shards < workload.num_gpus else 1)
     components[FRAGMENTATION] = int(FRAGMENTATION_SHARE * (peak - held).total())
-    return Memory(components=components, moment=moment, host=_host(workload), disk=_disk(workload))
+    # Of an offloaded run, what is divided is in the host's memory.
+    share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
+    host = host_bytes(workload, share)
+    return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
 
 # --- what is there all the time
@@ -91,7 +96,7 @@ def _frozen(workload: Workload, shards: int) -> dict[str, float]:
 
 def _trained(workload: Workload) -> dict[str, float]:
     """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
-    number = workload.trainable_parameters / (workload.num_gpus if workload.sharded else 1)
+    number = workload.trainable_parameters / workload.num_shards
     size = 2 if workload.pure_bf16 else 4
     return {TRAINABLE: size * number, OPTIMISER: (2 if "8bit" in workload.optim else 2 * size) * number}
 
@@ -99,20 +104,20 @@ def _trained(workload: Workload) -> dict[str, float]:
 def _held(workload: Workload) -> "Counter[str]":
     """Bytes that a GPU holds in every moment of a step, from the second step on."""
     if workload.strategy == "offload":
-        return Counter({FOUR_BIT: _frozen(workload, workload.num_gpus).get(FOUR_BIT, 0)})
+        return Counter({FOUR_BIT: _frozen(workload, workload.num_shards).get(FOUR_BIT, 0)})
     held = Counter(_trained(workload))
-    held.update(_frozen(workload, workload.num_gpus if workload.sharded else 1))
+    held.update(_frozen(workload, workload.num_shards))
     if _accumulates(workload):
         held[GRADIENTS] = int(_gradients(workload))
     return held
 
 
 def _gradients(workload: Workload) -> float:
-    """Bytes of all gradients of one GPU."""
+    """Bytes of all gradients of one GPU; of hybrid sharding also those that are not yet added to other copies'."""
     if workload.strategy == "offload":
         return 0
     unreduced = workload.sharded and workload.sync_each_batch is False
-    shards = workload.num_gpus if workload.sharded and not unreduced else 1
+    shards = 1 if unreduced else workload.num_shards
     return (2 if workload.pure_bf16 else 4) * workload.trainable_parameters / shards
 
 
@@ -238,8 +243,8 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             is_autocast(workload) or not workload.gradient_checkpointing
         )
         # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
-        share = 4 * head / (workload.num_gpus if workload.sharded else 1)
-        later = 2 * layer_gradients / workload.num_gpus if workload.sharded else 0
+        share = 4 * head / workload.num_shards
+        later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0
         gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
         parts = Counter({ACTIVATIONS: own + num_before * before + extra, GRADIENTS: gradients, GATHERED: gathered})
         yield parts
@@ -255,46 +260,8 @@ def _embedding(workload: Workload, to_come: float) -> "Counter[str]":
     if workload.sharded:
         layer = _gathered_layer(workload)
         if shape.tied:  # the head's part, the embedding's, and their sum
-            others = max(0, to_come - 4 * table / workload.num_gpus)
+            others = max(0, to_come - 4 * table / workload.num_shards)
             return Counter({ACTIVATIONS: 6 * table, GATHERED: 2 * table, GRADIENTS: others + 2 * layer})
         return Counter({ACTIVATIONS: 2 * table + layer, GRADIENTS: to_come + 4 * table})
     size = 2 if workload.pure_bf16 else 4
     return Counter({ACTIVATIONS: size * table * (2 * shape.tied + _accumulates(workload)), GRADIENTS: to_come})
-
-
-# --- the host and the disk
-
-
-def _host(workload: Workload) -> dict[str, int]:
-    """Bytes of a machine's memory."""
-    shape = workload.shape
-    num_here = min(workload.num_gpus, workload.gpus_per_machine)
-    host = {"Python and libraries": num_here * 3 * 2**30}
-    if workload.sharded and workload.method != "qlora":  # rank 0 reads all weights and sends them to the others
-        host["loading"] = (4 if workload.method == "full" else 2) * shape.num_parameters
-    if workload.strategy == "offload":
-        frozen = sum(_frozen(workload, workload.num_gpus).values())
-        gradients = 4 * workload.trainable_parameters / workload.num_gpus
-        host["offloaded weights and optimiser"] = int(
-            num_here * (frozen + gradients + sum(_trained(workload).values()))
-        )
-    if workload.async_save:
-        host["copies of a save"] = _checkpoint(workload) * num_here // workload.num_gpus
-    return host
-
-
-def _checkpoint(workload: Workload) -> int:
-    moments = 0 if workload.save_only_model else 2 if "8bit" in workload.optim else 8
-    return (4 + moments) * workload.trainable_parameters
-
-
-def _disk(workload: Workload) -> dict[str, int]:
-    """Bytes on the disk of ``output_dir``, and of the model in the hub's cache."""
-    # The newest is complete before an older one is deleted.
-    kept_checkpoints = (workload.save_total_limit or 1) + 1 if workload.saves else 1
-    full = workload.method == "full"
-    return {
-        "checkpoints": kept_checkpoints * _checkpoint(workload),
-        "final model": (2 if full else 4) * workload.trainable_parameters,
-        "the model's own files": 2 * workload.shape.num_parameters,
-    }

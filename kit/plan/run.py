@@ -42,8 +42,8 @@ def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     chosen_rows, chosen_checkpointing = rows or 1, memory is not None if checkpointing is None else checkpointing
     workload = planned(recipe, topology, config)
     if memory is not None and workload is not None:
-        gpu, share = Gpu(name="this", memory=memory), recipe.global_batch_size // topology.num_replicas
-        if best := tuned(workload, gpu, share, checkpointing, rows):
+        gpu = Gpu(name="this", memory=memory)
+        if best := tuned(workload, gpu, recipe.global_batch_size, checkpointing, rows):
             chosen_rows, chosen_checkpointing = best.workload.rows, best.workload.gradient_checkpointing
     chosen = {"per_device_train_batch_size": chosen_rows, "gradient_checkpointing": chosen_checkpointing}
     return recipe.model_copy(update=chosen)
@@ -85,9 +85,7 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     shape = shape_of(config.to_dict(), recipe.model_name_or_path)
     strategy = "offload" if topology.offload else STRATEGIES[topology.strategy]
     workload = Workload.of(recipe, shape, strategy, topology.num_processes)
-    # A copy of hybrid sharding takes of each GPU what a run on its GPUs alone would take.
-    num_gpus = workload.num_gpus // topology.num_replicas
-    return replace(workload, bf16=topology.mixed_precision == "bf16", num_gpus=num_gpus)
+    return replace(workload, bf16=topology.mixed_precision == "bf16", num_replicas=topology.num_replicas)
 
 
 def _unknown(recipe: Recipe, topology: Topology, config: Any) -> str:

@@ -1,6 +1,5 @@
 """Which ways to run a recipe fit a GPU, how far each could go, and which one to take."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -8,7 +7,7 @@ from typing import Literal, get_args
 from kit.plan.hardware import Gpu
 from kit.plan.memory import Memory, predict
 from kit.plan.speed import Step, collective_seconds, step
-from kit.plan.workload import Strategy, Workload
+from kit.plan.workload import HYBRID, Workload
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -34,9 +33,14 @@ class Option:
         return int((1 - MARGIN) * self.gpu.memory) - self.memory.peak
 
     @property
+    def missing_host(self) -> float:
+        """Bytes by which a machine's memory is too small; 0 if it is enough, or unknown."""
+        return max(0.0, sum(self.memory.host.values()) - self.gpu.host)
+
+    @property
     def fits(self) -> bool:
-        """Whether a GPU's memory is enough, with ``MARGIN`` left free."""
-        return self.spare >= 0
+        """Whether a GPU's memory is enough, with ``MARGIN`` left free, and that of its machine."""
+        return self.spare >= 0 and not self.missing_host
 
     @property
     def largest_rows(self) -> int:
@@ -74,26 +78,37 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def strategies(num_gpus: int, method: Method, optim: str) -> list[Strategy]:
-    """Return the strategies that make sense, the simplest first."""
-    if num_gpus == 1:
-        return ["single"]
-    if "8bit" in optim:  # these optimisers cannot read sharded weights
-        return ["ddp"]
-    return ["ddp", "fsdp2"] if method == "qlora" else ["ddp", "fsdp2", "offload"]
+def strategies(base: Workload) -> list[Workload]:
+    """Return ``base`` with each strategy that makes sense on its GPUs, the simplest first.
+
+    Hybrid sharding makes sense with a copy on each of several machines.
+    """
+    one = replace(base, num_replicas=1)
+    if base.num_gpus == 1:
+        return [replace(one, strategy="single")]
+    found = [replace(one, strategy="ddp")]
+    if "8bit" in base.optim:  # these optimisers cannot read sharded weights
+        return found
+    found.append(replace(one, strategy="fsdp2"))
+    machines, rest = divmod(base.num_gpus, base.gpus_per_machine)
+    if machines > 1 and not rest and base.gpus_per_machine > 1:
+        found.append(replace(one, strategy="fsdp2", num_replicas=machines))
+    return found if base.method == "qlora" else [*found, replace(one, strategy="offload")]
 
 
-def options(base: Workload, gpu: Gpu, global_batch_size: int, only: Strategy | None = None) -> list[Option]:
+def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
     """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
+
+    Args:
+        only: the config of the strategy; None: all.
 
     Each is as it is best: see ``tuned``. One that never fits is as it takes the least: with gradient checkpointing and
     micro-batches of one row.
     """
     found = []
     for method in METHODS:
-        for strategy in strategies(base.num_gpus, method, base.optim):
-            if only in (None, strategy):
-                way = replace(base, method=method, strategy=strategy)
+        for way in strategies(replace(base, method=method)):
+            if only in (None, way.config):
                 found.append(tuned(way, gpu, global_batch_size) or try_out(least(way, global_batch_size), gpu))
     return found
 
@@ -119,9 +134,11 @@ def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
 
 
 def _speed(option: Option) -> float:
-    """Tokens per second of all GPUs, in the middle of the range; equal for all where nothing is known of the GPU."""
-    simplest = 1.0 - 0.1 * get_args(Strategy).index(option.workload.strategy)
-    return simplest if option.step is None else sum(option.step.tokens_per_second)
+    """Tokens per second of all GPUs, in the middle of the range; equal for all where nothing is known of the GPU.
+
+    Of equal ones ``max`` takes the first, which is the simplest.
+    """
+    return sum(option.step.tokens_per_second) if option.step else 0.0
 
 
 def tuned(
@@ -161,6 +178,8 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
         parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
     elif len(same) > 1:
         parts.append("of the ways that fit the fastest" if best.step else "the simplest way that fits")
+    if own.config == HYBRID:
+        parts.append(f"each machine holds a copy, sharded over its {own.num_shards} GPUs")
     if own.strategy == "offload":
         needed = sum(best.memory.host.values()) / 2**30
         parts.append(f"weights and optimiser wait in {needed:,.0f} GiB of host memory, which each machine must have")
@@ -171,22 +190,16 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
     return "; ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machines:
-    """GPUs that someone may have."""
-
-    gpu: Gpu
-    num_gpus: int
-    host: float = math.inf  # bytes of memory of one machine
-
-
-def smallest(base: Workload, global_batch_size: int, machines: Iterable[Machines]) -> Option | None:
+def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
     """Return the fastest way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
+
+    Args:
+        machines: GPUs that someone may have, and their numbers.
 
     Weights and optimiser are offloaded only where nothing else fits any of them. GPUs that do not divide the global
     batch are passed over.
     """
-    found = [ways for each in machines if (ways := _fitting(base, global_batch_size, each))]
+    found = [ways for gpu, num in machines if (ways := _fitting(replace(base, num_gpus=num), global_batch_size, gpu))]
     for offloads in (False, True):
         for ways in found:
             own = [o for o in ways if (o.workload.strategy == "offload") == offloads]
@@ -202,22 +215,18 @@ def fewest(base: Workload, global_batch_size: int, gpu: Gpu, most: int | None = 
     """
     counts = [2**power for power in range(MOST_POWER) if most is None or 2**power < most] + ([most] if most else [])
     counts = [count for count in counts if global_batch_size % count == 0]
-    if best := smallest(base, global_batch_size, [Machines(gpu=gpu, num_gpus=count) for count in counts]):
+    if best := smallest(base, global_batch_size, [(gpu, count) for count in counts]):
         return best
-    way = replace(base, num_gpus=counts[-1])
-    ways = (replace(way, strategy=each) for each in strategies(way.num_gpus, way.method, way.optim))
-    return min((try_out(least(each, global_batch_size), gpu) for each in ways), key=lambda o: o.memory.peak)
+    ways = strategies(replace(base, num_gpus=counts[-1]))
+    closest = (try_out(least(each, global_batch_size), gpu) for each in ways)
+    return min(closest, key=lambda o: (max(0, -o.spare), o.missing_host, o.memory.peak))
 
 
-def _fitting(base: Workload, global_batch_size: int, machines: Machines) -> list[Option]:
-    """The ways in which the method of ``base`` fits ``machines``."""
-    if global_batch_size % machines.num_gpus:
+def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:
+    """The ways in which ``base`` fits, its method and the number of its GPUs kept."""
+    if global_batch_size % base.num_gpus:
         return []
-    ways = (
-        tuned(replace(base, num_gpus=machines.num_gpus, strategy=strategy), machines.gpu, global_batch_size)
-        for strategy in strategies(machines.num_gpus, base.method, base.optim)
-    )
-    return [o for o in ways if o and sum(o.memory.host.values()) <= machines.host]
+    return [option for way in strategies(base) if (option := tuned(way, gpu, global_batch_size))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,13 +245,14 @@ def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
     """Return what 8 to 4,096 GPUs do to a sharded step of one micro-batch each."""
     rows = []
     for num in (2**power for power in range(3, 13)):
-        workload = replace(base, strategy="fsdp2", num_gpus=num, micro_batches=1)
+        workload = replace(base, strategy="fsdp2", num_gpus=num, num_replicas=1, micro_batches=1)
         option = try_out(workload, gpu)
         if option.step is None:
             return []
         alone = replace(option.step, sent=0.0).seconds[0]
-        fitting = [group for group in _groups(num) if _fits_in_group(workload, gpu, group)] or [num]
-        seconds = {group: collective_seconds(workload, gpu, group) for group in fitting}
+        grouped = {group: replace(workload, num_replicas=num // group) for group in _groups(num)}
+        fitting = [group for group, way in grouped.items() if try_out(way, gpu).fits] or [num]
+        seconds = {group: collective_seconds(grouped[group], gpu) for group in fitting}
         best = min(seconds, key=lambda group: (seconds[group], group))
         rows.append(
             Scale(
@@ -259,8 +269,3 @@ def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
 
 def _groups(num: int) -> list[int]:
     return [2**power for power in range(num.bit_length()) if num % 2**power == 0]
-
-
-def _fits_in_group(workload: Workload, gpu: Gpu, group: int) -> bool:
-    """Whether the shards fit where only ``group`` GPUs share them."""
-    return try_out(replace(workload, num_gpus=group), gpu).fits

@@ -46,8 +46,9 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     """Run a step of ``workload`` on fake tensors. What takes long is said on standard error meanwhile.
 
     The step has one micro-batch, and finds the optimiser's state and the gradients that others have left. Where
-    micro-batches differ, as under DDP, whose last one reduces gradients, there are two steps, of one and of two. With
-    ``loss="whole"`` the loss is computed as transformers does, from the logits of all positions.
+    micro-batches differ, as under DDP and hybrid sharding, whose last one adds up the copies' gradients, there are two
+    steps, of one and of two. With ``loss="whole"`` the loss is computed as transformers does, from the logits of all
+    positions.
 
     Args:
         recipe: settings that the workload does not have, such as ``freeze``.
@@ -65,7 +66,9 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
     # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
-    same = workload.strategy == "single" or (workload.sharded and workload.sync_each_batch is not False)
+    same = workload.strategy == "single" or (
+        workload.sharded and workload.sync_each_batch is not False and workload.num_replicas == 1
+    )
     request = {
         "recipe": _settings(workload, recipe),
         "topology": asdict(_topology(workload)),
@@ -141,5 +144,6 @@ def _topology(workload: Workload) -> Topology:
         rehearsal=True,
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
+        num_replicas=workload.num_replicas,
         offload=settings.offload,
     )

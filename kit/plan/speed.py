@@ -119,25 +119,19 @@ def _elementwise_bytes(workload: Workload, supervised: float) -> float:
     return passes * again * shape.num_layers * kept(workload) + 30 * supervised * shape.vocab_size
 
 
-def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -> float:
+def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     """Seconds of a step's collectives at the rate of the links.
 
     FSDP gathers bf16 weights in the forward and in the backward pass of each micro-batch, and reduces float32 gradients
-    after each. DDP reduces float32 gradients once a step, and each of them is sent twice. Rings over several machines
-    use the network adapters of all GPUs of a machine together; copies of one shard use that of one GPU. Each step of a
-    ring costs ``RING_STEP`` beside.
-
-    Args:
-        group: GPUs over which weights are sharded, with a copy in each group (hybrid sharding); None: all.
+    after each. DDP reduces float32 gradients once a step, and each of them is sent twice; so do the copies of hybrid
+    sharding with their shards. Rings over several machines use the network adapters of all GPUs of a machine together;
+    copies of one shard use that of one GPU. Each step of a ring costs ``RING_STEP`` beside.
     """
-    num = workload.num_gpus
+    num, group = workload.num_gpus, workload.num_shards
     shape, trained = workload.shape, workload.trainable_parameters
     if num == 1:
         return 0.0
     reductions = workload.micro_batches if workload.sharded and workload.sync_each_batch is not False else 1
-    if not workload.sharded:
-        group = 1  # copies of everything
-    group = group or num
     plain = 2 if workload.bf16 else 4
     weights = float(plain * (shape.num_parameters + (0 if workload.method == "full" else trained)))
     if workload.method == "qlora":
@@ -157,9 +151,8 @@ def collective_seconds(workload: Workload, gpu: Gpu, group: int | None = None) -
 
 def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
-    shards = workload.num_gpus if workload.sharded else 1
     # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
-    moved = 0.0 if workload.strategy == "offload" else 40.0 * workload.trainable_parameters / shards
+    moved = 0.0 if workload.strategy == "offload" else 40.0 * workload.trainable_parameters / workload.num_shards
     if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
         passes = 3 if workload.gradient_checkpointing else 2
         moved += passes * workload.micro_batches * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
@@ -171,8 +164,8 @@ def _host_seconds(workload: Workload) -> float:
     if workload.strategy != "offload":
         return 0.0
     here = min(workload.num_gpus, workload.gpus_per_machine)
-    shape, trained = workload.shape, workload.trainable_parameters / workload.num_gpus
+    shape, trained = workload.shape, workload.trainable_parameters / workload.num_shards
     size = 4 if workload.method == "full" else 2
-    weights = 2 * size * shape.num_parameters / workload.num_gpus
+    weights = 2 * size * shape.num_parameters / workload.num_shards
     optimiser = 28 * trained * here / HOST_MEMORY
     return workload.micro_batches * (weights + 4 * trained) / HOST_LINK + optimiser

@@ -26,8 +26,13 @@ def gib(num_bytes: float) -> str:
 def verdict(option: Option) -> str:
     """Whether it fits, with what, and what is left or missing."""
     if not option.fits:
-        return f"does not fit, {gib(-option.spare)} missing"
+        return f"does not fit, {missing(option)} missing"
     return f"fits{' with checkpointing' * option.workload.gradient_checkpointing}, {gib(option.spare)} free"
+
+
+def missing(option: Option) -> str:
+    """What is missing where a way does not fit: memory of a GPU, or of a machine."""
+    return gib(-option.spare) if option.spare < 0 else f"{gib(option.missing_host)} of host memory"
 
 
 def table(titles: list[str], rows: list[list[str]]) -> list[str]:
@@ -99,6 +104,21 @@ def command(option: Option, question: Question) -> str:
     for key in changed:
         words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
     return shlex.join(words)
+
+
+def on_machines(option: Option) -> list[str]:
+    """What the command needs on several machines; nothing on one."""
+    own = option.workload
+    if own.num_machines == 1:
+        return []
+    keys = [f"num_machines: {own.num_machines}", "main_process_ip", "main_process_port"]
+    if own.num_replicas > 1:
+        keys.insert(0, f"parallelism_config_dp_replicate_size: {own.num_replicas}")
+    return [
+        f"On {own.num_machines} machines: the same command on each, its --config a copy of "
+        f"accelerate_configs/{own.config}.yaml that says",
+        f"{', '.join(keys)}: docs/multi-node.md.",
+    ]
 
 
 def _flag(recipe: Recipe, key: str) -> str:
@@ -204,7 +224,7 @@ def all_recipes(ask: Ask, gpus: list[Gpu]) -> list[str]:
 def _at_a_glance(option: Option) -> str:
     own = option.workload
     if not option.fits:
-        return f"does not fit: {gib(-option.spare)} missing on {own.num_gpus} x, {own.config}"
+        return f"does not fit: {missing(option)} missing on {own.num_gpus} x, {own.config}"
     how = " with checkpointing" * own.gradient_checkpointing
     host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy == "offload" else ""
     return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
@@ -232,7 +252,8 @@ def scale(rows: list[Scale], own: Workload) -> list[str]:
         *table(titles, cells),
         f"{end} At the links' full rate.",
         f"A step of one micro-batch of {own.rows} x {own.length:,} tokens on each GPU with fsdp, {how}{more}.",
-        "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size.",
+        "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size; a row",
+        "fsdp_hybrid of a plan takes the GPUs of a machine.",
     ]
 
 

@@ -12,6 +12,7 @@ from kit.plan.shape import Shape
 Strategy = Literal["single", "ddp", "fsdp2", "offload"]
 # The Accelerate config of each strategy, as ``--config`` takes it.
 CONFIGS: dict[Strategy, str] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "offload": "fsdp_offload"}
+HYBRID = "fsdp_hybrid"  # of fsdp2 with several copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Workload:
     strategy: Strategy = "single"
     num_gpus: int = 1  # over all machines
     gpus_per_machine: int = 8
+    num_replicas: int = 1  # copies of a sharded model (hybrid sharding); 1: sharded over all GPUs
     rows: int = 1  # of a micro-batch
     length: int = 2048  # tokens of a row
     micro_batches: int = 1  # of a step, on each GPU
@@ -78,7 +80,7 @@ class Workload:
     @property
     def config(self) -> str:
         """The name of the Accelerate config."""
-        return CONFIGS[self.strategy]
+        return HYBRID if self.strategy == "fsdp2" and self.num_replicas > 1 else CONFIGS[self.strategy]
 
     @property
     def tokens(self) -> int:
@@ -89,6 +91,16 @@ class Workload:
     def sharded(self) -> bool:
         """Whether each GPU keeps only a part of the weights."""
         return self.strategy in ("fsdp2", "offload")
+
+    @property
+    def num_shards(self) -> int:
+        """GPUs over which weights, gradients and optimiser state are divided; 1 if they are not."""
+        return self.num_gpus // self.num_replicas if self.sharded else 1
+
+    @property
+    def num_machines(self) -> int:
+        """Machines that have all the GPUs."""
+        return -(-self.num_gpus // self.gpus_per_machine)
 
     @property
     def adapter_parameters(self) -> int:
