@@ -81,7 +81,9 @@ def run(argv: list[str]) -> int:
         show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
         times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
         show("\n".join(["", *parts(option.memory), "", *times]))
-        show("\n".join([f"\n    {command(option, question)}\n", *on_machines(option)]))
+        show(f"\n    {command(option, question)}\n")
+        if lines := on_machines(option):
+            show("\n".join([*lines, ""]))
     if simulated:
         show("\n".join(simulated))
     if "explain" in ask.switches:

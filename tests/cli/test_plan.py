@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,11 +13,16 @@ from helpers import ROOT
 from kit.cli.main import main
 from kit.config.validation import load_recipe
 from kit.plan import ask
+from kit.plan.hardware import GPUS
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     monkeypatch.setattr(ask, "this_machine", lambda: None)
+
+
+def on_this_machine(monkeypatch, gpu, num, host):
+    monkeypatch.setattr(ask, "this_machine", lambda: (replace(GPUS[gpu], host=host), num))
 
 
 def said(capsys, words):
@@ -65,6 +71,47 @@ def test_the_scale_begins_with_the_way_in_the_table(capsys):
     text = said(capsys, "--recipe qwen3-14b-full --gpu h100 --gpus 8 --scale")
     rows = re.search(r"^full +fsdp +fits with checkpointing, .* GiB +(\d+) ", text, re.M)[1]
     assert f"one micro-batch of {rows} x 4,096 tokens on each GPU with fsdp, with gradient checkpointing" in text
+
+
+def test_hybrid_sharding_is_a_way_on_several_machines(capsys):
+    text = said(capsys, "--recipe llama-8b-full --gpu h100 --gpus 4x8 --config fsdp_hybrid --global_batch_size 512")
+    assert "Recommended: full with fsdp_hybrid: " in text and re.search(r"^full +fsdp_hybrid +fits, ", text, re.M)
+    assert "--config fsdp_hybrid --recipe llama-8b-full --num_processes 32 " in text
+    assert "On 4 machines: " in text and "parallelism_config_dp_replicate_size: 4, num_machines: 4" in text
+    plan = json.loads(said(capsys, "--recipe llama-8b-full --gpu h100 --gpus 2x8 --json"))
+    assert [way["num_replicas"] for way in plan["ways"] if way["config"] == "fsdp_hybrid"] == [2, 2, 2]
+    assert plan["on_machines"].startswith("On 2 machines: ")
+
+
+def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
+    on_this_machine(monkeypatch, "rtx4090", 4, 512 * 2**30)
+    text = said(capsys, "--recipe llama-8b-full")
+    assert (
+        "Recommended: full with fsdp_offload" in text and "4 machines" not in text and "host memory 512.0 GiB" in text
+    )
+    on_this_machine(monkeypatch, "rtx4090", 4, 64 * 2**30)
+    text = said(capsys, "--recipe llama-8b-full")
+    assert re.search(r"^full +fsdp_offload +does not fit, [\d.]+ GiB of host memory missing", text, re.M)
+    assert "Recommended: lora with " in text
+    assert json.loads(said(capsys, "--recipe llama-8b-full --json"))["host"] == 64 * 2**30
+    on_this_machine(monkeypatch, "rtx4090", 1, 2**30)
+    assert "Host memory is what is missing: --async_save false" in said(capsys, "--recipe llama-1b-lora")
+    assert "GiB of host memory missing on 1 x" in said(capsys, "")
+    assert "host memory" not in said(capsys, "--recipe llama-1b-lora --gpu rtx4090").splitlines()[0]
+
+
+def test_a_config_that_cannot_run_the_recipe_is_told(capsys):
+    for words, told in (
+        (
+            "--recipe llama-8b-full --optim adamw_8bit --config fsdp",
+            "fsdp with full and adamw_8bit; expected one of ddp",
+        ),
+        ("--recipe llama-8b-qlora --config fsdp_offload", "expected one of ddp, fsdp"),
+    ):
+        assert main(["plan", *f"{words} --gpu h100 --gpus 8".split()]) == 2
+        assert told in capsys.readouterr().err
+    assert main("plan --recipe llama-8b-lora --config ddp".split()) == 2
+    assert "--config: for which GPU?" in capsys.readouterr().err
 
 
 def test_nothing_that_fits_is_said(capsys):

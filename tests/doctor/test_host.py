@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kit.doctor import host
-from kit.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port, free_memory
+from kit.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
 from kit.doctor.needs import Needs
 from kit.strategy import network
 
@@ -43,19 +43,8 @@ def test_the_disk_is_that_of_the_output_folder_which_need_not_be_there(recipe, t
 def test_memory_holds_libraries_of_each_rank_and_the_larger_of_loading_and_training(number, status, monkeypatch):
     own = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=100))
     monkeypatch.setattr(host.psutil, "Process", lambda: own)
-    monkeypatch.setattr(host, "free_memory", lambda: number)
+    monkeypatch.setattr(host, "host_memory", lambda: (number, number))
     assert check_memory(NEEDS, local_world=2).status == status
-
-
-def test_a_containers_limit_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(host, "_CGROUP", tmp_path)
-    whole = free_memory()
-    assert whole > 1000
-    (tmp_path / "memory.current").write_text("200\n")
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert free_memory() == 800
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory() > 1000
 
 
 def test_few_file_descriptors_are_told_for_the_number_of_ranks():

@@ -39,6 +39,11 @@ def test_a_checkpoint_has_trained_weights_and_both_moments(recipe, topology, mod
     assert needs(recipe, gpus, model, local_world=1).host == 600  # of two machines, each holds its half
 
 
+def test_each_rank_copies_its_shards_of_each_copy_of_hybrid_sharding(recipe, topology, model):
+    gpus = topology(device_type="cuda", strategy="fsdp2", num_processes=4, num_replicas=2)
+    assert needs(recipe, gpus, model, local_world=2).host == 1200  # a machine with a whole copy
+
+
 def test_final_is_the_adapter_or_the_whole_model_in_its_dtype(recipe, topology, model):
     assert needs(recipe, topology(), model).final == 100 * 4
     assert needs(recipe, topology(), model, method="full").final == 1100 * 2

@@ -70,6 +70,8 @@ def test_gpus_are_this_machines_unless_they_are_named(monkeypatch):
         ("--model llama-8b --gpu h100 --gpus 2 --config single", "single with 2 GPUs"),
         ("--model llama-8b --gpu h100 --config fsdp", "fsdp with 1 GPU"),
         ("--model llama-8b --gpu h100 --gpus 8 --config fsdp1", "--config: found 'fsdp1'"),
+        ("--model llama-8b --gpu h100 --gpus 8 --config fsdp_hybrid", "fsdp_hybrid with 8 GPUs, 8 in a machine"),
+        ("--recipe llama-8b-full --gpu h100 --gpus 2x1 --config fsdp_hybrid", "which cannot share a copy"),
         ("--recipe llama-8b-full --gpu h100 --gpus 3", "on 3 GPUs"),
         ("--model llama-2-7b --max_length 9999", "9999 tokens, llama-2-7b has 4096 positions"),
         ("--model llama-8b --use_dora true", "use_dora: the formulas do not know what it takes"),
@@ -87,6 +89,12 @@ def test_what_cannot_be_planned_is_told(words, message):
 def test_mistakes_of_several_flags_are_told_together():
     text = refused(*"--model nope --gpu h100 --max_length many --config fsdp1".split())
     assert "no model 'nope'" in text and "max_length" in text and "fsdp1" in text
+
+
+def test_a_config_is_taken_by_its_name():
+    for config in ("fsdp", "fsdp_hybrid", "fsdp_hybrid.yaml"):
+        (question,) = read_ask(f"--recipe llama-8b-full --gpu h100 --gpus 2x8 --config {config}".split()).questions
+        assert question.only == config.removesuffix(".yaml")
 
 
 def test_a_recipe_is_never_written_over(tmp_path):

@@ -1,12 +1,13 @@
 """GPUs by name or memory; what is no GPU is told."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from kit.errors import UserError
 from kit.plan import hardware
-from kit.plan.hardware import GIB, GPUS, parse_gpu, parse_gpus, parse_parameters, this_machine
+from kit.plan.hardware import GIB, GPUS, host_memory, parse_gpu, parse_gpus, parse_parameters, this_machine
 
 
 @pytest.mark.parametrize("text", ["h100", "H100", "NVIDIA H100", "h100-sxm"])
@@ -65,6 +66,7 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
         return this_machine()
 
     gpu, count = driver("NVIDIA H100 80GB HBM3, 81559\nNVIDIA H100 80GB HBM3, 81559\n")
+    assert gpu.host == host_memory()[0] and math.isinf(GPUS["h100"].host)
     assert (count, gpu.memory, gpu.tflops) == (2, 81559 * 2**20, GPUS["h100"].tflops)
     gpu, _ = driver("NVIDIA A100-SXM4-40GB, 40960\n")
     assert gpu.bandwidth == GPUS["a100-40"].bandwidth
@@ -73,3 +75,14 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     assert driver("") is None and driver("NVIDIA X, [N/A]\n") is None
     monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
     assert this_machine() is None
+
+
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    whole, free = host_memory()
+    assert whole >= free > 1000
+    (tmp_path / "memory.current").write_text("200\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert host_memory() == (1000, 800)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host_memory()[0] == whole

@@ -12,6 +12,7 @@ from kit.config.validation import load_recipe
 from kit.plan.hardware import GPUS
 from kit.plan.headers import MACHINES, renewed, row
 from kit.plan.models import find_shape
+from kit.plan.search import fewest
 
 NAMES = [name for name in recipe_names() if name != "tiny"]
 
@@ -37,6 +38,15 @@ def test_a_recipe_fits_its_machine_and_uses_half_of_a_gpu_unless_it_is_the_small
     assert share <= 0.95 and option.workload.num_gpus == num_gpus
     assert share > 0.5 or key == MACHINES[0][0] or option.workload.strategy == "offload"
     assert sum(option.memory.host.values()) <= host * 2**30
+
+
+def test_a_header_offloads_only_where_more_gpus_of_the_machine_do_not_help():
+    for name in NAMES:
+        option, recipe = row_of(name).option, load_recipe(name)
+        own = option.workload
+        more = fewest(replace(own, strategy="single", num_gpus=1), recipe.global_batch_size, option.gpu)
+        assert (own.strategy == "offload") == (more.workload.strategy == "offload"), name
+        assert more.workload.num_gpus <= own.num_gpus, name
 
 
 def test_a_stale_header_is_renewed_with_its_command():

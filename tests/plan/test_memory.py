@@ -103,13 +103,3 @@ def test_gradients_that_are_not_reduced_after_each_micro_batch_are_whole():
     base = workload("llama-8b", "full", "fsdp2", 8, micro_batches=2)
     more = predict(replace(base, sync_each_batch=False)).peak - predict(base).peak
     assert more == pytest.approx(4 * base.shape.num_parameters * 7 / 8, rel=0.01)
-
-
-def test_host_and_disk_hold_what_a_save_writes():
-    base = workload("llama-8b", "full", "fsdp2", 16, gpus_per_machine=8, saves=True)
-    memory, trained = predict(base), base.trainable_parameters
-    assert memory.host["copies of a save"] == 12 * trained // 2  # half of the ranks are on a machine
-    assert memory.host["loading"] == 4 * trained
-    assert memory.disk["checkpoints"] == 3 * 12 * trained  # two are kept while a third is written
-    assert predict(replace(base, save_only_model=True)).disk["checkpoints"] == 3 * 4 * trained
-    assert "copies of a save" not in predict(replace(base, async_save=False)).host

@@ -43,9 +43,11 @@ def test_a_run_is_planned_as_the_command_plans_it(config):
     assert not planned(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
 
 
-def test_a_run_of_several_copies_is_planned_as_one_copy(config, gpus):
+def test_a_run_of_several_copies_takes_what_one_copy_takes_alone(config, gpus):
     own = planned(RECIPE, replace(GPU, num_replicas=2), config)
-    assert (own.strategy, own.num_gpus) == ("fsdp2", GPU.num_processes // 2)
+    assert (own.config, own.num_gpus, own.num_shards) == ("fsdp_hybrid", GPU.num_processes, GPU.num_processes // 2)
+    alone = replace(own, num_gpus=own.num_shards, num_replicas=1)
+    assert predict(own).tensors == predict(alone).tensors
     assert own.micro_batches == planned(RECIPE, GPU, config).micro_batches
     gpus(80.0)
     auto = RECIPE.model_copy(update={"per_device_train_batch_size": "auto", "global_batch_size": 2 * GPU.num_processes})

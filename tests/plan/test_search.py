@@ -10,7 +10,6 @@ from kit.plan.models import find_shape
 from kit.plan.search import (
     ENOUGH_TOKENS,
     MARGIN,
-    Machines,
     fewest,
     options,
     recommend,
@@ -53,10 +52,13 @@ def test_where_nothing_fits_the_largest_is_0():
 
 
 def test_only_ways_that_make_sense_are_tried():
-    assert strategies(1, "full", "adamw_torch_fused") == ["single"]
-    assert strategies(8, "full", "adamw_torch_fused") == ["ddp", "fsdp2", "offload"]
-    assert strategies(8, "qlora", "adamw_torch_fused") == ["ddp", "fsdp2"]
-    assert strategies(8, "full", "adamw_8bit") == ["ddp"]
+    def configs(**changes):
+        return [way.config for way in strategies(replace(BASE, **changes))]
+
+    assert configs() == ["single"]
+    assert configs(method="full", num_gpus=8) == ["ddp", "fsdp", "fsdp_offload"]
+    assert configs(method="qlora", num_gpus=8) == ["ddp", "fsdp"]
+    assert configs(method="full", num_gpus=8, optim="adamw_8bit") == ["ddp"]
     found = options(replace(BASE, num_gpus=8), GPU, 32)
     assert [(o.workload.method, o.workload.strategy) for o in found][:4] == [
         ("full", "ddp"),
@@ -64,7 +66,40 @@ def test_only_ways_that_make_sense_are_tried():
         ("full", "offload"),
         ("lora", "ddp"),
     ]
-    assert {o.workload.strategy for o in options(replace(BASE, num_gpus=8), GPU, 32, only="fsdp2")} == {"fsdp2"}
+    assert {o.workload.strategy for o in options(replace(BASE, num_gpus=8), GPU, 32, only="fsdp")} == {"fsdp2"}
+
+
+def test_hybrid_sharding_has_a_copy_on_each_of_several_whole_machines():
+    for num_gpus, here, replicas in ((16, 8, 2), (12, 4, 3), (12, 8, None), (8, 8, None), (4, 1, None)):
+        base = replace(BASE, num_gpus=num_gpus, gpus_per_machine=here)
+        for method in ("full", "lora", "qlora"):
+            found = [way for way in strategies(replace(base, method=method)) if way.config == "fsdp_hybrid"]
+            assert [way.num_replicas for way in found] == ([replicas] if replicas else [])
+            assert all(way.num_shards == here and way.strategy == "fsdp2" for way in found)
+
+
+def test_hybrid_sharding_is_recommended_where_the_network_is_slow_and_a_copy_fits():
+    slow = replace(GPUS["h100"], network=GPUS["h100"].network / 16)
+    for gpu, config in ((slow, "fsdp_hybrid"), (GPU, "fsdp"), (replace(slow, memory=2**35), "fsdp")):
+        base = replace(BASE, method="full", length=4096, num_gpus=16)
+        option, reason = recommend(options(base, gpu, 512), "full") or (None, "")
+        if gpu is GPU:  # a copy does not fit
+            assert option is None or option.workload.config != "fsdp_hybrid"
+            continue
+        assert option.workload.config == config
+        assert ("each machine holds a copy, sharded over its 8 GPUs" in reason) == (config == "fsdp_hybrid")
+
+
+def test_what_needs_more_host_memory_than_the_machine_has_does_not_fit():
+    base = replace(BASE, method="full", num_gpus=2, gpus_per_machine=2)
+    found = options(base, GPU, 32, only="fsdp_offload")
+    (full,) = (option for option in found if option.workload.method == "full")
+    needed = sum(full.memory.host.values())
+    assert full.fits and full.missing_host == 0
+    exact, short = (try_out(full.workload, replace(GPU, host=host)) for host in (needed, needed - 1))
+    assert exact.fits and not short.fits and (short.missing_host, short.spare) == (1, full.spare)
+    option, reason = recommend(options(base, replace(GPU, host=needed - 1), 32), "full")
+    assert option.workload.method == "lora" and "full does not fit in any way" in reason
 
 
 def test_the_recommended_way_fits_and_deals_the_global_batch():
@@ -120,7 +155,7 @@ def test_checkpointing_comes_before_more_gpus_and_these_before_offloading():
     full = replace(BASE, method="full")
     assert fewest(full, 32, GPU, 2).workload.strategy == "offload"
     assert fewest(full, 32, GPU, 2).fits
-    assert smallest(full, 32, [Machines(gpu=GPU, num_gpus=2, host=2**35)]) is None
+    assert smallest(full, 32, [(replace(GPU, host=2**35), 2)]) is None
     assert fewest(full, 33, GPU, 4).workload.num_gpus == 1  # no other number divides the global batch
 
 

@@ -60,7 +60,15 @@ def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
 
 def test_groups_help_where_there_are_many_machines():
     many = replace(BASE, num_gpus=4096)
-    assert collective_seconds(many, H100, group=64) < collective_seconds(many, H100) / 3
+    assert collective_seconds(replace(many, num_replicas=64), H100) < collective_seconds(many, H100) / 3
+
+
+def test_copies_send_their_shards_of_the_gradients_once_a_step():
+    quick = replace(H100, link=1e6 * GB, network=1 * GB)  # inside a machine nothing takes time
+    hybrid = replace(BASE, num_gpus=16, num_replicas=2, micro_batches=4)
+    share = 4 * BASE.shape.num_parameters / 8
+    assert collective_seconds(hybrid, quick) == pytest.approx(2 * (1 / 2) * share / GB, rel=0.01)
+    assert collective_seconds(replace(hybrid, num_replicas=1), quick) > 2 * collective_seconds(hybrid, quick)
 
 
 def test_offloading_and_quantising_take_time():

@@ -1,16 +1,32 @@
 """A plan as text."""
 
+import re
 import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from kit.config.recipe import ACCELERATE_CONFIGS
 from kit.plan.ask import read_ask
 from kit.plan.hardware import GPUS, parse_gpu
 from kit.plan.lengths import Lengths
 from kit.plan.search import options, recommend, scaling, try_out
-from kit.plan.table import checkpointing, command, explanation, gib, parts, scale, table, time_lines, verdict, ways
+from kit.plan.table import (
+    checkpointing,
+    command,
+    explanation,
+    gib,
+    on_machines,
+    parts,
+    scale,
+    table,
+    time_lines,
+    verdict,
+    ways,
+)
+from kit.strategy.parallelism import group_sizes
 
 
 def planned(*words, gpu="24GiB"):
@@ -74,6 +90,26 @@ def test_the_command_is_one_that_a_run_takes():
         assert request.recipe.per_device_train_batch_size == option.workload.rows
         assert request.recipe.gradient_checkpointing == option.workload.gradient_checkpointing
         assert request.recipe.method == option.workload.method
+
+
+def test_the_config_for_several_machines_is_one_that_divides_them_so():
+    question, found, option = planned("--recipe", "llama-8b-full", "--gpus", "8", gpu="h100")
+    assert on_machines(option) == []
+    shipped = (ACCELERATE_CONFIGS / "fsdp_hybrid.yaml").read_text(encoding="utf-8")
+    for machines, differs in ((2, False), (4, True)):
+        question, found, _ = planned("--recipe", "llama-8b-full", "--gpus", f"{machines}x8", gpu="h100")
+        option = next(o for o in found if o.workload.config == "fsdp_hybrid")
+        text = " ".join(on_machines(option))
+        key = re.search(r"parallelism_config_dp_replicate_size: \d+", text)[0]
+        copied = re.sub(r"parallelism_config_dp_replicate_size: \d+", key, shipped)
+        assert (copied != shipped) == differs and f"num_machines: {machines}" in text and "multi-node.md" in text
+        groups = group_sizes(yaml.safe_load(copied)["parallelism_config"], "fsdp2", pytest.fail)
+        assert groups.num_replicas(8 * machines) == option.workload.num_replicas == machines
+        assert f"--config fsdp_hybrid --recipe llama-8b-full --num_processes {8 * machines}" in command(
+            option, question
+        )
+    plain = next(o for o in found if o.workload.config == "fsdp")
+    assert "num_machines: 4" in " ".join(on_machines(plain)) and "replicate" not in " ".join(on_machines(plain))
 
 
 def test_parts_add_up_to_the_peak():

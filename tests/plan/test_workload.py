@@ -1,5 +1,7 @@
 """A workload is what a recipe would run."""
 
+from dataclasses import replace
+
 from kit.config.validation import load_recipe
 from kit.plan.models import find_shape
 from kit.plan.workload import Workload, uncovered
@@ -13,6 +15,14 @@ def test_a_workload_follows_its_recipe():
     assert own.num_gpus * own.rows * own.micro_batches == recipe.global_batch_size
     assert own.config == "fsdp" and own.sharded and own.tokens == 8192
     assert own.trainable_parameters == own.shape.num_parameters and own.adapter_parameters == 0
+
+
+def test_copies_of_hybrid_sharding_divide_the_gpus():
+    recipe, shape = load_recipe("llama-8b-full"), find_shape("llama-8b")
+    own = replace(Workload.of(recipe, shape, "fsdp2", num_gpus=16), num_replicas=2)
+    assert (own.config, own.num_shards, own.num_machines) == ("fsdp_hybrid", 8, 2)
+    assert replace(own, strategy="ddp", num_replicas=1).num_shards == 1
+    assert replace(own, num_replicas=1).num_shards == 16
 
 
 def test_adapters_train_and_the_rest_does_not():
