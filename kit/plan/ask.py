@@ -15,7 +15,7 @@ from kit.errors import Problem, Problems
 from kit.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
 from kit.plan.models import MODEL, find_shape, shape_of_size, shipped_id
 from kit.plan.shape import Shape
-from kit.plan.workload import CONFIGS, HYBRID, Workload, uncovered
+from kit.plan.workload import CONFIGS, HYBRID, Workload, machines_with_copies, uncovered
 
 OWN = {
     "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
@@ -225,13 +225,10 @@ def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, pro
     elif num_gpus and (name == "single") != (num_gpus == 1):
         fix = "--config ddp, or --config fsdp" if name == "single" else "--config single"
         problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' * (num_gpus > 1)}", fix=fix))
-    elif name == HYBRID and num_gpus and (num_gpus <= gpus_per_machine or num_gpus % gpus_per_machine):
+    elif name == HYBRID and num_gpus and machines_with_copies(num_gpus, gpus_per_machine) == 1:
         found = f"{config} with {num_gpus} GPUs, {gpus_per_machine} in a machine"
-        expected = "several whole machines, each with a copy of the model"
+        expected = "several machines, each with a copy that its GPUs share"
         problems.append(Problem("--config", found, expected, "--gpus 2x8, or --config fsdp"))
-    elif name == HYBRID and num_gpus and gpus_per_machine == 1:
-        found = f"{config} with one GPU in a machine, which cannot share a copy"
-        problems.append(Problem("--config", found, fix="--config ddp, or --config fsdp"))
     return name
 
 

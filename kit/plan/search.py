@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from kit.plan.hardware import Gpu
 from kit.plan.memory import Memory, predict
 from kit.plan.speed import Step, collective_seconds, step
-from kit.plan.workload import HYBRID, Workload
+from kit.plan.workload import HYBRID, Workload, machines_with_copies
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -79,10 +79,7 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def strategies(base: Workload) -> list[Workload]:
-    """Return ``base`` with each strategy that makes sense on its GPUs, the simplest first.
-
-    Hybrid sharding makes sense with a copy on each of several machines.
-    """
+    """Return ``base`` with each strategy that makes sense on its GPUs, the simplest first."""
     one = replace(base, num_replicas=1)
     if base.num_gpus == 1:
         return [replace(one, strategy="single")]
@@ -90,8 +87,7 @@ def strategies(base: Workload) -> list[Workload]:
     if "8bit" in base.optim:  # these optimisers cannot read sharded weights
         return found
     found.append(replace(one, strategy="fsdp2"))
-    machines, rest = divmod(base.num_gpus, base.gpus_per_machine)
-    if machines > 1 and not rest and base.gpus_per_machine > 1:
+    if (machines := machines_with_copies(base.num_gpus, base.gpus_per_machine)) > 1:
         found.append(replace(one, strategy="fsdp2", num_replicas=machines))
     return found if base.method == "qlora" else [*found, replace(one, strategy="offload")]
 
@@ -99,11 +95,11 @@ def strategies(base: Workload) -> list[Workload]:
 def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
     """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
 
-    Args:
-        only: the config of the strategy; None: all.
-
     Each is as it is best: see ``tuned``. One that never fits is as it takes the least: with gradient checkpointing and
     micro-batches of one row.
+
+    Args:
+        only: the config of the strategy; None: all.
     """
     found = []
     for method in METHODS:
@@ -193,11 +189,11 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
 def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
     """Return the fastest way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
 
-    Args:
-        machines: GPUs that someone may have, and their numbers.
-
     Weights and optimiser are offloaded only where nothing else fits any of them. GPUs that do not divide the global
     batch are passed over.
+
+    Args:
+        machines: GPUs that someone may have, and their numbers.
     """
     found = [ways for gpu, num in machines if (ways := _fitting(replace(base, num_gpus=num), global_batch_size, gpu))]
     for offloads in (False, True):

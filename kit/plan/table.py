@@ -70,12 +70,12 @@ def checkpointing(option: Option) -> str:
     """Whether gradient checkpointing pays in this way to run."""
     other = option.other_checkpointing()
     on, off = (option, other) if option.workload.gradient_checkpointing else (other, option)
-    if off.fits:
+    if off.spare >= 0:
         if on.step and off.step:
             costs = on.step.seconds[0] / off.step.seconds[0] - 1
             return f"not needed: costs {costs:.0%} time, spares {gib(off.memory.peak - on.memory.peak)}"
         return f"not needed: spares {gib(off.memory.peak - on.memory.peak)}"
-    return "needed" if on.fits else "not enough"
+    return "needed" if on.spare >= 0 else "not enough"
 
 
 def parts(memory: Memory) -> list[str]:

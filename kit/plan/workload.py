@@ -15,6 +15,12 @@ CONFIGS: dict[Strategy, str] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp
 HYBRID = "fsdp_hybrid"  # of fsdp2 with several copies
 
 
+def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
+    """Return the number of machines if each can hold a copy, sharded over its GPUs; 1 if hybrid sharding is no use."""
+    machines, rest = divmod(num_gpus, gpus_per_machine)
+    return machines if gpus_per_machine > 1 and not rest else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One way to run a recipe."""

@@ -87,7 +87,7 @@ def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
     on_this_machine(monkeypatch, "rtx4090", 4, 512 * 2**30)
     text = said(capsys, "--recipe llama-8b-full")
     assert (
-        "Recommended: full with fsdp_offload" in text and "4 machines" not in text and "host memory 512.0 GiB" in text
+        "Recommended: full with fsdp_offload" in text and "4 x RTX 4090, 23.6 GiB each, host memory 512.0 GiB" in text
     )
     on_this_machine(monkeypatch, "rtx4090", 4, 64 * 2**30)
     text = said(capsys, "--recipe llama-8b-full")

@@ -71,7 +71,10 @@ def test_gpus_are_this_machines_unless_they_are_named(monkeypatch):
         ("--model llama-8b --gpu h100 --config fsdp", "fsdp with 1 GPU"),
         ("--model llama-8b --gpu h100 --gpus 8 --config fsdp1", "--config: found 'fsdp1'"),
         ("--model llama-8b --gpu h100 --gpus 8 --config fsdp_hybrid", "fsdp_hybrid with 8 GPUs, 8 in a machine"),
-        ("--recipe llama-8b-full --gpu h100 --gpus 2x1 --config fsdp_hybrid", "which cannot share a copy"),
+        (
+            "--recipe llama-8b-full --gpu h100 --gpus 2x1 --config fsdp_hybrid",
+            "2 GPUs, 1 in a machine; expected several",
+        ),
         ("--recipe llama-8b-full --gpu h100 --gpus 3", "on 3 GPUs"),
         ("--model llama-2-7b --max_length 9999", "9999 tokens, llama-2-7b has 4096 positions"),
         ("--model llama-8b --use_dora true", "use_dora: the formulas do not know what it takes"),
