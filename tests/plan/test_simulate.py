@@ -57,18 +57,20 @@ CASES = [
     for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
 ]
 CASES += [{"method": method, "strategy": "offload", "num_gpus": 8} for method in ("full", "lora")]
+HYBRID = {"strategy": "fsdp2", "num_gpus": 16, "num_replicas": 2}
+CASES += [{"method": method, **HYBRID} for method in METHODS]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", matrix(CASES, always=0))
 def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
     simulated = simulate(replace(TINY, **case, gradient_checkpointing=True))
-    topology = {"topology": case["strategy"], "world": case["num_gpus"], "method": case["method"]}
-    report = fake_gpu(**topology, length=64, micro_batches=2)
+    topology = "hybrid" if "num_replicas" in case else case["strategy"]
+    report = fake_gpu(topology=topology, world=case["num_gpus"], method=case["method"], length=64, micro_batches=2)
     assert "error" not in report, report["error"]
     step = report["step of 2 micro-batches"]
     assert simulated.tensors == pytest.approx(step["peaks"]["cuda"], rel=0.01)
-    for name in ("allgather_base", "reduce_scatter_base"):
+    for name in ("allgather_base", "reduce_scatter_base", *(["allreduce"] if topology == "hybrid" else [])):
         assert simulated.collective_bytes.get(name, 0) == step.get("collective_bytes", {}).get(name, 0)
     assert simulated.flops == step["flops"]
 
@@ -96,6 +98,20 @@ def test_formulas_and_simulation_agree_on_offloading_and_eager_attention(case):
     fields = {"gradient_checkpointing": True, "length": 2048} | case | {"shape": find_shape(case["shape"])}
     workload = Workload(**fields)
     assert predict(workload).tensors == pytest.approx(simulate(workload).tensors, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "method"), matrix([("tiny", "full"), ("tiny", "lora"), ("llama-8b", "full")], always=0)
+)
+def test_formulas_and_simulation_agree_on_hybrid_sharding(shape, method):
+    """And a copy takes of its GPUs what a run on them alone takes."""
+    given = {"shape": find_shape(shape), "length": 4096} if shape != "tiny" else {}
+    workload = replace(TINY, **given, **HYBRID, method=method, micro_batches=3, gradient_checkpointing=True)
+    simulated = simulate(workload)
+    assert predict(workload).tensors == pytest.approx(simulated.tensors, rel=0.05)
+    gradients = 4 * workload.trainable_parameters / workload.num_shards  # once a step, between the copies
+    assert simulated.collective_bytes["allreduce"] == pytest.approx(gradients, rel=0.01)
 
 
 @pytest.mark.slow
