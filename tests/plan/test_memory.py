@@ -45,6 +45,14 @@ def test_the_peak_is_that_of_the_simulation(row):
         assert planned == pytest.approx(simulated, rel=0.02)  # 5 % are promised
 
 
+def test_a_copy_of_hybrid_sharding_takes_what_a_run_on_its_gpus_takes():
+    for micro_batches, simulated in ((1, 17.968), (3, 20.433)):  # of 16 GPUs; the same as of fsdp2 on 8
+        hybrid = workload("llama-8b", "full", "fsdp2", 16, 4096, num_replicas=2, micro_batches=micro_batches)
+        memory, alone = predict(hybrid), predict(replace(hybrid, num_gpus=8, num_replicas=1))
+        assert memory.tensors == alone.tensors and memory.tensors / GIB == pytest.approx(simulated, rel=0.02)
+        assert memory.components[NCCL] == 2 * alone.components[NCCL]  # of a copy, and of one shard's copies
+
+
 def test_the_formulas_agree_with_what_other_kits_published():
     rows = runpy.run_path(str(ROOT / "benchmarks/plan_accuracy.py"))["ROWS"]
     compared = [row for row in rows if row.gib]
