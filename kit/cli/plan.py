@@ -48,8 +48,8 @@ def run(argv: list[str]) -> int:
     found = options(base, ask.gpu, question.recipe.global_batch_size, question.only)
     own = [option.workload for option in found if option.workload.method == base.method]
     if not own:
-        known = ", ".join(way.config for way in strategies(base))
-        raise UserError(Problem("--config", f"{question.only} with {base.method} and {base.optim}", f"one of {known}"))
+        known = " or ".join(way.config for way in strategies(base))
+        raise UserError(Problem("--config", f"{question.only} with {base.method} and {base.optim}", known))
     recommended = recommend(found, base.method)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
     simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None

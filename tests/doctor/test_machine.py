@@ -47,7 +47,7 @@ def small_disk(monkeypatch, tmp_path):
 
 
 def small_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr("kit.doctor.host.free_memory", lambda: 1 << 20)
+    monkeypatch.setattr("kit.doctor.host.host_memory", lambda: (1 << 20, 1 << 20))
 
 
 def few_file_descriptors(monkeypatch, tmp_path):
