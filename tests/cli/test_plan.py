@@ -104,7 +104,7 @@ def test_a_config_that_cannot_run_the_recipe_is_told(capsys):
     for words, told in (
         (
             "--recipe llama-8b-full --optim adamw_8bit --config fsdp",
-            "fsdp with fsdp with full and adamw_8bit; expected ddp",
+            "fsdp with full and adamw_8bit; expected ddp",
         ),
         ("--recipe llama-8b-qlora --config fsdp_offload", "expected ddp or fsdp"),
     ):
