@@ -14,6 +14,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 MOST_ROWS, MOST_LENGTH, MOST_POWER = 4096, 2**20, 10
 # Of a GPU's memory, that a plan leaves free: so far the formulas may be wrong.
 MARGIN = 0.05
+# Ways to run whose speeds differ by less are equally fast, as far as the formulas know.
+EQUALLY_FAST = 0.05
 # Of a micro-batch. Beyond this, larger products are hardly faster, and a longer step only takes more memory.
 ENOUGH_TOKENS = 16384
 
@@ -119,22 +121,26 @@ def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
     """Return the way to take of ``options``, and why; None if nothing fits.
 
     The method is kept if it fits in any way, since another one learns something else. Else the one that comes closest
-    is taken. Of the ways that fit the fastest wins, and without known speeds the simplest.
+    is taken. Of the ways that fit, the simplest of those that are about the fastest is taken.
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
     for each in order:
         same = [o for o in found if o.workload.method == each]
-        if best := max((o for o in same if o.fits), key=_speed, default=None):
+        if fitting := [o for o in same if o.fits]:
+            best = _best(fitting)
             return best, _reason(best, method, same)
     return None
 
 
-def _speed(option: Option) -> float:
-    """Tokens per second of all GPUs, in the middle of the range; equal for all where nothing is known of the GPU.
+def _best(options: list[Option]) -> Option:
+    """The simplest of the options that are about the fastest; they stand in the order of ``strategies``."""
+    enough = (1 - EQUALLY_FAST) * max(map(_speed, options))
+    return next(option for option in options if _speed(option) >= enough)
 
-    Of equal ones ``max`` takes the first, which is the simplest.
-    """
-    return sum(option.step.tokens_per_second) if option.step else 0.0
+
+def _speed(option: Option) -> float:
+    """Tokens per second of a GPU, in the middle of the range; equal for all where nothing is known of the GPU."""
+    return sum(option.step.tokens_per_second) / 2 if option.step else 0.0
 
 
 def tuned(
@@ -173,7 +179,7 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
     if too_large:
         parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
     elif len(same) > 1:
-        parts.append("of the ways that fit the fastest" if best.step else "the simplest way that fits")
+        parts.append("no way that fits is clearly faster" if best.step else "the simplest way that fits")
     if own.config == HYBRID:
         parts.append(f"each machine holds a copy, sharded over its {own.num_shards} GPUs")
     if own.strategy == "offload":
@@ -187,10 +193,10 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
 
 
 def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
-    """Return the fastest way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
+    """Return the best way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
 
-    Weights and optimiser are offloaded only where nothing else fits any of them. GPUs that do not divide the global
-    batch are passed over.
+    The best is the simplest of those that are about the fastest. Weights and optimiser are offloaded only where nothing
+    else fits any of the machines. GPUs that do not divide the global batch are passed over.
 
     Args:
         machines: GPUs that someone may have, and their numbers.
@@ -200,7 +206,7 @@ def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gp
         for ways in found:
             own = [o for o in ways if (o.workload.strategy == "offload") == offloads]
             if own:
-                return max(own, key=_speed)
+                return _best(own)
     return None
 
 

@@ -87,6 +87,18 @@ def test_hybrid_sharding_is_recommended_where_the_network_is_slow_and_a_copy_fit
     assert option.workload.config != "fsdp_hybrid" and "full does not fit with ddp or fsdp_hybrid" in reason
 
 
+def test_of_ways_that_are_about_equally_fast_the_simplest_is_recommended():
+    base = replace(BASE, method="full", length=4096, num_gpus=16)
+    speeds = {}
+    for network in (16, 1, 1 / 16):  # the slower it is, the more a copy on each machine gains
+        gpu = replace(GPUS["h100"], network=GPUS["h100"].network * network)
+        found = {o.workload.config: sum(o.step.tokens_per_second) for o in options(base, gpu, 512)[:4]}
+        option, _ = recommend(options(base, gpu, 512), "full")
+        speeds[network] = (found["fsdp_hybrid"] / found["fsdp"], option.workload.config)
+    assert {config for gain, config in speeds.values() if gain <= 1.05} == {"fsdp"}
+    assert {config for gain, config in speeds.values() if gain > 1.06} == {"fsdp_hybrid"}
+
+
 def test_what_needs_more_host_memory_than_the_machine_has_does_not_fit():
     base = replace(BASE, method="full", num_gpus=2, gpus_per_machine=2)
     found = options(base, GPU, 32, only="fsdp_offload")
