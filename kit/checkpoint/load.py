@@ -3,16 +3,17 @@
 The strategy of the run that loads a checkpoint may differ from that of the run that saved it. A checkpoint holds what
 training may change: trainable weights, persistent buffers and optimiser state. Tensors are stored as safetensors, which
 every rank writes through torch's distributed checkpoint; all else is JSON. Nothing is pickled.
+
+Promises: rank 0 alone reads the headers of all files, once; every rank opens only files of which it needs a tensor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -22,21 +23,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from kit.checkpoint.manifest import STATE, read_state
+from kit.checkpoint.tensor_files import StoredTensor, TensorReader, stored_tensors
 from kit.errors import Problem, UserError
+from kit.strategy.rendezvous import from_main
 from kit.strategy.weights import changing_only
-
-
-class _Reader(HuggingFaceStorageReader):
-    """As torch's, but it reads the headers of all files once: there is one file of each rank that saved."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._metadata: Metadata | None = None
-
-    def read_metadata(self) -> Metadata:
-        """Return what the files hold; also called by torch."""
-        self._metadata = self._metadata or super().read_metadata()
-        return self._metadata
 
 
 def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
@@ -46,12 +36,11 @@ def load_checkpoint(model: torch.nn.Module, optimizer: Any, path: Path) -> None:
         UserError: tensors are missing or have another shape, or the optimiser is another one.
     """
     scalars = read_state(path)["optimizer_scalars"]
-    reader = _Reader(path)
-    stored = reader.read_metadata().state_dict_metadata
+    stored = from_main(partial(stored_tensors, path))
     if not any(name.startswith("optimizer.") for name in stored):  # saved before the first step
         return load_weights(model, path)
     tensors, wanted = _collect_all(model, optimizer)
-    _read_tensors(path, tensors, reader)
+    _read_tensors(path, tensors, stored)
     if {name: type(value) for name, value in scalars.items()} != {name: type(value) for name, value in wanted.items()}:
         raise UserError(Problem(str(path / STATE), "optimizer_scalars belong to another model, method or optimiser"))
     model_state, optimizer_state = _state(model, optimizer)
@@ -91,14 +80,14 @@ def read_weights(model: torch.nn.Module, path: Path) -> dict[str, torch.Tensor]:
         f"model.{name}": torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
         for name, tensor in changing_only(model, state).items()
     }
-    _read_tensors(path, tensors, _Reader(path), prefix="model.")
+    stored = from_main(partial(stored_tensors, path))
+    _read_tensors(path, tensors, {name: each for name, each in stored.items() if name.startswith("model.")})
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
-def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], reader: _Reader, prefix: str = "") -> None:
-    """Fill ``tensors`` from the checkpoint. It must hold all of them, and no other whose name has the prefix."""
-    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    sizes = {name: entry.size for name, entry in stored.items() if name.startswith(prefix)}
+def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> None:
+    """Fill ``tensors`` from the checkpoint. ``stored`` must have all of them, and no other."""
+    sizes = {name: each.shape for name, each in stored.items()}
     problems = [
         Problem(str(path), f"no tensor {name}", str(list(tensors[name].shape))) for name in tensors.keys() - sizes
     ]
@@ -111,7 +100,7 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], reader: _Reader,
     if problems:
         shown = sorted(problems, key=str)[:5]
         raise UserError(*shown, Problem(str(path), "belongs to another model, method or optimiser"))
-    dcp.load(tensors, storage_reader=reader, no_dist=alone())
+    dcp.load(tensors, storage_reader=TensorReader(path, stored, tensors), no_dist=alone())
 
 
 def _state(model: torch.nn.Module, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:

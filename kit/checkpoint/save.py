@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Smaller buffers may lie in one page with others, and a page can be pinned only once.
 MIN_PINNED_BYTES = 2**20
+# Of tensors that every rank holds whole. Every rank opens all files that have one, and AdamW has one of 4 bytes for
+# each parameter: spread over all files, they would cost as many opens as the square of the ranks.
+MIN_SHARE_BYTES = 2**20
 
 
 class Saver:
@@ -252,11 +255,14 @@ def _share_of(tensors: dict[str, torch.Tensor], rank: int, world: int) -> dict[s
 
     torch would choose the writer of a whole tensor only after all ranks have copied it.
     """
-    share, loads = {}, [0] * world  # bytes
+    share, loads, writer, left = {}, [0] * world, 0, MIN_SHARE_BYTES  # bytes
     for name, tensor in tensors.items():
         if not is_sharded(tensor):
-            writer = loads.index(min(loads))
-            loads[writer] += tensor.numel() * tensor.element_size()
+            if left <= 0:
+                writer, left = loads.index(min(loads)), MIN_SHARE_BYTES
+            size = tensor.numel() * tensor.element_size()
+            loads[writer] += size
+            left -= size
             if writer != rank:
                 continue
         share[name] = tensor

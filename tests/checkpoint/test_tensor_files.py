@@ -1,13 +1,16 @@
 """Files are plain safetensors, whatever wrote them, and hold every tensor as it was."""
 
+import json
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_helpers import same
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from kit.checkpoint.tensor_files import TensorWriter, write_tensors
+from kit.checkpoint.tensor_files import TensorReader, TensorWriter, stored_tensors, write_tensors
 
 TENSORS = {
     "odd": torch.arange(3, dtype=torch.uint8),
@@ -52,3 +55,45 @@ def test_torch_reads_a_checkpoint_of_this_writer(tmp_path):
 def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_tensors(tmp_path / "gone/a.safetensors", TENSORS, {})
+
+
+# Read
+
+
+def test_what_is_stored_is_told_as_torch_tells_it(tmp_path):
+    tensors = {name: TENSORS[name].detach() for name in ("matrix", "narrow", "scalar", "number", "odd", "empty")}
+    dcp.save(dict(tensors), storage_writer=TensorWriter(tmp_path / "new"), no_dist=True)
+    write_tensors(tmp_path / "new/plain.safetensors", {"of another writer": torch.ones(2, 3)}, {})
+    told = dcp.HuggingFaceStorageReader(str(tmp_path / "new")).read_metadata()
+    stored = stored_tensors(tmp_path / "new")
+    assert {name: (each.shape, each.dtype) for name, each in stored.items()} == {
+        name: (each.size, each.properties.dtype) for name, each in told.state_dict_metadata.items()
+    }
+    tensors["of another writer"] = torch.zeros(2, 3)
+    ours = TensorReader(tmp_path / "new", stored, tensors).read_metadata()
+    places = {index: place for index, place in told.storage_data.items() if index.fqn != "empty"}  # nothing to read
+    assert ours.storage_data == places
+    read = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(read, storage_reader=TensorReader(tmp_path / "new", stored, read), no_dist=True)
+    assert same(read, tensors | {"of another writer": torch.ones(2, 3)})
+
+
+@pytest.mark.parametrize("num_files", [8, 64])
+def test_a_rank_looks_at_what_overlaps_with_its_shard_whatever_the_number_of_files(tmp_path, num_files):
+    for number in range(num_files):
+        tensors = {"rows": torch.full((2, 3), number), **({"step": torch.ones(())} if number == 0 else {})}
+        offsets = {"rows": {"saved_offsets": [2 * number, 0]}, "step": {"saved_offsets": []}}
+        header = {"DCP_SHARDING_INFO": json.dumps(offsets)}
+        write_tensors(tmp_path / f"{number:02d}.safetensors", tensors, header)
+    stored = stored_tensors(tmp_path)
+    assert stored["rows"].shape == (2 * num_files, 3) and stored["step"].shape == ()
+    shard = torch.zeros(3, 3)
+    shard.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([5, 0]), torch.Size([3, 3]))]
+    told = TensorReader(tmp_path, stored, {"rows": shard, "step": torch.zeros(())}).read_metadata()
+    assert {place.relative_path for place in told.storage_data.values()} == {
+        str(tmp_path / f"{name}.safetensors") for name in ("00", "02", "03")
+    }
+    assert told.state_dict_metadata["rows"].size == (2 * num_files, 3)
+    nothing = torch.zeros(0, 3)
+    nothing.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([2 * num_files, 0]), torch.Size([0, 3]))]
+    assert TensorReader(tmp_path, stored, {"rows": nothing}).read_metadata().storage_data == {}
