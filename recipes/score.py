@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import say
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits, phases
 from kit.strategy import launch
 
@@ -26,6 +26,7 @@ FIRST = (
     "model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length"
 )
 FIRST += " max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes"
+CHECKPOINT = "model_name_or_path"  # the flag that may name one
 
 
 def main() -> None:
@@ -43,6 +44,7 @@ def main() -> None:
     from kit.failures.guard import Guard
     from kit.model.load import build_model
     from kit.run.answers import few_texts, unended
+    from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
     from kit.train.optim import build_optimizer
 
@@ -55,6 +57,8 @@ def main() -> None:
 
     accelerator, plan = start(recipe, topology, checked.facts(topology))
     guard = Guard(accelerator, recipe, topology, trains=False)
+    if weights:
+        raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
     guard.at(phases.LOADING)
     model = build_model(recipe, checked.config, plan)
     guard.holds(model)
@@ -75,9 +79,10 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     """Find out what ``model_name_or_path`` is, and how to open it.
 
     Returns:
-        The recipe that opens it; and the checkpoint to load into that model, None if it is not a checkpoint.
+        The recipe that opens it; and the checkpoint to load into that model, None if it is not a checkpoint. Of its
+        files only the names, the sizes and the state are checked.
     """
-    from kit.checkpoint.manifest import MANIFEST
+    from kit.checkpoint.manifest import MANIFEST, NONE
     from kit.model.locate import base_of_adapter
     from kit.run.record import read_run, recipe_of_checkpoint
 
@@ -99,7 +104,7 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
         fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {target}"
         update = {"model_name_or_path": base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
         return recipe.model_copy(update={**update, "method": adapted}), None
-    return recipe_of_checkpoint(target, recipe, "model_name_or_path"), target
+    return recipe_of_checkpoint(target, recipe, CHECKPOINT, part=NONE), target
 
 
 if __name__ == "__main__":

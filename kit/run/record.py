@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import __version__, durable
-from kit.checkpoint.manifest import verify
+from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
@@ -78,17 +78,18 @@ def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Re
     return opener
 
 
-def recipe_of_checkpoint(path: Path, recipe: Recipe, where: str, base: str | None = None) -> Recipe:
+def recipe_of_checkpoint(path: Path, recipe: Recipe, where: str, base: str | None = None, part: slice = ALL) -> Recipe:
     """Call ``recipe_of_run`` for the run of a checkpoint. The result opens the model that fits its weights.
 
     Args:
         path: the checkpoint, in the output folder of its run.
         where: the field that names the checkpoint, for messages.
+        part: which of its files to hash, as ``verify`` takes it.
 
     Raises:
         UserError: the checkpoint is damaged, is not in the folder of its run, or the base cannot be opened.
     """
-    raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path))
+    raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path, part))
     return recipe_of_run(recipe, path.parent.parent / RUN_FILE, base)
 
 

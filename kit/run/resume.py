@@ -51,17 +51,21 @@ def choose_together(accelerator: "Accelerator", folder: Path, wanted: str, ident
     Raises:
         UserError: on all ranks, as ``choose``.
     """
+    return _chosen(folder, wanted, identity, partial(verify_together, accelerator), say)
+
+
+def verify_together(accelerator: "Accelerator", path: Path) -> list[str]:
+    """Return on all ranks what is wrong with a checkpoint; each hashes its share of the files. Called by all ranks.
+
+    Raises:
+        UserError: on all ranks, if one of them cannot read a file.
+    """
     from accelerate.utils import gather_object
 
-    share = slice(accelerator.process_index, None, accelerator.num_processes)
-
-    def check(path: Path) -> list[str]:
-        faults: list[str] = []
-        with together(accelerator), _readable(path):
-            faults = verify(path, share)
-        return list(dict.fromkeys(gather_object(faults)))  # all ranks find the same sizes
-
-    return _chosen(folder, wanted, identity, check, say)
+    faults: list[str] = []
+    with together(accelerator), _readable(path):
+        faults = verify(path, slice(accelerator.process_index, None, accelerator.num_processes))
+    return list(dict.fromkeys(gather_object(faults)))  # all ranks find the same sizes
 
 
 @contextmanager

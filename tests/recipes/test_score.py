@@ -78,6 +78,18 @@ def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("fsdp", 2), ("single", 1)], always=0))
+def test_a_damaged_checkpoint_is_refused_before_anything_is_loaded(finetune, fp32, flags, config, processes):
+    """Whichever rank has the damaged file in its share."""
+    checkpoint = finetune.ok("run", config=fp32["single"], max_steps=1).folder / "checkpoints/step-00000001"
+    [file] = checkpoint.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    flags["config"] = fp32[config]
+    output = refusal(finetune.score("damaged", processes, model_name_or_path=checkpoint, **flags))
+    assert f"model_name_or_path: {checkpoint}: {file.name} was altered" in output and "loading" not in output
+
+
+@pytest.mark.slow
 def test_a_checkpoint_is_found_from_beside_it_and_needs_its_run(finetune, fp32, flags, model_folder, tmp_path):
     run = finetune.ok("run", config=fp32["single"], max_steps=1)
     checkpoint, info = run.folder / "checkpoints/step-00000001", run.folder / "run.json"

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from helpers import actual_strategy
+from helpers import actual_strategy, forge
 
+from kit.checkpoint import manifest
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run.folder import RunFolder
@@ -92,6 +93,21 @@ def test_a_checkpoint_is_opened_with_the_recipe_of_the_run_around_it(run_file, c
     (path / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"--checkpoint: .*step-00000003: state\.json has"):
         recipe_of_checkpoint(path, asked, "--checkpoint")
+
+
+def test_only_the_asked_part_of_a_checkpoint_is_hashed(run_file, checkpoint_of, monkeypatch):
+    """Of several ranks, each hashes its part once all have met."""
+    asked = Recipe(model_name_or_path="x", dataset="d")
+    path = checkpoint_of(asked, run_file.parent / "checkpoints", 3)
+    (path / "weights.safetensors").write_bytes(b"1234")
+    files = ("state.json", "weights.safetensors")
+    forge(path, files={name: manifest.describe_file(path / name) for name in files})
+    hashed, describe_file = [], manifest.describe_file
+    monkeypatch.setattr(manifest, "describe_file", lambda file: hashed.append(file.name) or describe_file(file))
+    recipe_of_checkpoint(path, asked, "--checkpoint", part=manifest.NONE)
+    assert hashed == ["state.json"]
+    recipe_of_checkpoint(path, asked, "--checkpoint")
+    assert sorted(hashed[1:]) == ["state.json", "weights.safetensors"]
 
 
 def test_versions_are_of_the_kit_and_of_each_library_and_none_where_there_is_no_such(monkeypatch):
