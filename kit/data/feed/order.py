@@ -121,16 +121,17 @@ class Order:
         if number not in self._epochs:
             samples = self._samples(number)
             if self._capacity is None:
-                items = Packs(samples, np.arange(len(samples) + 1))
+                items = Packs(samples, range(len(samples) + 1))
             elif not self._shuffle:
                 items = pack_in_order(self._lengths, self._capacity)
             else:
                 packs = pack(self._lengths[samples], self._capacity)
                 order = permutation(len(packs), self._seed, PACKS, number)
-                sizes = np.diff(packs.starts)[order]
+                old_starts = np.asarray(packs.starts)
+                sizes = np.diff(old_starts)[order]
                 starts = np.concatenate([[0], np.cumsum(sizes)])
                 inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)  # position within its pack
-                items = Packs(samples[packs.members[np.repeat(packs.starts[:-1][order], sizes) + inside]], starts)
+                items = Packs(samples[packs.members[np.repeat(old_starts[:-1][order], sizes) + inside]], starts)
             while len(self._epochs) > 1:  # keep two epochs: a step may need both
                 self._epochs.pop(min(self._epochs))
             self._epochs[number] = items
@@ -164,7 +165,7 @@ class Order:
         while slot < end:  # once, but for a batch in which an epoch ends
             epoch, position = self._locate(slot)
             packs = self.epoch(epoch)
-            bounds = packs.starts[position : position + end - slot + 1].tolist()
+            bounds = np.asarray(packs.starts[position : position + end - slot + 1]).tolist()
             items += [packs.members[one:next_one] for one, next_one in pairwise(bounds)]
             slot += len(bounds) - 1
         return items

@@ -25,7 +25,7 @@ class Packs:
     """
 
     members: NDArray[np.int64]  # [N], indices of samples
-    starts: NDArray[np.int64]  # [P + 1]
+    starts: NDArray[np.int64] | range  # [P + 1]; a range, which takes no memory, if each pack has one sample
 
     def __len__(self) -> int:
         return len(self.starts) - 1
