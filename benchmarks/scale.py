@@ -34,8 +34,9 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
-from kit.checkpoint import manifest, save  # noqa: E402
+from kit.checkpoint import manifest, save, tensor_files  # noqa: E402
 from kit.config.recipe import Recipe  # noqa: E402
 from kit.data.feed.batches import Collator, evaluation_batches  # noqa: E402
 from kit.data.feed.order import Order  # noqa: E402
@@ -153,6 +154,43 @@ def resume(world: int) -> Figures:
     return {"bytes hashed, all ranks": hashed[0], "bytes hashed, a rank": hashed[0] / world}
 
 
+def headers(world: int) -> Figures:
+    """All ranks learn what a checkpoint of FSDP2 holds: a file of each rank, with a shard of each tensor."""
+    opened = [0]
+    header = tensor_files._header
+
+    def counting(path: Path) -> dict[str, Any]:
+        opened[0] += 1
+        return header(path)
+
+    names = [f"{kind}.layers.{i}.weight" for kind in ("model", "exp_avg", "exp_avg_sq") for i in range(NUM_TENSORS)]
+    with tempfile.TemporaryDirectory() as name, mock.patch.object(tensor_files, "_header", counting):
+        folder = Path(name)
+        for number in range(world):
+            offsets = {name: {"saved_offsets": [number, 0]} for name in names}
+            tensor_files.write_tensors(
+                folder / f"shard-{number:05d}.safetensors",
+                {name: torch.ones(1, 2) for name in names},
+                {"DCP_SHARDING_INFO": json.dumps(offsets)},
+            )
+        start = time.process_time()
+        stored = tensor_files.stored_tensors(folder)
+        sent = pickle.dumps(stored)
+        seconds = {"seconds, rank 0": time.process_time() - start}
+        shards = {}
+        for name in names:
+            shards[name] = torch.ones(1, 2)
+            chunk = ChunkStorageMetadata(torch.Size([1, 0]), torch.Size([1, 2]))
+            shards[name].__create_chunk_list__ = lambda chunk=chunk: [chunk]  # type: ignore[attr-defined]
+        start = time.process_time()
+        received = pickle.loads(sent)
+        data: Any = tensor_files.TensorReader(folder, received, shards).read_metadata().storage_data
+        seconds["seconds, another rank"] = time.process_time() - start
+    files = len({place.relative_path for place in data.values()})
+    counts = {"files opened for their headers, all ranks": opened[0], "files that a rank reads": files}
+    return counts | {"bytes received, a rank": len(sent)} | seconds
+
+
 def checkpoint_of(folder: Path, world: int) -> Path:
     (folder / manifest.STATE).write_text("{}")
     for number in range(world):
@@ -241,8 +279,18 @@ def replica_sums(world: int) -> Figures:
 def order(num_samples: int) -> Figures:
     """The order of an epoch, as each rank makes it."""
     lengths, sources = np.ones(num_samples, np.int32), np.zeros(num_samples, np.int16)
-    seconds, peak = timed(lambda: Order(lengths, sources, seed=0, batch_size=64).epoch(0))
-    return {"seconds": seconds, "peak bytes": peak}
+    made: list[Order] = []
+
+    def make() -> None:
+        made[:] = [Order(lengths, sources, seed=0, batch_size=64)]
+        made[0].epoch(0)
+
+    seconds, peak = timed(make)
+    tracemalloc.start()
+    make()
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return {"seconds": seconds, "peak bytes": peak, "bytes kept": kept}
 
 
 def dealing(packing: bool) -> Callable[[int], Figures]:
@@ -306,6 +354,7 @@ ROWS: dict[str, tuple[str, Callable[[int], Figures], tuple[int, ...]]] = {
     "survey": ("ranks", survey, (16, 32, 64, 128, 256)),
     "meeting": ("ranks", meeting, (8, 16, 32, 64, 128, 256)),
     "resume": ("ranks", resume, (8, 32, 128, 512)),
+    "headers": ("ranks", headers, (8, 32, 128, 512)),
     "save": ("ranks", names_at_save, (8, 32, 128, 512, 2048, 4096)),
     "replicas": ("ranks", replica_sums, (8, 32, 128, 512, 2048, 4096)),
     "order": ("samples", order, (100_000, 1_000_000, 10_000_000)),

@@ -24,6 +24,7 @@ from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.plan.run import describe, explain_auto, memory_problems, planned, record, settle
+from kit.run.asking import asked_once
 from kit.run.facts import facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -97,10 +98,11 @@ def check(
     auto: list[str] = []  # what its settings took without a plan
     with problems.caught():
         sources = open_sources(recipe)
-    with problems.caught():
+    with problems.caught(), asked_once("tokenizer", recipe):
         tokenizer = open_tokenizer(recipe)
     with problems.caught():
-        config = open_config(recipe)
+        with asked_once("config", recipe):
+            config = open_config(recipe)
         if shorten and "max_length" not in recipe.model_fields_set:
             longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
             recipe = recipe.model_copy(update={"max_length": longest})

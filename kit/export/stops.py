@@ -49,7 +49,7 @@ def open_generation_config(recipe: Recipe, model: Any) -> None:
     """Give a model that was built without weights the generation settings of its base, if the base has a file."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         name = locate_model(recipe.model_name_or_path, recipe.model_revision)
-        model.generation_config = GenerationConfig.from_pretrained(name, **hub_options(recipe))
+        model.generation_config = GenerationConfig.from_pretrained(name, **hub_options(recipe, is_checked=True))
 
 
 def describe_stops(stops: Mapping[str, int], where: str) -> list[str]:

@@ -209,7 +209,7 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
-                **hub_options(recipe),
+                **hub_options(recipe, is_checked=True),
             )
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error):

@@ -219,6 +219,13 @@ def hint_trust(error: Exception) -> str:
     return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
 
 
-def hub_options(recipe: Recipe) -> dict[str, Any]:
-    """The arguments of each ``from_pretrained`` of the base model."""
-    return {"revision": recipe.model_revision or "main", "trust_remote_code": recipe.trust_remote_code}
+def hub_options(recipe: Recipe, is_checked: bool = False) -> dict[str, Any]:
+    """The arguments of each ``from_pretrained`` of the base model.
+
+    Args:
+        is_checked: its config was fetched. Then what else is fetched is of the same commit, and the hub is not asked
+            about files that are in the cache.
+    """
+    revision = recipe.model_revision or "main"
+    commit = commit_of(recipe.model_name_or_path, recipe.model_revision) if is_checked else None
+    return {"revision": commit or revision, "trust_remote_code": recipe.trust_remote_code}

@@ -1,0 +1,115 @@
+"""The ranks of a machine ask the hub about the model once.
+
+Promises: the first rank to come asks the hub and fills its cache; the others wait for it, take all from the cache, and
+make no request. What the first was refused, all are refused, with the same problems. A rank that ends, however it ends,
+lets the next one ask; no rank waits for a rank that does not come.
+
+Not so for data sets: offline, ``datasets`` opens the newest copy in its cache, of whatever commit.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+from huggingface_hub import constants
+
+from kit.cache import cache_folder, digest
+from kit.config.recipe import Recipe
+from kit.errors import Problem, UserError, raise_if
+from kit.strategy.launcher import launched_rank
+
+_asked_at: dict[Path, float] = {}  # when this process was last told the answers in a file, in seconds since the epoch
+
+
+@contextmanager
+def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
+    """Run the ``with`` block, which opens something of a recipe's model, on one rank of this machine before the others.
+
+    Nothing is changed for a single process, for a model and an adapter in folders, or offline (``HF_HUB_OFFLINE``).
+
+    Args:
+        what: names the block; each block of a command has its own name.
+
+    Raises:
+        UserError: the first rank was refused something.
+    """
+    rank = launched_rank()
+    names = filter(None, (recipe.model_name_or_path, recipe.adapter_name_or_path))
+    is_local = all(os.path.exists(os.path.expanduser(name)) for name in names)
+    is_alone = rank is None or rank.local_world == 1
+    lock = None if is_alone or is_local or constants.HF_HUB_OFFLINE else _acquired(what, recipe)
+    if lock is None:
+        yield
+        return
+    answers = Path(lock.lock_file).with_suffix(".json")
+    try:
+        told = _read(answers)
+        if told is None:
+            try:
+                yield
+            except UserError as error:
+                _write(answers, error.problems)
+                raise
+            _write(answers, [])
+            return
+    finally:
+        _asked_at[answers] = time.time()
+        lock.release()
+    raise_if(told)
+    with _offline():
+        yield
+
+
+def _acquired(what: str, recipe: Recipe) -> FileLock | None:
+    """The lock of a recipe on this machine, held; None if the cache folder cannot be written or has no locks."""
+    folder = cache_folder() / "asked"
+    same = (socket.gethostname(), constants.HF_HUB_CACHE, what, recipe.model_dump_json())
+    lock = FileLock(folder / f"{digest(*same)}.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        return None
+    return lock
+
+
+def _read(answers: Path) -> list[Problem] | None:
+    """The problems of the rank that asked; None if none has asked since this process began, or asked before."""
+    try:
+        told = json.loads(answers.read_text(encoding="utf-8"))
+        since = _asked_at.get(answers) or psutil.Process().create_time()
+        return [Problem(**each) for each in told["problems"]] if told["at"] > since else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(answers: Path, problems: Sequence[Problem]) -> None:
+    told = {"at": time.time(), "problems": [asdict(problem) for problem in problems]}
+    with suppress(OSError):  # then the next rank asks
+        answers.write_text(json.dumps(told), encoding="utf-8")
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """In the ``with`` block, libraries take from the cache what lies there, and make no request."""
+
+    def set_offline(value: bool) -> None:
+        constants.HF_HUB_OFFLINE = value
+        copy: Any = sys.modules.get("datasets.config")  # it copies the setting when it is imported
+        if copy:
+            copy.HF_HUB_OFFLINE = value
+
+    set_offline(True)
+    try:
+        yield
+    finally:
+        set_offline(False)
