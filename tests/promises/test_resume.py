@@ -1,6 +1,7 @@
 """A run can be stopped after any checkpoint and goes on as if it had not been: bit for bit in the same topology."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from helpers import matrix
@@ -74,6 +75,19 @@ def test_a_checkpoint_of_one_strategy_continues_under_another(finetune, fp32, fi
     half = finetune.ok("half", second[1], config=fp32[second[0]], **flags)
     assert half.info["strategy"]["type"].removesuffix("2") == second[0].removesuffix("_hybrid")
     assert [row["loss"] for row in half.rows] == pytest.approx([row["loss"] for row in whole.rows], rel=1e-6)
+
+
+@pytest.mark.long
+def test_a_run_goes_from_two_ranks_to_one_to_four(finetune, fp32):
+    flags = DROPOUT | {"lora_dropout": 0.0, "method": "full", "max_steps": 9, "save_steps": 3, "learning_rate": 2e-3}
+    whole = finetune.ok("whole", 2, config=fp32["fsdp"], **flags)
+    interrupt_after(whole, 3, finetune.folder / "moved")
+    moved = finetune.ok("moved", 1, config=fp32["single"], **flags)
+    shutil.move(moved.folder, finetune.folder / "one")
+    interrupt_after(SimpleNamespace(folder=finetune.folder / "one"), 6, moved.folder)
+    moved = finetune.ok("moved", 4, config=fp32["fsdp"], **flags)
+    assert "continuing after step 6 of 9" in moved.output
+    assert [row["loss"] for row in moved.rows] == pytest.approx([row["loss"] for row in whole.rows], rel=1e-6)
 
 
 def test_a_finished_run_is_left_alone(finetune):
