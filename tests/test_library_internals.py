@@ -259,12 +259,14 @@ def test_ddp_puts_module_before_names(group):
     assert next(name for name, _ in DistributedDataParallel(nn.Linear(2, 2)).named_parameters()) == "module.weight"
 
 
-@needed_by("kit/checkpoint/save.py", "kit/checkpoint/load.py")
+@needed_by("kit/checkpoint/save.py", "kit/checkpoint/tensor_files.py")
 def test_a_distributed_checkpoint_is_safetensors_and_tells_shapes(tmp_path):
     """Nothing is unpickled: the Hugging Face storage writes safetensors only, flat in its folder, and its metadata
     tells names and sizes."""
     import torch.distributed.checkpoint as dcp
     from safetensors import safe_open
+    from torch.distributed.checkpoint import _hf_utils, planner_helpers
+    from torch.distributed.checkpoint.metadata import MetadataIndex
 
     tensors = {"model.a": torch.arange(6.0).reshape(2, 3), "optimizer.b": torch.ones(4)}
     writer = dcp.HuggingFaceStorageWriter(str(tmp_path), save_distributed=True)
@@ -277,6 +279,11 @@ def test_a_distributed_checkpoint_is_safetensors_and_tells_shapes(tmp_path):
     reader = dcp.HuggingFaceStorageReader(str(tmp_path))
     stored: Any = reader.read_metadata().state_dict_metadata
     assert {name: tuple(entry.size) for name, entry in stored.items()} == {"model.a": (2, 3), "optimizer.b": (4,)}
+    # What a reader of the kit's own makes of the headers.
+    [chunk] = planner_helpers._create_chunk_list(tensors["model.a"])
+    assert stored["model.a"].chunks == [chunk] and tuple(chunk.sizes) == (2, 3)
+    place = reader.read_metadata().storage_data[MetadataIndex("model.a", chunk.offsets)]
+    assert type(place) is _hf_utils._HFStorageInfo and place.relative_path == str(next(tmp_path.iterdir()))
     dcp.load(tensors, storage_reader=reader, no_dist=True)
     assert torch.equal(tensors["model.a"], kept)
 

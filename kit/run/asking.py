@@ -9,7 +9,6 @@ Not so for data sets: offline, ``datasets`` opens the newest copy in its cache, 
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from kit.cache import cache_folder, digest
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.launcher import launched_rank
+from kit.strategy.network import machine_id
 
 _asked_at: dict[Path, float] = {}  # when this process was last told the answers in a file, in seconds since the epoch
 
@@ -72,7 +72,7 @@ def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
 def _acquired(what: str, recipe: Recipe) -> FileLock | None:
     """The lock of a recipe on this machine, held; None if the cache folder cannot be written or has no locks."""
     folder = cache_folder() / "asked"
-    same = (socket.gethostname(), constants.HF_HUB_CACHE, what, recipe.model_dump_json())
+    same = (machine_id(), constants.HF_HUB_CACHE, what, recipe.model_dump_json())
     lock = FileLock(folder / f"{digest(*same)}.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
