@@ -1,5 +1,6 @@
 """The order of a run: a function of seed and step, whatever computes it, with every share as it was asked for."""
 
+import tracemalloc
 from collections import Counter
 from itertools import chain
 
@@ -78,6 +79,16 @@ def test_weights_can_be_shares_of_the_tokens():
     made = Order(lengths, np.repeat([0, 1], [500, 50]), 0, 10, Mixture([1.0, 1.0], "tokens"))
     epoch = made.epoch(0).members
     assert lengths[epoch][epoch < 500].sum() == lengths[epoch][epoch >= 500].sum() == 5000
+
+
+def test_an_epoch_without_packing_keeps_one_number_a_sample():
+    num = 50_000
+    made = Order(np.ones(num, np.int32), np.zeros(num, np.int16), 0, 8)
+    tracemalloc.start()
+    made.epoch(0)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 9 * num
 
 
 def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
