@@ -24,6 +24,7 @@ from kit.strategy.launcher import end_launcher_later, remember_end, speaks_for_m
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
 _FINAL = (UserError.exit_status, STOPPED)  # restarted ranks would end with the same status
+_BEGAN = time.time()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -96,9 +97,12 @@ def _repeated(text: str) -> str:
     for folder in _run_folders:
         with suppress(OSError):
             if folder.is_dir():
-                with (folder / ERROR_FILE).open("w" if is_main() else "a", encoding="utf-8") as file:
+                path = folder / ERROR_FILE
+                # What another rank of this start wrote stays; what an earlier start wrote does not.
+                mode = "a" if path.exists() and path.stat().st_mtime > _BEGAN else "w"
+                with path.open(mode, encoding="utf-8") as file:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
-                return f"\n(this message is also in {folder / ERROR_FILE})"
+                return f"\n(this message is also in {path})"
     return ""
 
 

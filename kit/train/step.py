@@ -76,8 +76,7 @@ def train_step(
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
     # DDP and FSDP average the gradients over the data ranks, but the objective is a sum over them.
     scale = prepared.ranks.count / objective.divisor(batch)
-    is_sharded = bool(getattr(prepared.strategy, "sharded_layers", None))
-    parts, watch = [], None if is_sharded else Stopwatch(model, accelerator.device)
+    parts, watch = [], None if prepared.strategy.sharded_layers else Stopwatch(model, accelerator.device)
     for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device)):
         is_last = i == len(batch.micro_batches) - 1
         with accumulating(accelerator, model, is_last):

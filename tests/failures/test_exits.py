@@ -78,8 +78,13 @@ def test_an_error_is_repeated_in_the_folder_of_the_run_and_the_last_line_says_so
     assert text.splitlines()[-1] == f"(this message is also in {tmp_path / 'error.txt'})"
     kept = (tmp_path / "error.txt").read_text()
     assert "error: dataset: " in kept and "is missing" in kept and "hf_" not in kept
-    failing(tmp_path, "empty")
-    assert "missing" not in (tmp_path / "error.txt").read_text()  # the last error only
+    failing(tmp_path, "of another rank")
+    text = (tmp_path / "error.txt").read_text()
+    assert "is missing" in text and "of another rank" in text
+    os.utime(tmp_path / "error.txt", (1, 1))
+    failing(tmp_path, "of the next start")
+    text = (tmp_path / "error.txt").read_text()
+    assert "missing" not in text and "of the next start" in text
 
 
 def test_no_folder_is_made_for_an_error(failing, tmp_path):

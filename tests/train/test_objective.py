@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator
@@ -64,7 +65,7 @@ def train(model_folder, chat_file):
         batch = GlobalBatch(
             [collator.collate(samples, each) for each in rows], np.ones(1), counts, counts, epoch=1.0, origins=[]
         )
-        prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, None)
+        prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, actual_strategy(sharded_layers=None))
         objective = PairedMargin(margin=200.0, num_pairs=len(PAIRS))
         results = [train_step(prepared, objective, batch, 1e-3, max_grad_norm=0) for _ in range(num_steps)]
         return results, torch.cat([p.detach().flatten() for p in model.parameters()])

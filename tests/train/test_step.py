@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
@@ -49,7 +50,7 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
         np.add.at(sums, batch.sources.numpy(), batch.weights.numpy())
     counts = np.ones(num_sources, np.int64)
     given = GlobalBatch(batches, target_weights=sums, num_targets=counts, num_tokens=counts, epoch=1.0, origins=[])
-    prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, None)
+    prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, actual_strategy(sharded_layers=None))
     objective = SupervisedLoss([f"source {i}" for i in range(num_sources)])
     result = train_step(prepared, objective, given, rate, max_grad_norm)
     assert result.objective == "SupervisedLoss"
@@ -159,7 +160,7 @@ def learn(model, ranks):
     given = GlobalBatch(
         [batch], target_weights=np.ones(1), num_targets=counts, num_tokens=counts, epoch=1.0, origins=[]
     )
-    prepared = Prepared(Accelerator(cpu=True), ranks, model, optimizer, None)
+    prepared = Prepared(Accelerator(cpu=True), ranks, model, optimizer, actual_strategy(sharded_layers=None))
     for _ in range(2):
         train_step(prepared, SupervisedLoss(["tiny"]), given, 1.0, 1.0)
 
