@@ -97,6 +97,8 @@ def _read_tensors(path: Path, tensors: dict[str, torch.Tensor], stored: Mapping[
         for name in tensors.keys() & sizes
         if sizes[name] != tensors[name].shape
     ]
+    if gaps := sorted(name for name in tensors.keys() & sizes if stored[name].has_gaps):
+        raise UserError(Problem(str(path), f"its files lack a part of {gaps[0]}"))
     if problems:
         shown = sorted(problems, key=str)[:5]
         raise UserError(*shown, Problem(str(path), "belongs to another model, method or optimiser"))

@@ -36,6 +36,8 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from kit.errors import Problem, UserError
+
 SUFFIX = ".safetensors"
 _DTYPES = {
     torch.float64: "F64",
@@ -129,6 +131,11 @@ class StoredTensor:
         """The shape of the whole tensor."""
         return torch.Size(self.boxes.sum(axis=1).max(axis=0).tolist())
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the parts have fewer elements than the whole tensor: a file is missing."""
+        return int(self.boxes[:, 1].prod(axis=1).sum()) < self.shape.numel()
+
     def parts_of(self, wanted: ChunkStorageMetadata) -> list[int]:
         """The numbers of the parts that overlap with ``wanted``, a part of the same tensor."""
         begins, shapes = self.boxes[:, 0], self.boxes[:, 1]
@@ -138,22 +145,29 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Read the headers of all safetensors files of a checkpoint. Returns its tensors by name."""
+    """Read the headers of all safetensors files of a checkpoint. Returns its tensors by name.
+
+    Raises:
+        UserError: a header is not what ``TensorWriter`` writes.
+    """
     dtypes = {name: dtype for dtype, name in _DTYPES.items()}
     found: dict[str, tuple[torch.dtype, list[str], list[list[list[int]]]]] = {}
-    with _without_collector():
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
-            header = _header(path)
-            offsets = json.loads(header.pop("__metadata__", {}).get(_SHARDING, "{}"))
-            for name, entry in header.items():
-                shape = entry["shape"]
-                begins = offsets[name][_OFFSETS] if offsets else [0] * len(shape)
-                _, files, boxes = found.setdefault(name, (dtypes[entry["dtype"]], [], []))
-                files.append(path.name)
-                boxes.append([begins, shape])
-    return {
-        name: StoredTensor(dtype, files, np.array(boxes, np.int64)) for name, (dtype, files, boxes) in found.items()
-    }
+    try:
+        with _without_collector():
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                header = _header(path)
+                offsets = json.loads(header.pop("__metadata__", {}).get(_SHARDING, "{}"))
+                for name, entry in header.items():
+                    shape = entry["shape"]
+                    begins = offsets[name][_OFFSETS] if offsets else [0] * len(shape)
+                    _, files, boxes = found.setdefault(name, (dtypes[entry["dtype"]], [], []))
+                    files.append(path.name)
+                    boxes.append([begins, shape])
+        return {
+            name: StoredTensor(dtype, files, np.array(boxes, np.int64)) for name, (dtype, files, boxes) in found.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(Problem(str(folder), f"a safetensors file has a damaged header ({error})")) from None
 
 
 @contextmanager
@@ -170,7 +184,8 @@ def _without_collector() -> Iterator[None]:
 
 def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        size = os.fstat(file.fileno()).st_size  # a damaged length may be larger than the memory
+        return json.loads(file.read(min(int.from_bytes(file.read(8), "little"), size)))
 
 
 class TensorReader(HuggingFaceStorageReader):

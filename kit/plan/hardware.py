@@ -105,7 +105,7 @@ def parse_gpus(text: str) -> tuple[int, int]:
     if not match:
         raise UserError(Problem("--gpus", f"found {text!r}", expected))
     first, second = int(match[1]), int(match[2]) if match[2] else None
-    total = first * (second or 1)
+    total = first * (1 if second is None else second)
     if not total:
         raise UserError(Problem("--gpus", f"{text}: no GPU", expected))
     if total > MAX_GPUS:

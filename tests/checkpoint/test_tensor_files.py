@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from kit.checkpoint.tensor_files import TensorReader, TensorWriter, stored_tensors, write_tensors
+from kit.errors import UserError
 
 TENSORS = {
     "odd": torch.arange(3, dtype=torch.uint8),
@@ -97,3 +98,40 @@ def test_a_rank_looks_at_what_overlaps_with_its_shard_whatever_the_number_of_fil
     nothing = torch.zeros(0, 3)
     nothing.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([2 * num_files, 0]), torch.Size([0, 3]))]
     assert TensorReader(tmp_path, stored, {"rows": nothing}).read_metadata().storage_data == {}
+
+
+def _too_long(content):
+    return (2**62).to_bytes(8, "little") + content[8:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:20],
+        _too_long,
+        lambda content: content.replace(b"F32", b"F33"),
+        lambda content: content.replace(b"saved_offsets", b"other_offsets"),
+        lambda content: content.replace(b'"shape": [2, 3]', b'"shape": [2, 4'),
+        lambda content: content.replace(b'"shape": [2, 3]', b'"shape": 123456'),
+    ],
+)
+def test_a_damaged_header_is_told(tmp_path, damage):
+    file = tmp_path / "a.safetensors"
+    write_tensors(file, {"a": torch.ones(2, 3)}, {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [0, 0]}})})
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    assert file.read_bytes() != before
+    with pytest.raises(UserError, match="a safetensors file has a damaged header"):
+        stored_tensors(tmp_path)
+
+
+def test_a_tensor_of_which_a_file_is_missing_has_gaps(tmp_path):
+    for number in range(3):
+        tensors = {"rows": torch.ones(2, 3), "scalar": torch.ones(()), "empty": torch.ones(0, 3)}
+        offsets = {name: {"saved_offsets": [2 * number, 0][: tensors[name].dim()]} for name in tensors}
+        header = {"DCP_SHARDING_INFO": json.dumps(offsets | {"empty": {"saved_offsets": [0, 0]}})}
+        write_tensors(tmp_path / f"{number}.safetensors", tensors, header)
+    assert not any(each.has_gaps for each in stored_tensors(tmp_path).values())
+    (tmp_path / "1.safetensors").unlink()
+    assert [name for name, each in stored_tensors(tmp_path).items() if each.has_gaps] == ["rows"]

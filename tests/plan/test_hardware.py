@@ -45,7 +45,7 @@ def test_gpus_are_a_number_or_machines_times_gpus(text, gpus):
     assert parse_gpus(text) == gpus
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "2x", "0x8", "1000000", "1e3", "2.5"])
+@pytest.mark.parametrize("text", ["0", "-1", "two", "2x", "0x8", "3x0", "1000000", "1e3", "2.5"])
 def test_an_absurd_number_of_gpus_is_told(text):
     with pytest.raises(UserError, match="--gpus"):
         parse_gpus(text)
