@@ -2,7 +2,7 @@
 
 Promises: the first rank to come asks the hub and fills its cache; the others wait for it, take all from the cache, and
 make no request. What the first was refused, all are refused, with the same problems. A rank that ends, however it ends,
-lets the next one ask; no rank waits for a rank that does not come.
+lets the next one ask; no rank waits for a rank that does not come, nor longer than ``ddp_timeout`` for one that hangs.
 
 Not so for data sets: offline, ``datasets`` opens the newest copy in its cache, of whatever commit.
 """
@@ -70,13 +70,13 @@ def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
 
 
 def _acquired(what: str, recipe: Recipe) -> FileLock | None:
-    """The lock of a recipe on this machine, held; None if the cache folder cannot be written or has no locks."""
+    """The lock of a recipe on this machine, held; None if there is none in ``ddp_timeout``, or no place for locks."""
     folder = cache_folder() / "asked"
     same = (machine_id(), constants.HF_HUB_CACHE, what, recipe.model_dump_json())
     lock = FileLock(folder / f"{digest(*same)}.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock.acquire(timeout=recipe.ddp_timeout)
     except (OSError, NotImplementedError):
         return None
     return lock
@@ -96,6 +96,10 @@ def _write(answers: Path, problems: Sequence[Problem]) -> None:
     told = {"at": time.time(), "problems": [asdict(problem) for problem in problems]}
     with suppress(OSError):  # then the next rank asks
         answers.write_text(json.dumps(told), encoding="utf-8")
+        # Delete files that are older than a day. If one is a lock in use, one more rank asks.
+        for old in answers.parent.iterdir():
+            if time.time() - old.stat().st_mtime > 86400:
+                old.unlink()
 
 
 @contextmanager

@@ -110,6 +110,27 @@ def test_without_a_folder_for_the_lock_each_asks(a_rank, opened, tmp_path):
         assert opened()
 
 
+def test_a_rank_that_hangs_while_it_asks_is_waited_for_as_long_as_ranks_are(a_rank, opened, monkeypatch):
+    acquire = asking.FileLock.acquire
+    monkeypatch.setattr(asking.FileLock, "acquire", lambda lock, timeout: acquire(lock, timeout=timeout / 1000))
+    a_rank(0)
+    with asked_once("config", Recipe(model_name_or_path=NAME, dataset="d", ddp_timeout=10)):
+        a_rank(1)
+        assert opened(ddp_timeout=10)
+
+
+def test_answers_of_old_runs_are_deleted(a_rank, opened, tmp_path):
+    a_rank(0)
+    assert opened(model_revision="first")
+    first = set((tmp_path / "cache/asked").iterdir())
+    for file in first:
+        os.utime(file, (0, 0))
+    a_rank(0)
+    assert opened(model_revision="second")
+    second = set((tmp_path / "cache/asked").iterdir())
+    assert len(first) == len(second) == 2 and not first & second
+
+
 # The real library, with a hub on this machine
 
 
