@@ -13,7 +13,7 @@ from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.plan.hardware import GPUS, USUAL, Gpu
 from kit.plan.lengths import Lengths, measure, read
 from kit.plan.memory import TENSORS
-from kit.plan.search import Option, Scale, fewest, options, recommend, scaling, strategies
+from kit.plan.search import Option, Scale, fewest, options, recommend, scaling, strategies, try_out
 from kit.plan.table import (
     NOTE,
     all_recipes,
@@ -75,7 +75,9 @@ def run(argv: list[str]) -> int:
     if recommended is None:
         show("\nNothing fits. A smaller --max_length, a smaller model, or more GPUs.")
         if any(option.missing_host and option.spare >= 0 for option in found):
-            show("Host memory is what is missing: --async_save false keeps no copy of what is saved.")
+            spared = any(try_out(replace(o.workload, async_save=False), o.gpu).fits for o in found)
+            fix = ": --async_save false keeps no copy of what is saved" if spared else ""
+            show(f"Host memory is what is missing{fix}.")
     else:
         option, reason = recommended
         show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
