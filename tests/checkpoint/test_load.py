@@ -96,6 +96,14 @@ def test_weights_are_read_without_the_optimiser_they_came_from(folders, tmp_path
         load_weights(build(folders["untied"], method="full")[0], path)
 
 
+def test_a_checkpoint_without_a_part_of_a_tensor_is_refused(folders, saved, monkeypatch):
+    folder, _ = saved
+    monkeypatch.setattr(tensor_files.StoredTensor, "has_gaps", property(lambda each: each.shape == (2, 32)))
+    model, _ = build(folders["untied"], method="lora", lora_r=2)
+    with pytest.raises(UserError, match=r"its files lack a part of model\..*lora_A"):
+        load_weights(model, folder / "step-00000003")
+
+
 # Another model
 
 
