@@ -88,7 +88,7 @@ def _read(answers: Path) -> list[Problem] | None:
         told = json.loads(answers.read_text(encoding="utf-8"))
         since = _asked_at.get(answers) or psutil.Process().create_time()
         return [Problem(**each) for each in told["problems"]] if told["at"] > since else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
