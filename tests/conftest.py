@@ -18,9 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--interrupts", type=int, default=1, help="times that test_interrupts presses Ctrl-C in each form")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """For ``-n auto``: two workers for each core, because many tests wait for other processes or for a time limit."""
-    return 2 * (os.cpu_count() or 1)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For ``-n auto``: two workers for each core, because many tests wait for other processes or for a time limit.
+
+    One for the fast tier, of which none waits, and where a worker costs more than its share of the tests.
+    """
+    return (1 if config.option.markexpr == "not slow" else 2) * (os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session", autouse=True)
