@@ -176,6 +176,13 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
         return None
 
 
+def delete_old(folder: Path) -> None:
+    """Delete the files of a folder of the cache that are older than a day. Raises ``OSError``."""
+    for old in folder.iterdir():
+        if time.time() - old.stat().st_mtime > 86400:
+            old.unlink()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of ``folder`` among all processes that share the disk; wait for it first.

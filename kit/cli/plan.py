@@ -73,11 +73,7 @@ def run(argv: list[str]) -> int:
     show(f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
     show("\n".join(ways(found)))
     if recommended is None:
-        show("\nNothing fits. A smaller --max_length, a smaller model, or more GPUs.")
-        if any(option.missing_host and option.spare >= 0 for option in found):
-            spared = any(try_out(replace(o.workload, async_save=False), o.gpu).fits for o in found)
-            fix = ": --async_save false keeps no copy of what is saved" if spared else ""
-            show(f"Host memory is what is missing{fix}.")
+        show(f"\nNothing fits. {_cure(found)}")
     else:
         option, reason = recommended
         show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
@@ -94,6 +90,15 @@ def run(argv: list[str]) -> int:
         show("\n".join(["", *(scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"])]))
     show(NOTE)
     return 0
+
+
+def _cure(found: list[Option]) -> str:
+    """What to change where none of these ways fits."""
+    if not any(option.missing_host and option.spare >= 0 for option in found):
+        return "A smaller --max_length, a smaller model, or more GPUs."
+    if any(try_out(replace(option.workload, async_save=False), option.gpu).fits for option in found):
+        return "Host memory is what is missing: --async_save false keeps no copy of what is saved."
+    return "Host memory is what is missing: a machine with more, or a smaller model."
 
 
 def _show_usual(ask: Ask) -> int:

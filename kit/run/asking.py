@@ -21,7 +21,7 @@ import psutil
 from filelock import FileLock
 from huggingface_hub import constants
 
-from kit.cache import cache_folder, digest
+from kit.cache import cache_folder, delete_old, digest
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.launcher import launched_rank
@@ -96,10 +96,7 @@ def _write(answers: Path, problems: Sequence[Problem]) -> None:
     told = {"at": time.time(), "problems": [asdict(problem) for problem in problems]}
     with suppress(OSError):  # then the next rank asks
         answers.write_text(json.dumps(told), encoding="utf-8")
-        # Delete files that are older than a day. If one is a lock in use, one more rank asks.
-        for old in answers.parent.iterdir():
-            if time.time() - old.stat().st_mtime > 86400:
-                old.unlink()
+        delete_old(answers.parent)  # if one of the files is a lock in use, one more rank asks
 
 
 @contextmanager

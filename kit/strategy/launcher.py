@@ -179,12 +179,12 @@ def remember_end(status: int, is_final: bool, killed: Iterable[int] = ()) -> Non
     """
     restarts = is_final and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts or OWN_TORCHRUN in os.environ:
+        from kit.cache import delete_old
+
         with suppress(OSError):
             file = _end_file(os.getppid())
             file.parent.mkdir(parents=True, exist_ok=True)
-            for old in file.parent.iterdir():  # delete files that are older than a day
-                if time.time() - old.stat().st_mtime > 86400:
-                    old.unlink()
+            delete_old(file.parent)
             file.write_text(" ".join(map(str, [status, *killed, *killed_under(os.getppid())])))
 
 
