@@ -749,6 +749,33 @@ def test_the_tables_of_4_bit_weights_hang_on_their_module():
     assert layer.weight.dtype == torch.bfloat16
 
 
+@needed_by("kit/strategy/sending.py")
+def test_the_tables_of_4_bit_weights_are_five_tensors():
+    """They are sent one by one, each set again where it was."""
+    import bitsandbytes as bnb
+
+    settings = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.bfloat16}
+    _, state = bnb.functional.quantize_4bit(torch.randn(64, 64), **settings)
+    for each, names in ((state, {"absmax", "code", "offset"}), (state.state2, {"absmax", "code"})):
+        assert {name for name, value in vars(each).items() if torch.is_tensor(value)} == names
+        assert not each.nested or each.state2 is not None
+
+
+@needed_by("kit/model/four_bit.py")
+def test_weights_can_be_quantised_on_another_device_than_they_are_loaded_to():
+    """transformers' operation quantises a weight where it lies; bitsandbytes quantises by shape on meta."""
+    import bitsandbytes as bnb
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import Bnb4bitQuantize
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(BitsAndBytesConfig(load_in_4bit=True))
+    assert type(quantizer.get_quantize_ops()) is Bnb4bitQuantize
+    assert ".to(value.device)" in inspect.getsource(Bnb4bitQuantize.convert)
+    packed, state = bnb.functional.quantize_4bit(torch.empty(64, 64, device="meta"), compress_statistics=True)
+    assert packed.is_meta and state.absmax.is_meta and state.state2.code.is_meta
+
+
 @needed_by("kit/model/load.py")
 def test_repacking_of_4_bit_weights_on_a_cpu_can_be_switched_off():
     """At the first evaluation on a CPU with AVX512 weights would be repacked: other bits, and not for every shape."""

@@ -49,7 +49,7 @@ def measure(recipe: Recipe, topology: Topology, model: "torch.nn.Module", local_
     optimizer_bytes = 2 if "8bit" in recipe.optim else 8  # two moments
     state = (frozen + trainable * (_MASTER_BYTES + _GRADIENT_BYTES + optimizer_bytes)) // topology.num_shards
     on_cpu = topology.device_type == "cpu"
-    reads_into_cpu = on_cpu or (shards(topology) and recipe.method != "qlora")
+    reads_into_cpu = on_cpu or (shards(topology) and (recipe.method != "qlora" or topology.load_on_rank0))
     num_readers = 1 if topology.load_on_rank0 else local_world
     whole = frozen + trainable * _MASTER_BYTES
     checkpoint = trainable * (_MASTER_BYTES + (0 if recipe.save_only_model else optimizer_bytes))

@@ -13,7 +13,7 @@ Nothing is unpickled. Code that comes with a model runs only with ``trust_remote
 import copy
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import NOT_CAUSAL, VARLEN, supports_sdpa, unfit
 from kit.model.attention import register as register_attention
+from kit.model.four_bit import made_on, packed_on_meta
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, has_weights, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
@@ -168,6 +169,8 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         model = _read_model(recipe, config, plan)
     else:
         model = _on_meta(recipe, config, attention_of(recipe, config))
+        if recipe.method == "qlora":
+            model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
     grow(model, recipe)
     model.config.use_cache = False
     if recipe.gradient_checkpointing:
@@ -194,14 +197,15 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
     compute = getattr(torch, plan.compute_dtype)
     loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
-    if plan.device != "cpu":
+    if plan.device != "cpu" or recipe.method == "qlora":  # 4-bit weights go to a GPU unless they are told not to
         options["device_map"] = {"": plan.device}
+    quantise_on = plan.quantise_on or plan.device
     if recipe.method == "qlora":
         options["quantization_config"] = four_bit_config(
             compute, _on_meta(recipe, config, attention_of(recipe, config))
         )
     try:
-        with _nothing_unpickled(recipe):
+        with _nothing_unpickled(recipe), nullcontext() if quantise_on == plan.device else made_on(quantise_on):
             model, loaded = loader.from_pretrained(
                 locate_model(recipe.model_name_or_path, recipe.model_revision),
                 config=config,
@@ -219,6 +223,7 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
         found = f"{recipe.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
+    vars(model).pop("hf_device_map", None)  # Accelerate would refuse 4-bit weights on a CPU, though FSDP moves them
     missing = sorted(loaded["missing_keys"])
     if missing:
         found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"

@@ -10,4 +10,5 @@ class LoadPlan:
 
     compute_dtype: Literal["float32", "bfloat16"]  # of frozen weights, and the storage dtype of 4-bit weights
     device: str  # the device to load weights to
+    quantise_on: str | None = None  # the device on which 4-bit weights are made; None: that to which they are loaded
     reads_weights: bool = True  # False: build the model on the meta device, the weights come from rank 0

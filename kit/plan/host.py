@@ -9,18 +9,18 @@ from kit.plan.workload import Workload
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
 
 
-def host_bytes(workload: Workload, share: float) -> dict[str, int]:
+def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     """Return the bytes of a machine's memory, by what takes them.
 
     Args:
         share: bytes of weights and optimiser of one GPU, which wait in host memory if they are offloaded.
+        whole: bytes of all weights, as they are loaded.
     """
     num_here = min(workload.num_gpus, workload.gpus_per_machine)
     loading: dict[str, int] = {}
     training: dict[str, int] = {}
-    # Rank 0 reads all weights, and sends them to all others, whichever copy they share.
-    if workload.sharded and workload.method != "qlora":
-        loading["loading"] = (4 if workload.method == "full" else 2) * workload.shape.num_parameters
+    if workload.sharded:  # rank 0 reads all weights, and sends them to all others, whichever copy they share
+        loading["loading"] = whole
     if workload.strategy == "offload":
         gradients = 4 * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))

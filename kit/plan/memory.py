@@ -47,7 +47,7 @@ class Memory:
     """Bytes that a run needs."""
 
     components: dict[str, int]  # of one GPU at its peak: those of ``TENSORS`` that are above 0, and what is assumed
-    moment: str  # of the peak: see ``_moments``; "loading" before the first step
+    moment: str  # of the peak: see ``_moments``
     host: dict[str, int] = field(default_factory=dict)  # of one machine's memory, by what takes it
     disk: dict[str, int] = field(default_factory=dict)  # by what takes it
 
@@ -66,8 +66,6 @@ def predict(workload: Workload) -> Memory:
     """Predict the memory of ``workload``."""
     held = _held(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
     moments = [(name, held + parts) for name, parts in _moments(workload)]
-    if workload.sharded and workload.method == "qlora":  # each rank quantises the whole model before it is sharded
-        moments.append(("loading", Counter(_frozen(workload, shards=1))))
     moment, peak = max(moments, key=lambda entry: entry[1].total())
     components = {name: int(peak[name]) for name in TENSORS if peak[name] > 0}
     components[CONTEXT] = CONTEXT_BYTES
@@ -77,7 +75,8 @@ def predict(workload: Workload) -> Memory:
     components[FRAGMENTATION] = int(FRAGMENTATION_SHARE * (peak - held).total())
     # Of an offloaded run, what is divided is in the host's memory.
     share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
-    host = host_bytes(workload, share)
+    whole = sum(_frozen(workload, shards=1).values()) or 4 * workload.trainable_parameters
+    host = host_bytes(workload, share, int(whole))
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
 

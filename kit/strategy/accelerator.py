@@ -113,11 +113,13 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
             f"asked for {TITLES[topology.strategy]} on {topology.num_processes} processes, "
             f"got {TITLES[actual]} on {accelerator.num_processes}"
         )
-    # FSDP moves weights to the GPU itself. 4-bit weights must be on the GPU before, since they are quantised there.
-    stays_on_cpu = plugin is not None and recipe.method != "qlora"
+    # FSDP moves weights to the GPU itself. If all ranks quantise, each keeps its 4-bit weights on the GPU on which they
+    # are made, since in host memory there would be as many copies as ranks.
+    stays_on_cpu = plugin is not None and (recipe.method != "qlora" or topology.load_on_rank0)
     return accelerator, LoadPlan(
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
+        quantise_on=str(accelerator.device),
         reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
     )
 

@@ -174,8 +174,7 @@ def _decide(
         reshard_after_forward=settings.reshard_after_forward,
         num_replicas=settings.groups.num_replicas(num_processes),
         offload=settings.offload and num_devices > 0,
-        # FSDP1 cannot begin on meta. 4-bit weights cannot be sent, so every rank quantises them itself.
-        load_on_rank0=settings.load_on_rank0 and recipe.method != "qlora" and settings.strategy == "fsdp2",
+        load_on_rank0=settings.load_on_rank0 and settings.strategy == "fsdp2",  # FSDP1 cannot begin on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     return topology, launched, problems

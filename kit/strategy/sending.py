@@ -1,10 +1,12 @@
 """Send a model's weights and buffers from rank 0, which alone has read them, to the ranks that built it on meta.
 
-Promises: a rank other than 0 never holds more than its shards, its buffers and the one tensor that is being sent.
+Promises: a rank other than 0 never holds more than its shards, its buffers, the tables of its 4-bit weights, and the
+one tensor that is being sent; rank 0 holds no more of these on its GPU.
 
 accelerate can do this for weights, but not for persistent buffers, and transformers reads all weights on all ranks.
 """
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +75,11 @@ class Sender:
                     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
                     whole = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
                 own_part(tensor).copy_(whole)
+            for holder, name in _tables(model):
+                table = getattr(holder, name)
+                table = table.to(device).contiguous() if self._rank == 0 else torch.empty_like(table, device=device)
+                torch.distributed.broadcast(table, src=0)
+                setattr(holder, name, table)
         # accelerate finds an optimiser's parameters again by their addresses, which are all 0 on meta.
         parameters = dict(model.named_parameters())
         for group, names in zip(optimizer.param_groups, self._groups, strict=True):
@@ -82,6 +89,14 @@ class Sender:
 def _tensors(model: "torch.nn.Module") -> "chain[tuple[str, torch.Tensor]]":
     """All parameters and buffers, those too that no state dict has; what is shared once."""
     return chain(model.named_parameters(), model.named_buffers())
+
+
+def _tables(model: "torch.nn.Module") -> Iterator[tuple[Any, str]]:
+    """All tables of 4-bit weights, which are not sharded and no buffers: what has each, and its name there."""
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        yield from ((state, name) for name in ("absmax", "code", "offset") if state is not None)
+        yield from ((state.state2, name) for name in ("absmax", "code") if state is not None)
 
 
 def _forms(tensors: "dict[str, torch.Tensor]") -> "dict[str, tuple[torch.Size, torch.dtype]]":

@@ -54,7 +54,9 @@ def test_who_reads_weights_into_host_memory_holds_them_whole(recipe, topology, m
     assert needs(recipe, topology(), model).loading == 2 * whole
     assert needs(recipe, topology(device_type="cuda"), model).loading == 0
     assert needs(recipe, topology(device_type="cuda", strategy="fsdp1"), model).loading == 2 * whole
-    assert needs(recipe, topology(device_type="cuda", strategy="fsdp2", load_on_rank0=True), model).loading == whole
+    sent = topology(device_type="cuda", strategy="fsdp2", load_on_rank0=True)
+    assert needs(recipe, sent, model).loading == needs(recipe, sent, model, method="qlora").loading == whole
+    assert needs(recipe, topology(device_type="cuda", strategy="fsdp1"), model, method="qlora").loading == 0
 
 
 def test_offloaded_state_is_in_host_memory(recipe, topology, model):

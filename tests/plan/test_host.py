@@ -25,7 +25,8 @@ def test_host_memory_is_that_of_loading_or_of_training():
     assert "copies of a save" not in unsaved and unsaved["loading"] == 4 * SHAPE
     lora = predict(replace(BASE, method="lora")).host  # small copies; rank 0 reads bf16 weights
     assert lora["loading"] == 2 * SHAPE
-    assert "loading" not in predict(replace(BASE, method="qlora")).host  # each rank quantises on its GPU
+    qlora = predict(replace(BASE, method="qlora")).host
+    assert 0.5 * SHAPE < qlora["loading"] < lora["loading"]  # it keeps no weight that it has quantised
 
 
 def test_each_machine_copies_its_own_shards_under_hybrid_sharding():

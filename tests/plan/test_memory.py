@@ -85,11 +85,6 @@ def test_sharding_and_offloading_and_quantising_save_what_they_promise():
     assert half["optimiser"] * 4 == single.components["optimiser"]
 
 
-def test_each_rank_quantises_the_whole_model_before_it_is_sharded():
-    memory = predict(workload("llama-70b", "qlora", "fsdp2", 64, length=128))
-    assert memory.moment == "loading" and memory.tensors > 0.5 * 68e9
-
-
 def test_what_is_assumed_is_named_and_apart_from_the_tensors():
     memory = predict(workload("llama-8b", "lora", "ddp", 2))
     assert set(memory.components) - set(TENSORS) == {CONTEXT, NCCL, FRAGMENTATION}

@@ -240,11 +240,6 @@ def test_use_cpu_takes_no_gpu_and_is_no_rehearsal(resolve, config_file):
     assert (topology.device_type, topology.num_processes, topology.rehearsal) == ("cpu", 8, False)
 
 
-def test_4_bit_weights_are_loaded_by_every_rank(resolve):
-    assert resolve("--config", "fsdp", gpus=2).load_on_rank0
-    assert not resolve("--config", "fsdp", "--method", "qlora", gpus=2).load_on_rank0
-
-
 # Relaunching
 
 

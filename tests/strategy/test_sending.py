@@ -5,6 +5,7 @@ tests/promises/test_strategies.py does it with two ranks.
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear4bit, Params4bit
 from torch.distributed.fsdp import fully_shard
 
 from kit.errors import TrainingError
@@ -23,9 +24,35 @@ def as_rank_1(monkeypatch, whole):
     """This process is another rank than 0, and is sent the tensors of ``whole`` in their order."""
     tensors = dict(sending._tensors(whole))
     queue = [tensor.detach().clone() for tensor in tensors.values()]
+    queue += [getattr(holder, name).clone() for holder, name in sending._tables(whole)]
     monkeypatch.setattr(sending, "rank_and_world", lambda: (1, 2))
     monkeypatch.setattr(sending, "from_main", lambda make: (sending._forms(tensors), {}))
     monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: tensor.copy_(queue.pop(0)))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_has_the_tables_of_4_bit_weights(alone_in_a_group, monkeypatch, rank):
+    def quantised(device):
+        layer = Linear4bit(64, 8, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+        layer.weight = Params4bit(torch.randn(8, 64), quant_type="nf4", quant_storage=torch.float32, module=layer)
+        packed = layer.to("cpu").weight.to(device)
+        layer.weight = packed if rank == 0 else Params4bit(packed.data, quant_storage=torch.float32, bnb_quantized=True)
+        layer.quant_state.to(device)
+        layer.support_avx512bf16_for_cpu = False  # as kit.model.load does
+        model = torch.nn.Module()
+        model.layers = torch.nn.ModuleList([layer])
+        return model
+
+    whole = quantised("cpu")
+    expected = whole.layers[0](torch.ones(1, 64))
+    own = whole
+    if rank:
+        as_rank_1(monkeypatch, whole)
+        own = quantised("meta")
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    optimizer.param_groups[0]["params"].clear()
+    sharded_and_sent(own, Sender(own, optimizer), optimizer)
+    assert torch.equal(own.layers[0](torch.ones(1, 64)), expected)
 
 
 def sharded_and_sent(model, sender, optimizer):

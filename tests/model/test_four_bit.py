@@ -1,0 +1,82 @@
+"""4-bit weights that are kept apart from where they are made, and models on meta that are sent them."""
+
+from dataclasses import replace
+
+import bitsandbytes
+import pytest
+import torch
+from model_helpers import BF16, FP32, build
+from transformers.integrations.bitsandbytes import Bnb4bitQuantize
+
+from kit.model import four_bit, load
+
+
+def tables(model):
+    """The tensors of the tables, and what else the state of a 4-bit weight holds, by the name of its module."""
+    found = {}
+    for name, module in model.named_modules():
+        for prefix, state in (("", getattr(module, "quant_state", None)), ("2", getattr(module, "state2", None))):
+            if state is not None:
+                found |= {f"{name}{prefix}.{key}": value for key, value in vars(state).items() if key != "state2"}
+    return found
+
+
+def form(value):
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("plan", [BF16, FP32])
+def test_a_rank_without_weights_builds_what_the_one_with_weights_has(recipe, plan):
+    mine = recipe(method="qlora")
+    read, empty = build(mine, plan), build(mine, replace(plan, reads_weights=False))
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    assert {name: p.shape for name, p in read.named_parameters()} == {n: p.shape for n, p in empty.named_parameters()}
+    packed = {name: p.dtype for name, p in read.named_parameters() if type(p).__name__ == "Params4bit"}
+    assert packed and packed == {
+        name: p.dtype for name, p in empty.named_parameters() if type(p).__name__ == "Params4bit"
+    }
+    assert {name: form(value) for name, value in tables(read).items()} == {
+        name: form(value) for name, value in tables(empty).items()
+    }
+
+
+def test_weights_are_made_on_the_device_that_is_asked_and_kept_on_the_cpu(recipe, monkeypatch):
+    made = []
+    quantise = bitsandbytes.functional.quantize_4bit
+
+    def spy(weight, **settings):
+        made.append(weight.device)
+        return quantise(weight.cpu(), **settings)
+
+    monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", spy)
+    plain = build(recipe(method="qlora"), BF16)
+    assert {device.type for device in made} == {"cpu"}
+    made.clear()
+
+    moved = []  # stands in for a GPU, which is not here: weights are sent there before they are quantised
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda w, *a, **k: to(w, *(moved.append(x) or "cpu" if x == "cuda:0" else x for x in a), **k),
+    )
+    there = build(recipe(method="qlora"), replace(BF16, quantise_on="cuda:0"))
+    assert len(moved) == len(made) == 7 * len(there.get_base_model().model.layers)
+    expected = dict(plain.named_parameters())
+    for name, parameter in there.named_parameters():
+        bits, expected_bits = (p.detach().view(torch.uint8) for p in (parameter, expected[name]))
+        assert parameter.device.type == "cpu" and torch.equal(bits, expected_bits), name
+
+
+def test_transformers_quantises_as_before_afterwards():
+    plain = Bnb4bitQuantize.convert
+    with pytest.raises(OSError), four_bit.made_on("cuda:0"):
+        assert Bnb4bitQuantize.convert is not plain
+        raise OSError
+    assert Bnb4bitQuantize.convert is plain
+
+
+def test_accelerate_is_not_told_where_4_bit_weights_were_loaded(recipe):
+    """It refuses 4-bit weights on another device than its own, though FSDP moves them."""
+    model = load._read_model(recipe(method="qlora"), load.open_config(recipe()), BF16)
+    assert model.is_loaded_in_4bit and not hasattr(model, "hf_device_map")
