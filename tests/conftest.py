@@ -64,11 +64,15 @@ def finetune(model_folder: Path, chat_file: Path, tmp_path: Path) -> Finetune:
 
 @pytest.fixture(scope="session")
 def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Simulates a case on fake GPUs: called with the fields of ``fake_gpu.Case``, it returns the report."""
+    """Simulates a case on fake GPUs: called with the fields of ``fake_gpu.Case``, it returns the report.
+
+    All workers of a session share the library and the reports.
+    """
     if not fake_cuda.compiler():
         pytest.skip("NO C++ COMPILER: NOTHING WAS RUN ON FAKE GPUS. Install g++ or clang++")
-    folder = tmp_path_factory.mktemp("fake_cuda")
-    fake_cuda.build(folder)
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "fake_cuda"
+    folder.mkdir(exist_ok=True)
     server = Server(folder)
     yield server
     server.end()

@@ -26,6 +26,7 @@ What passes here is not verified on a GPU.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import fake_cuda  # noqa: E402
+from filelock import FileLock  # noqa: E402
 
 from kit.strategy.launcher import be_rank_0  # noqa: E402
 
@@ -115,26 +117,39 @@ def serve() -> None:
 
 
 class Server:
-    """A process that simulates cases. It imports once what they need."""
+    """A process that simulates cases. It imports once what they need, when the first one is asked for."""
 
-    def __init__(self, library: Path) -> None:
-        command = [sys.executable, __file__, "--serve", "--library", str(library)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._reports: dict[Case, dict[str, Any]] = {}
+    def __init__(self, folder: Path) -> None:
+        """
+        Args:
+            folder: for the library and the reports. Servers of several processes may share it.
+        """
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, **values: Any) -> dict[str, Any]:
         """Simulate ``Case(**values)``, unless that was done already. A child that hangs is ended by its own alarm."""
-        case = Case(**values)
-        if case not in self._reports:
-            assert self._process.stdin and self._process.stdout
-            print(json.dumps(asdict(case)), file=self._process.stdin, flush=True)
-            self._reports[case] = json.loads(self._process.stdout.readline())
-        return self._reports[case]
+        asked = json.dumps(asdict(Case(**values)))
+        report = self._folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+        with FileLock(report.with_suffix(".lock")):
+            if not report.exists():
+                process = self._process = self._process or self._start()
+                assert process.stdin and process.stdout
+                print(asked, file=process.stdin, flush=True)
+                report.write_text(process.stdout.readline())
+            return json.loads(report.read_text())
+
+    def _start(self) -> "subprocess.Popen[str]":
+        with FileLock(self._folder / "library.lock"):
+            fake_cuda.build(self._folder)
+        command = [sys.executable, __file__, "--serve", "--library", str(self._folder)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def end(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.wait()
+        if self._process:
+            self._process.kill()
+            self._process.wait()
 
 
 # --- the table
