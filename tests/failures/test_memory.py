@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, run_ranks
+from helpers import ROOT, matrix, run_ranks
 from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
@@ -461,8 +461,8 @@ def test_gradients_of_ddp_are_held_before_the_first_step(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize(("config", "place"), [("fsdp", "LlamaMLP"), ("fsdp", "logits"), ("fsdp1", "LlamaMLP")])
+@pytest.mark.parametrize("method", matrix(["qlora", "full", "lora"]))
+@pytest.mark.parametrize(("config", "place"), matrix([("fsdp", "LlamaMLP"), ("fsdp", "logits"), ("fsdp1", "LlamaMLP")]))
 def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_path, config, place, method):
     """Also where the pass ended in the middle of a layer, or in the head, which is then gathered whole."""
     words = {"out": str(tmp_path), "place": place, "message": ON_CPU, "script": str(ROOT / "recipes/finetune.py")}

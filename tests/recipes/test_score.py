@@ -66,7 +66,7 @@ def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", matrix(["lora", "full"]))
 @pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("single", 1), ("fsdp1", 2)]))
 def test_a_checkpoint_is_scored_whatever_the_optimiser_was(finetune, fp32, flags, config, processes, method):
     run = finetune.ok("run", config=fp32["single"], method=method, max_steps=3, optim="adamw_8bit")
