@@ -148,7 +148,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
         mixed_precision="no",
         device_type="cpu",
         rehearsal=True,
-        load_on_rank0=topology == "fsdp2" and method != "qlora",
+        load_on_rank0=topology == "fsdp2",
     )
     recipe = Recipe(
         model_name_or_path=str(folder),

@@ -763,7 +763,8 @@ def test_the_tables_of_4_bit_weights_are_five_tensors():
 
 @needed_by("kit/model/four_bit.py")
 def test_weights_can_be_quantised_on_another_device_than_they_are_loaded_to():
-    """transformers' operation quantises a weight where it lies; bitsandbytes quantises by shape on meta."""
+    """transformers' operation quantises a weight where it lies; bitsandbytes quantises by shape on meta, and keeps one
+    table by name for the process."""
     import bitsandbytes as bnb
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import Bnb4bitQuantize
@@ -772,6 +773,7 @@ def test_weights_can_be_quantised_on_another_device_than_they_are_loaded_to():
     quantizer = AutoHfQuantizer.from_config(BitsAndBytesConfig(load_in_4bit=True))
     assert type(quantizer.get_quantize_ops()) is Bnb4bitQuantize
     assert ".to(value.device)" in inspect.getsource(Bnb4bitQuantize.convert)
+    bnb.functional.name2qmap.setdefault("dynamic", bnb.functional.create_dynamic_map())
     packed, state = bnb.functional.quantize_4bit(torch.empty(64, 64, device="meta"), compress_statistics=True)
     assert packed.is_meta and state.absmax.is_meta and state.state2.code.is_meta
 

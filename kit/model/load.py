@@ -199,13 +199,13 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
     if plan.device != "cpu" or recipe.method == "qlora":  # 4-bit weights go to a GPU unless they are told not to
         options["device_map"] = {"": plan.device}
-    quantise_on = plan.quantise_on or plan.device
+    elsewhere = recipe.method == "qlora" and plan.quantise_on not in (None, plan.device)
     if recipe.method == "qlora":
         options["quantization_config"] = four_bit_config(
             compute, _on_meta(recipe, config, attention_of(recipe, config))
         )
     try:
-        with _nothing_unpickled(recipe), nullcontext() if quantise_on == plan.device else made_on(quantise_on):
+        with _nothing_unpickled(recipe), made_on(str(plan.quantise_on)) if elsewhere else nullcontext():
             model, loaded = loader.from_pretrained(
                 locate_model(recipe.model_name_or_path, recipe.model_revision),
                 config=config,
@@ -223,7 +223,6 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
         found = f"{recipe.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
-    vars(model).pop("hf_device_map", None)  # Accelerate would refuse 4-bit weights on a CPU, though FSDP moves them
     missing = sorted(loaded["missing_keys"])
     if missing:
         found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"

@@ -55,8 +55,9 @@ def four_bit_config(compute_dtype: torch.dtype, meta_model: Any) -> BitsAndBytes
 def quantised_on_meta(meta_model: Any, compute_dtype: torch.dtype = torch.bfloat16) -> Any:
     """Return a copy of a model on meta in which the modules that ``qlora`` would quantise are ``Linear4bit``."""
     quantised = copy.deepcopy(meta_model)
-    quantizer = AutoHfQuantizer.from_config(four_bit_config(compute_dtype, meta_model))
+    quantizer = AutoHfQuantizer.from_config(four_bit_config(compute_dtype, meta_model), pre_quantized=False)
     quantizer.preprocess_model(model=quantised, device_map=None)
+    quantizer.postprocess_model(quantised)
     return quantised
 
 

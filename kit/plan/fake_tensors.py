@@ -181,7 +181,7 @@ def make_model(
     with _disable_current_modes(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn_implementation)
         if quantization_config:
-            quantizer = AutoHfQuantizer.from_config(quantization_config)
+            quantizer = AutoHfQuantizer.from_config(quantization_config, pre_quantized=False)
             quantizer.preprocess_model(model=model, device_map=device_map)
     made: dict[Any, Any] = {}
     for module in model.modules():
@@ -198,8 +198,6 @@ def make_model(
                 module._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
     if quantization_config:
         quantizer.postprocess_model(model)
-    if device_map:
-        model.hf_device_map = device_map
     return model.eval(), {"missing_keys": []}
 
 

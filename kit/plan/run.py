@@ -18,7 +18,7 @@ from kit.plan.search import MARGIN, try_out, tuned
 from kit.plan.speed import operations_per_token
 from kit.plan.table import parts, time_lines
 from kit.plan.workload import Strategy, Workload, uncovered
-from kit.strategy.topology import Topology
+from kit.strategy.topology import Topology, shards
 
 if TYPE_CHECKING:
     from kit.data.feed.stream import Stream
@@ -95,6 +95,8 @@ def _unknown(recipe: Recipe, topology: Topology, config: Any) -> str:
         found.append(topology.strategy)
     elif not topology.reshard_after_forward:
         found.append("weights that stay gathered")
+    if shards(topology) and recipe.method == "qlora" and not topology.load_on_rank0:
+        found.append("a whole model in 4 bits on each GPU while it is loaded")
     try:
         shape_of(config.to_dict(), recipe.model_name_or_path)
     except UserError:

@@ -1,7 +1,7 @@
 """Send a model's weights and buffers from rank 0, which alone has read them, to the ranks that built it on meta.
 
 Promises: a rank other than 0 never holds more than its shards, its buffers, the tables of its 4-bit weights, and the
-one tensor that is being sent; rank 0 holds no more of these on its GPU.
+one tensor that is being sent. On its GPU rank 0 also holds, while it shards, embedding and head whole.
 
 accelerate can do this for weights, but not for persistent buffers, and transformers reads all weights on all ranks.
 """
@@ -33,7 +33,10 @@ class Sender:
         """
         tensors = dict(_tensors(model))
         self._rank = rank_and_world()[0]
-        self._forms, settings = from_main(lambda: (_forms(tensors), _generation_configs(model)))
+        states = _states(model)
+        self._forms, settings, dtypes = from_main(
+            lambda: (_forms(tensors), _generation_configs(model), {name: s.dtype for name, s in states.items()})
+        )
         if {name: shape for name, (shape, _) in self._forms.items()} != {name: t.shape for name, t in tensors.items()}:
             raise TrainingError("rank 0 has built another model than this rank")
         # Of rank 0; they outlive the sharding, which keeps only a part.
@@ -44,6 +47,8 @@ class Sender:
                 modules[name].generation_config = generation_config
             for name, tensor in tensors.items():
                 tensor.data = tensor.data.to(self._forms[name][1])
+            for name, dtype in dtypes.items():  # in which products get the weight; its family may ask for another
+                states[name].dtype = dtype
         names = {id(tensor): name for name, tensor in tensors.items()}
         self._groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
@@ -93,10 +98,15 @@ def _tensors(model: "torch.nn.Module") -> "chain[tuple[str, torch.Tensor]]":
 
 def _tables(model: "torch.nn.Module") -> Iterator[tuple[Any, str]]:
     """All tables of 4-bit weights, which are not sharded and no buffers: what has each, and its name there."""
-    for module in model.modules():
-        state = getattr(module, "quant_state", None)
-        yield from ((state, name) for name in ("absmax", "code", "offset") if state is not None)
-        yield from ((state.state2, name) for name in ("absmax", "code") if state is not None)
+    for state in _states(model).values():
+        yield from ((state, name) for name in ("absmax", "code", "offset"))
+        yield from ((state.state2, name) for name in ("absmax", "code"))
+
+
+def _states(model: "torch.nn.Module") -> dict[str, Any]:
+    """What bitsandbytes knows of each 4-bit weight, by the name of its module."""
+    states = {name: getattr(module, "quant_state", None) for name, module in model.named_modules()}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def _forms(tensors: "dict[str, torch.Tensor]") -> "dict[str, tuple[torch.Size, torch.dtype]]":

@@ -1,14 +1,19 @@
 """4-bit weights that are kept apart from where they are made, and models on meta that are sent them."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import bitsandbytes
 import pytest
 import torch
+from helpers import ROOT
 from model_helpers import BF16, FP32, build
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers.integrations.bitsandbytes import Bnb4bitQuantize
 
-from kit.model import four_bit, load
+from kit.model import four_bit
 
 
 def tables(model):
@@ -76,7 +81,42 @@ def test_transformers_quantises_as_before_afterwards():
     assert Bnb4bitQuantize.convert is plain
 
 
-def test_accelerate_is_not_told_where_4_bit_weights_were_loaded(recipe):
-    """It refuses 4-bit weights on another device than its own, though FSDP moves them."""
-    model = load._read_model(recipe(method="qlora"), load.open_config(recipe()), BF16)
-    assert model.is_loaded_in_4bit and not hasattr(model, "hf_device_map")
+@pytest.mark.slow
+def test_a_broken_bitsandbytes_is_only_met_where_it_is_needed(tmp_path):
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes/__init__.py").write_text("raise OSError('libcudart.so: no such file')")
+    code = "import kit.preflight, kit.doctor.inputs, kit.export.checkpoint, kit.strategy.accelerator"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.slow
+def test_what_is_built_on_meta_leaves_nothing_there_for_later(recipe):
+    """bitsandbytes keeps a table for the process."""
+    code = """
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from bitsandbytes.functional import quantize_4bit
+from kit.model.four_bit import packed_on_meta
+with torch.device("meta"):
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained({folder!r}))
+packed_on_meta(model, torch.float32)
+print(quantize_4bit(torch.ones(64, 64), compress_statistics=True)[1].state2.code.sum())
+"""
+    words = [sys.executable, "-c", code.format(folder=recipe().model_name_or_path)]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_experts_are_what_they_are_where_weights_are_read():
+    """transformers divides fused experts in a model that is opened in 4 bits, but not in one that is quantised now."""
+    config = Llama4TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=2, head_dim=16,
+    )  # fmt: skip
+    with torch.device("meta"):
+        plain = Llama4ForCausalLM(config)
+    packed = four_bit.packed_on_meta(plain, torch.float32)
+    assert dict(packed.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+    assert packed.config._is_quantized and packed.is_loaded_in_4bit

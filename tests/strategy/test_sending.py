@@ -26,7 +26,11 @@ def as_rank_1(monkeypatch, whole):
     queue = [tensor.detach().clone() for tensor in tensors.values()]
     queue += [getattr(holder, name).clone() for holder, name in sending._tables(whole)]
     monkeypatch.setattr(sending, "rank_and_world", lambda: (1, 2))
-    monkeypatch.setattr(sending, "from_main", lambda make: (sending._forms(tensors), {}))
+    monkeypatch.setattr(
+        sending,
+        "from_main",
+        lambda make: (sending._forms(tensors), {}, {n: s.dtype for n, s in sending._states(whole).items()}),
+    )
     monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: tensor.copy_(queue.pop(0)))
 
 
