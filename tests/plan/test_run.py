@@ -60,6 +60,9 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
     for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy="fsdp1"), config)):
         assert planned(*case) is None
+    quantised = RECIPE.model_copy(update={"method": "qlora"})
+    assert planned(quantised, GPU, config) is None  # every rank loads for itself, and holds the whole model meanwhile
+    assert planned(quantised, replace(GPU, load_on_rank0=True), config) is not None
     assert (record(None, GPU), memory_problems(None, GPU)) == ({}, [])
     (line,) = describe(None, RECIPE, None, True)
     assert line.startswith("no plan: ")
