@@ -199,13 +199,14 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
     options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
     if plan.device != "cpu" or recipe.method == "qlora":  # 4-bit weights go to a GPU unless they are told not to
         options["device_map"] = {"": plan.device}
-    elsewhere = recipe.method == "qlora" and plan.quantise_on not in (None, plan.device)
+    quantise_on = plan.quantise_on or plan.device
+    elsewhere = recipe.method == "qlora" and quantise_on != plan.device
     if recipe.method == "qlora":
         options["quantization_config"] = four_bit_config(
             compute, _on_meta(recipe, config, attention_of(recipe, config))
         )
     try:
-        with _nothing_unpickled(recipe), made_on(str(plan.quantise_on)) if elsewhere else nullcontext():
+        with _nothing_unpickled(recipe), made_on(quantise_on) if elsewhere else nullcontext():
             model, loaded = loader.from_pretrained(
                 locate_model(recipe.model_name_or_path, recipe.model_revision),
                 config=config,
