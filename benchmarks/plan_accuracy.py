@@ -21,11 +21,11 @@ T0 and mt0, Unsloth's of VRAM, Qwen's of fine-tuning ("G" of an unnamed counter,
 
 from dataclasses import dataclass, replace
 
-from kit.plan.hardware import GB, GPUS, Gpu
-from kit.plan.memory import predict
-from kit.plan.models import find_shape
-from kit.plan.speed import step
-from kit.plan.workload import Workload
+from kit.memory.formulas import predict
+from kit.memory.workload import Workload
+from kit.tools.plan.hardware import GB, GPUS, Gpu
+from kit.tools.plan.models import find_shape
+from kit.tools.plan.speed import step
 
 GIB = 2**30
 A100, A100_40, A6000, H100 = GPUS["a100"], GPUS["a100-40"], GPUS["a6000"], GPUS["h100"]

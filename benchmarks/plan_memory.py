@@ -3,7 +3,7 @@
     python benchmarks/plan_memory.py [--method full lora] [--topology fsdp2] [--layers 4] [--hidden 256] [--length 256]
 
 Makes a random Llama, trains it with recipes/finetune.py, full, lora and qlora, on one process and with FSDP2 on two,
-with gradient checkpointing and without, counts the bytes of tensors in the third step (kit/plan/meter.py), and
+with gradient checkpointing and without, counts the bytes of tensors in the third step (kit/tools/plan/meter.py), and
 simulates the same runs on fake tensors. "saved" are the activations that a forward pass has left for the backward
 pass, "gathered" the bytes that FSDP2 gathers in a step, "peak" all tensors at the fullest moment.
 """
@@ -22,9 +22,9 @@ from live_bytes import real_step
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from kit.plan.models import read_shape  # noqa: E402
-from kit.plan.simulate import simulate  # noqa: E402
-from kit.plan.workload import Workload  # noqa: E402
+from kit.memory.workload import Workload  # noqa: E402
+from kit.tools.plan.models import read_shape  # noqa: E402
+from kit.tools.plan.simulate import simulate  # noqa: E402
 
 METHODS, TOPOLOGIES = ("full", "lora", "qlora"), ("single", "fsdp2")
 

@@ -11,20 +11,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 # From below: a package, or a module right in kit/, imports only from floors below its own, and nothing on its floor.
-FLOORS = [
-    ["errors", "secrets", "durable"],
+# The core is what training, evaluating, saving and exporting need.
+CORE = [
+    ["errors", "secrets", "durable", "phases"],
     ["console", "lock", "cache", "hub"],
     ["config"],
     ["data", "model"],
     ["strategy"],
+    ["memory"],
     ["train", "evaluate", "checkpoint", "failures"],
     ["run"],
-    ["plan"],
-    ["preflight", "doctor", "export", "report"],
-    ["cli", "api"],
+    ["preflight", "export"],
 ]
+# Tools look at a machine, a plan, data or a run. The core imports none of them.
+TOOLS = [["tools"], ["cli"]]
+FLOORS = [*CORE, *TOOLS]
 # The same inside kit/data/.
 DATA_FLOORS = [["read", "chat"], ["samples"], ["feed"], ["open"]]
+# The same inside kit/tools/.
+TOOLS_FLOORS = [["plan"], ["doctor", "report", "api"]]
 
 
 @cache
@@ -77,6 +82,19 @@ def reached(name: str, direct: set[tuple[str, str]]) -> set[str]:
     """What ``name`` imports, directly or through others."""
     below = {two for one, two in direct if one == name}
     return below.union(*(reached(each, direct) for each in below))
+
+
+def closure(imports: list[str]) -> set[str]:
+    """Full names of the modules that ``imports`` reach, directly or through others, also inside functions."""
+    found: set[str] = set()
+    names = list(imports)
+    while names:
+        name = names.pop()
+        module = name if name in modules() else name.rpartition(".")[0]
+        if module in modules() and module not in found:
+            found.add(module)
+            names += imported(modules()[module])
+    return found
 
 
 def main() -> None:

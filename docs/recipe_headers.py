@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kit.config.hints import recipe_names
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
 from kit.config.validation import load_recipe
-from kit.plan.headers import largest, renewed, row
-from kit.plan.models import find_shape
-from kit.plan.shape import Shape
+from kit.memory.shape import Shape
+from kit.tools.plan.headers import largest, renewed, row
+from kit.tools.plan.models import find_shape
 
 QUESTIONS = Path(__file__).with_name("questions.md")
 

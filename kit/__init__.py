@@ -7,7 +7,7 @@ code (docs/python.md); everything else may change. Importing ``kit`` imports not
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.api import Recipe, Run, RunFailed, UserError, finetune, open_run, read_recipe
+    from kit.tools.api import Recipe, Run, RunFailed, UserError, finetune, open_run, read_recipe
 
 __version__ = "0.1.0"
 __all__ = ["Recipe", "Run", "RunFailed", "UserError", "__version__", "finetune", "open_run", "read_recipe"]
@@ -16,7 +16,7 @@ __all__ = ["Recipe", "Run", "RunFailed", "UserError", "__version__", "finetune",
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'kit' has no attribute {name!r}")
-    from kit import api
+    from kit.tools import api
 
     return getattr(api, name)
 

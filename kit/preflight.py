@@ -10,26 +10,22 @@ from kit.checkpoint.manifest import digest_of, read_manifest
 from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
-from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.data.samples.rows import Opened
 from kit.errors import Problem, Problems, raise_if
-from kit.model.adapter import attach_adapter
+from kit.memory.fit import explain_auto, memory_problems, planned, record, settle
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
-from kit.model.locate import first_line, has_weights, open_adapter
-from kit.model.parts import describe_parts, quantised_on_meta, router_aux_loss_coef
-from kit.model.reach import freeze_out_of_reach
+from kit.model.locate import first_line, open_adapter
+from kit.model.parts import router_aux_loss_coef
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
-from kit.plan.run import describe, explain_auto, memory_problems, planned, record, settle
 from kit.run.asking import asked_once
 from kit.run.facts import facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy
-from kit.strategy.accelerator import planned as planned_strategy
 from kit.strategy.agreement import Fact
 from kit.strategy.topology import Topology, check_router_loss
 
@@ -148,27 +144,3 @@ def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
         found = f"bitsandbytes is installed but broken ({first_line(error)})"
         return [Problem(key, found, fix="`python -m bitsandbytes` says what it misses; then install it again")]
     return []
-
-
-def describe_plan(checked: Preflight, topology: Topology) -> list[str]:
-    """Describe for ``--dry_run`` what the run would do: strategy, memory and time, data, and number of steps.
-
-    Raises:
-        UserError: the run in the output folder cannot continue.
-    """
-    recipe, data = checked.recipe, checked.data
-    model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
-    adapted = attach_adapter(model, recipe)
-    freeze_out_of_reach(model)
-    strategy = planned_strategy(topology, adapted)
-    feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
-    steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
-    lines = [strategy.describe(recipe), *describe_parts(adapted, recipe)]
-    if not has_weights(recipe):
-        lines.append(
-            f"weights: none of {recipe.model_name_or_path} are on this machine; only a run needs and checks them"
-        )
-    workload = planned(recipe, topology, checked.config)
-    plan = describe(workload, recipe, data, topology.device_type == "cuda")
-    outlook = checked.folder.outlook(checked.total_steps) if checked.folder else []
-    return [*lines, *plan, *data.notes, *feed.notes(), *outlook, steps]

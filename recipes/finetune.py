@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 from kit.config.command_line import read_command_line
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES
 from kit.console import say
-from kit.failures import exits, phases
+from kit.failures import exits
 from kit.strategy import launch
 
+HAS_TOOLS = (RECIPES.parent / "kit/tools").is_dir()  # a run needs none of them
 NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     recipe, topology = launch.resolve(request)
 
     # The slow imports come here, so that a mistyped flag is reported before them.
-    from kit import preflight
+    from kit import phases, preflight
     from kit.checkpoint.load import load_checkpoint
     from kit.checkpoint.save import Saver
     from kit.data.open import pad_id
@@ -38,7 +39,6 @@ def main() -> None:
     from kit.failures.signals import Stopped, StopRequest
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
-    from kit.report.run_page import write_report_at_end
     from kit.run.log import Log
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import prepare, start
@@ -55,7 +55,10 @@ def main() -> None:
     recipe, config, tokenizer = checked.recipe, checked.config, checked.tokenizer
     data, folder, total_steps = checked.data, checked.folder, checked.total_steps
     if request.launch.dry_run:
-        say(*preflight.describe_plan(checked, topology))
+        if HAS_TOOLS:
+            from kit.tools.plan.dry_run import show_run
+
+            show_run(checked, topology)
         return
     assert folder is not None
     state = folder.loop_state()
@@ -146,7 +149,10 @@ def main() -> None:
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, stopped, state.why_early(recipe))
     log.end(stopped, feed.closing_notes())
-    write_report_at_end(folder.path)
+    if HAS_TOOLS:
+        from kit.tools.report.run_page import write_report_at_end
+
+        write_report_at_end(folder.path)
     if stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         exits.leave(exits.STOPPED)

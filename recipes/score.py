@@ -14,11 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
+from kit import phases
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
-from kit.failures import exits, phases
+from kit.failures import exits
 from kit.strategy import launch
 
 # The flags that matter here, for --help. Most others say how a model is trained.

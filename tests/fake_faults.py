@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-import kit.plan.fake_tensors as fake_tensors
 import kit.strategy.accelerator
+import kit.tools.plan.fake_tensors as fake_tensors
 import kit.train.objective
 from kit.data.feed.batches import MicroBatch
 from kit.train.objective import SupervisedLoss

@@ -19,13 +19,13 @@ from transformers import AutoConfig
 from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
-from kit.plan.fake_run import FakeRun
-from kit.plan.fake_tensors import teach_fake_tensors
-from kit.plan.meter import Meter, Tally
 from kit.strategy import launch
+from kit.tools.plan.fake_run import FakeRun
+from kit.tools.plan.fake_tensors import teach_fake_tensors
+from kit.tools.plan.meter import Meter, Tally
 
 OWN = ("/kit/",)
-IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/kit/plan/", "runpy")
+IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/kit/tools/plan/", "runpy")
 
 
 def run(case: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not own:
         path = frame.f_code.co_filename
-        if any(part in path for part in own_code) and "/kit/plan/" not in path:
+        if any(part in path for part in own_code) and "/kit/tools/plan/" not in path:
             own = f"{_tail(path)}:{frame.f_lineno}"
             inner = inner or own
         elif not inner and not any(part in path for part in ignored_code):
@@ -167,8 +167,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "message": str(error)[:500],
-        "lines": [f"kit/{line.split('/kit/')[-1]}" for line in lines if "/kit/" in line and "/kit/plan/" not in line][
-            -3:
-        ],
+        "lines": [
+            f"kit/{line.split('/kit/')[-1]}" for line in lines if "/kit/" in line and "/kit/tools/plan/" not in line
+        ][-3:],
         "trace": lines[-40:],
     }

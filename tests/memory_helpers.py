@@ -3,8 +3,8 @@
 import pytest
 
 from kit.config.recipe import Recipe
-from kit.failures.advice import explain
-from kit.failures.phases import PHASES
+from kit.memory.advice import explain
+from kit.phases import PHASES
 from kit.strategy.topology import Topology
 
 GIB = 2**30

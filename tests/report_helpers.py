@@ -7,8 +7,8 @@ from data_helpers import open_all, recipe
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.report.runs import open_run
-from kit.report.samples_page import look
+from kit.tools.report.runs import open_run
+from kit.tools.report.samples_page import look
 
 
 def looked(tokenizer, num_samples=5, **flags):

@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +11,8 @@ import pytest
 from helpers import ROOT
 
 PLAN = runpy.run_path(str(ROOT / "docs/architecture.py"))
-FLOORS, DATA_FLOORS = PLAN["FLOORS"], PLAN["DATA_FLOORS"]
+FLOORS, DATA_FLOORS, TOOLS_FLOORS = PLAN["FLOORS"], PLAN["DATA_FLOORS"], PLAN["TOOLS_FLOORS"]
+TOOLS = {name for names in PLAN["TOOLS"] for name in names}
 imported, arrows = PLAN["imported"], PLAN["arrows"]
 MODULES = PLAN["modules"]()
 RECIPES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "recipes").glob("*.py")}
@@ -20,7 +22,7 @@ LIGHT = """
 errors secrets console lock config.fields config.dataset_entry config.recipe config.recipe_file config.validation
 config.conflicts config.hints
 config.other_kits config.command_line strategy.topology strategy.accelerate_config strategy.launcher strategy.launch
-failures.exits failures.phases train.schedule doctor.result cli.doctor cli.main
+failures.exits phases train.schedule tools.doctor.result cli.doctor cli.main
 """.split()
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]
 
@@ -44,17 +46,56 @@ def words(tree):
             yield node.value
 
 
-@pytest.mark.parametrize(("folder", "floors"), [("kit", FLOORS), ("kit/data", DATA_FLOORS)])
+@pytest.mark.parametrize(
+    ("folder", "floors"), [("kit", FLOORS), ("kit/data", DATA_FLOORS), ("kit/tools", TOOLS_FLOORS)]
+)
 def test_every_package_has_its_floor_and_every_floor_only_what_exists(folder, floors):
     paths = [path for path in (ROOT / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
     names = {path.stem for path in paths if not path.name.startswith("__")}
     assert sorted(floor_of(floors)) == sorted(names)
 
 
-@pytest.mark.parametrize(("depth", "under", "floors"), [(2, "kit", FLOORS), (3, "kit.data", DATA_FLOORS)])
+@pytest.mark.parametrize(
+    ("depth", "under", "floors"),
+    [(2, "kit", FLOORS), (3, "kit.data", DATA_FLOORS), (3, "kit.tools", TOOLS_FLOORS)],
+)
 def test_nothing_is_imported_from_above_or_from_the_same_floor(depth, under, floors):
     floor = floor_of(floors)
     assert {(one, two) for one, two in arrows(depth, under) if floor[two] >= floor[one]} == set()
+
+
+# What the training script calls where the tools are installed, and does without where they are not.
+OPTIONAL = {"kit.tools.plan.dry_run.show_run", "kit.tools.report.run_page.write_report_at_end"}
+
+
+@pytest.mark.parametrize("script", sorted(RECIPES))
+def test_no_script_needs_a_tool(script):
+    direct = set(imported(RECIPES[script]))
+    tools = {name for name in direct if name.startswith("kit.") and name.split(".")[1] in TOOLS}
+    assert tools == (OPTIONAL if script == "finetune" else set())
+    reached = PLAN["closure"](direct - tools)
+    assert "kit.config.recipe" in reached
+    assert {name for name in reached if name.split(".")[1] in TOOLS} == set()
+
+
+@pytest.mark.slow
+def test_training_scoring_and_exporting_work_without_the_tools(tmp_path):
+    clone = tmp_path / "clone"
+    for name in ("kit", "recipes", "accelerate_configs"):
+        skipped = shutil.ignore_patterns("__pycache__", *TOOLS if name == "kit" else ())
+        shutil.copytree(ROOT / name, clone / name, ignore=skipped)
+
+    def call(script, *flags):
+        command = [sys.executable, f"recipes/{script}.py", *flags]
+        result = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    flags = ["--method", "lora", "--max_steps", "2", "--max_eval_samples", "2", "--output_dir", "run"]
+    assert "model: run/final" in call("finetune", *flags) and not (clone / "run/report.html").exists()
+    call("score", "--model_name_or_path", "run/final", "--eval_dataset", "recipes/tiny/eval.jsonl")
+    call("export", "run/final", "--output_dir", "merged")
+    assert "Dry run" not in call("finetune", "--dry_run", "--output_dir", "other")
 
 
 def test_imports_never_go_in_a_circle():
@@ -114,7 +155,7 @@ def test_reading_a_command_loads_no_torch():
 
 
 def test_the_training_script_can_be_read_in_one_sitting():
-    assert len((ROOT / "recipes/finetune.py").read_text().splitlines()) <= 160
+    assert len((ROOT / "recipes/finetune.py").read_text().splitlines()) <= 200
     assert "is_main_process" not in set(words(RECIPES["finetune"]))  # whoever writes asks that itself
 
 

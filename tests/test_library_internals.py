@@ -196,7 +196,7 @@ model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
     assert "RuntimeError: shape" in done.stderr
 
 
-@needed_by("kit/strategy/fsdp.py", "kit/strategy/weights.py", "kit/failures/memory.py")
+@needed_by("kit/strategy/fsdp.py", "kit/strategy/weights.py", "kit/memory/shortage.py")
 def test_fsdp2_keeps_a_module_and_puts_fsdp_before_the_name_of_its_class(group):
     """Sharded layers are counted, and named in messages, by the name of their class without FSDP."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -233,7 +233,7 @@ def test_fsdp2_keeps_what_it_has_not_yet_reduced_in_private_names(group):
         assert p.unsharded_accumulated_grad is not None or p._unsharded_param.grad is not None
 
 
-@needed_by("kit/strategy/weights.py", "kit/failures/memory.py")
+@needed_by("kit/strategy/weights.py", "kit/memory/shortage.py")
 @pytest.mark.filterwarnings("ignore:FSDP is switching")
 def test_fsdp1_hides_a_module_behind_a_flat_parameter(group):
     """Names lose `_fsdp_wrapped_module.`; what a rank keeps is read from `_handle.flat_param._params`."""
@@ -372,7 +372,7 @@ def test_torchrun_waits_as_long_as_the_environment_says():
         assert LaunchConfig(1, 1, 1).shutdown_timeout == 123
 
 
-@needed_by("kit/errors.py", "kit/failures/memory.py")
+@needed_by("kit/errors.py", "kit/memory/shortage.py")
 def test_allocators_say_that_memory_is_full_and_how_much_was_asked_for():
     """Out of memory is known by words of the allocators' messages, and so is what was asked for."""
     import numpy as np
@@ -383,7 +383,7 @@ def test_allocators_say_that_memory_is_full_and_how_much_was_asked_for():
         np.empty(1 << 55, np.uint8)
 
 
-@needed_by("kit/failures/memory.py")
+@needed_by("kit/memory/shortage.py")
 def test_a_gpu_that_is_full_says_what_it_is_full_of():
     """Sizes are read out of the message of the CUDA allocator; only a CUDA build of torch has it."""
     library = Path(torch.__file__).parent / "lib" / "libc10_cuda.so"
@@ -396,14 +396,14 @@ def test_a_gpu_that_is_full_says_what_it_is_full_of():
     assert not [each for each in (*words, *more) if each not in text]
 
 
-@needed_by("kit/failures/memory.py", "kit/run/log.py")
+@needed_by("kit/memory/shortage.py", "kit/run/log.py")
 def test_the_memory_of_any_accelerator_can_be_asked_for():
     """Only a machine with a GPU would otherwise notice that one of these is gone."""
     names = "is_available current_device_index max_memory_allocated memory_allocated memory_reserved get_memory_info"
     assert not [name for name in names.split() if not hasattr(torch.accelerator, name)]
 
 
-@needed_by("kit/failures/phases.py")
+@needed_by("kit/phases.py")
 def test_the_backward_pass_goes_through_a_function_of_that_name():
     """What a run was doing when memory ran out is told by the functions on the way, by module and name."""
 
@@ -417,7 +417,7 @@ def test_the_backward_pass_goes_through_a_function_of_that_name():
     assert "torch.autograd.backward" in functions_of(caught.value)
 
 
-@needed_by("kit/failures/phases.py")
+@needed_by("kit/phases.py")
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
     [
@@ -616,7 +616,7 @@ def test_a_registered_attention_gets_its_mask_and_the_borders_of_samples():
     assert seen["cu_seq_lens_q"] is borders and seen["max_length_q"] == 6 and "scaling" in seen
 
 
-@needed_by("kit/model/attention.py", "kit/failures/advice.py")
+@needed_by("kit/model/attention.py", "kit/memory/advice.py")
 def test_a_name_with_sdpa_in_it_is_refused_where_sdpa_is():
     """A family that cannot take sdpa says so in `_supports_sdpa`, and is refused every name that contains the word."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -733,7 +733,7 @@ def test_an_adapter_is_saved_under_the_names_of_its_modules():
     assert len(second) == 1 and not second[0].any() and list(model.peft_config) == ["default"]
 
 
-@needed_by("kit/failures/memory.py")
+@needed_by("kit/memory/shortage.py")
 def test_the_tables_of_4_bit_weights_hang_on_their_module():
     """Memory of scales and tables is counted from the attributes of `quant_state`, nested ones by `absmax`."""
     import bitsandbytes as bnb
@@ -788,7 +788,7 @@ def test_repacking_of_4_bit_weights_on_a_cpu_can_be_switched_off():
     assert "self.support_avx512bf16_for_cpu" in inspect.getsource(bnb.nn.Linear4bit.forward)
 
 
-@needed_by("kit/checkpoint/load.py", "kit/failures/memory.py")
+@needed_by("kit/checkpoint/load.py", "kit/memory/shortage.py")
 def test_8_bit_moments_have_tables_that_parameters_share():
     """They are copied before they are saved, known by `qmap`; tensors below 4,096 elements keep whole moments; in a
     state dict the 8-bit ones stand one level deeper."""

@@ -9,7 +9,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
-from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.strategy.topology import Topology
@@ -101,54 +100,10 @@ def test_a_model_that_reads_more_does_not_lengthen_what_nobody_set(recipe, model
 
 
 def test_a_run_says_what_auto_took_without_a_plan(recipe, monkeypatch):
-    monkeypatch.setattr("kit.plan.run.gpu_memory", lambda topology: 2**36)
+    monkeypatch.setattr("kit.memory.fit.gpu_memory", lambda topology: 2**36)
     unknown = recipe(method="lora", use_dora=True, per_device_train_batch_size="auto")
     assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, SINGLE).data.notes
     assert not any("auto" in note for note in preflight.check(recipe(), SINGLE).data.notes)
-
-
-@pytest.mark.slow
-def test_a_dry_run_tells_strategy_data_and_steps(recipe):
-    checked = preflight.check(
-        recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), SINGLE, "mine"
-    )
-    strategy, *notes, steps = preflight.describe_plan(checked, SINGLE)
-    count = sum(p.numel() for p in checked.meta_model.parameters() if p.requires_grad)
-    assert (
-        strategy.startswith("Single on CPU, 1 process, fp32, ") and f"{count:,} trainable parameters (lora)" in strategy
-    )
-    assert any(note.startswith("training data: ") for note in notes) and any("padding: " in note for note in notes)
-    assert steps == "7 steps. Dry run: nothing written but the tokenised data in the cache."
-
-
-@pytest.mark.slow
-def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tmp_path):
-    bare = tmp_path / "bare"
-    shutil.copytree(model_folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
-    mine = recipe(model_name_or_path=str(bare))
-    assert wrong(mine, SINGLE, "mine") == ["model_name_or_path"]
-    checked = preflight.check(mine, SINGLE, "mine", launch=Launch(dry_run=True))
-    (line,) = [line for line in preflight.describe_plan(checked, SINGLE) if line.startswith("weights: none of ")]
-    assert str(bare) in line
-    dry = {"launch": Launch(dry_run=True)}
-    assert wrong(mine.model_copy(update={"max_length": 4096}), SINGLE, "mine", **dry) == ["max_length"]
-    (bare / "pytorch_model.bin").write_bytes(b"")
-    assert wrong(mine, SINGLE, "mine", **dry) == ["model_name_or_path"]
-
-
-@pytest.mark.slow
-def test_a_dry_run_says_of_the_data_what_the_run_says(finetune, fp32):
-    def notes(run):
-        return [line for line in run.output.splitlines() if line.startswith(("padding:", "packing:", "streaming:"))]
-
-    run = finetune.ok("run", 2, config=fp32["ddp"], max_steps=1)
-    dry = finetune("dry", config=fp32["ddp"], num_processes=2, dry_run=True)
-    assert dry.status == 0 and not dry.folder.exists(), dry.output
-    assert len(notes(dry)) == 1 and notes(dry) == notes(run)
-    assert dry.output.splitlines()[-1].endswith("Dry run: nothing written but the tokenised data in the cache.")
-    for flag in ("packing", "streaming"):
-        dry = finetune(flag, config=fp32["single"], dry_run=True, **{flag: True})
-        assert len(notes(dry)) == 1 and notes(dry)[0].startswith(flag), dry.output
 
 
 @pytest.mark.slow

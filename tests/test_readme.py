@@ -8,7 +8,7 @@ from helpers import ROOT
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
-from kit.plan.ask import OWN, SWITCHES
+from kit.tools.plan.ask import OWN, SWITCHES
 
 MADE = {"two.yaml"}  # docs/multi-node.md shows how to make it
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

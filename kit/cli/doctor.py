@@ -8,11 +8,11 @@ import sys
 
 from kit.config.command_line import Request, read_command_line
 from kit.console import is_main, show
-from kit.doctor.result import FAILED, Report, Result
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.strategy.launch import look, settle
 from kit.strategy.launcher import LaunchedRank, launched_rank
+from kit.tools.doctor.result import FAILED, Report, Result
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
 TIMEOUT_SECONDS = 60.0
@@ -43,16 +43,16 @@ def run(argv: list[str]) -> int:
         with exits.reporting_errors():
             exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
     settle(request, checks_batch=False)  # what is mistyped is told before a check, and before torch is imported
-    from kit.doctor.versions import check_versions
+    from kit.tools.doctor.versions import check_versions
 
     report = Report(lambda result: None if as_json else show(str(result)))
     report.run("versions", check_versions)
     planned = look(request)
-    from kit.doctor.machine import check_machine
+    from kit.tools.doctor.machine import check_machine
 
     check_machine(report, planned, None)
     if planned.topology.strategy != "single" and planned.settings.num_machines == 1 and not planned.problems:
-        from kit.doctor.starting import start_ranks
+        from kit.tools.doctor.starting import start_ranks
 
         num_processes = planned.topology.num_processes
         if not as_json:
@@ -67,10 +67,10 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
     The first rank of a machine prints what it finds there, rank 0 also what all find together.
     """
     settle(request, checks_batch=False)
-    from kit.doctor.hosts import own_host
-    from kit.doctor.machine import check_machine
-    from kit.doctor.ranks import check_ranks
-    from kit.doctor.versions import check_versions
+    from kit.tools.doctor.hosts import own_host
+    from kit.tools.doctor.machine import check_machine
+    from kit.tools.doctor.ranks import check_ranks
+    from kit.tools.doctor.versions import check_versions
 
     def tell(result: Result) -> None:
         if result.status == "fail" and not is_main():

@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
     recipe = read_recipe(rest)
     wait_for(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     from kit import preflight
-    from kit.report import samples_page
+    from kit.tools.report import samples_page
 
     checked = preflight.check(recipe)
     if recipe.streaming:

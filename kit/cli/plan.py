@@ -9,12 +9,12 @@ from typing import Any
 from kit.config.recipe import Recipe
 from kit.console import show, wait_for
 from kit.errors import Problem, UserError, raise_if
-from kit.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
-from kit.plan.hardware import GPUS, USUAL, Gpu
-from kit.plan.lengths import Lengths, measure, read
-from kit.plan.memory import TENSORS
-from kit.plan.search import Option, Scale, fewest, options, recommend, scaling, strategies, try_out
-from kit.plan.table import (
+from kit.memory.formulas import TENSORS
+from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
+from kit.tools.plan.hardware import GPUS, USUAL, Gpu
+from kit.tools.plan.lengths import Lengths, measure, read
+from kit.tools.plan.search import Option, Scale, fewest, options, recommend, scaling, strategies, try_out
+from kit.tools.plan.table import (
     NOTE,
     all_recipes,
     changes,
@@ -135,7 +135,7 @@ def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
 
 def _simulate(recommended: tuple[Option, str] | None, recipe: Recipe) -> list[str] | None:
     """Run the recommended way on fake tensors. Returns lines that compare it with the plan and plain transformers."""
-    from kit.plan.simulate import LIMITS, simulate
+    from kit.tools.plan.simulate import LIMITS, simulate
 
     if recommended is None:
         return None
@@ -172,7 +172,7 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
 def _draw(path: Path, rows: list[Scale], title: str) -> None:
     """Save the picture of ``--scale``."""
     from kit import durable
-    from kit.plan.picture import picture
+    from kit.tools.plan.picture import picture
 
     if not rows:
         raise UserError(Problem("--picture", "nothing to draw: the GPU's speed is not known", fix="--gpu h100"))

@@ -14,7 +14,7 @@ from kit.config.recipe import RECIPES
 from kit.config.validation import load_recipe
 from kit.console import show
 from kit.errors import Problem, UserError, raise_if
-from kit.plan.table import table
+from kit.tools.plan.table import table
 
 HELP = "list the recipes, with the hardware each needs"
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
@@ -135,7 +135,7 @@ def _show_for_model(model: str, gpus: list[str]) -> int:
     Args:
         gpus: the words ``--gpu G --gpus N``, or one of them, or none.
     """
-    from kit.plan.models import find_shape, shipped_id
+    from kit.tools.plan.models import find_shape, shipped_id
 
     shape = find_shape(model, "--model")
     headers, problems = _headers()

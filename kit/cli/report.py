@@ -10,7 +10,7 @@ from kit.console import show
 from kit.errors import Problem, Problems, UserError
 
 if TYPE_CHECKING:
-    from kit.report.runs import Run
+    from kit.tools.report.runs import Run
 
 HELP = "write the report of a run as far as it has come, or compare several runs"
 COMPARISON = Path("comparison.html")
@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--watch", nargs="?", type=_seconds, const=SECONDS, default=0.0, metavar="SECONDS", help=watch)
     options = parser.parse_args(argv)
     options.runs = [_run_of(folder) for folder in options.runs]
-    from kit.report.run_page import FILE
+    from kit.tools.report.run_page import FILE
 
     _check_twice(options.runs)
     path = options.output or (options.runs[0] / FILE if len(options.runs) == 1 else COMPARISON)
@@ -61,10 +61,10 @@ def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_s
     Raises:
         UserError: with the problems of all runs; one without a step is a problem only if ``needs_steps``.
     """
-    from kit.report.comparison import comparison_page
-    from kit.report.page import write_page
-    from kit.report.run_page import run_page
-    from kit.report.runs import open_run
+    from kit.tools.report.comparison import comparison_page
+    from kit.tools.report.page import write_page
+    from kit.tools.report.run_page import run_page
+    from kit.tools.report.runs import open_run
 
     problems, runs = Problems(), []
     for folder in folders:
@@ -80,9 +80,9 @@ def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_s
 
 def _as_text(runs: "list[Run]") -> list[str]:
     """The results of several runs, and how they differ, for a terminal."""
-    from kit.report.comparison import EVALUATION_DATA, differences, results
-    from kit.report.data_tables import text_table
-    from kit.report.page import VISIBLE
+    from kit.tools.report.comparison import EVALUATION_DATA, differences, results
+    from kit.tools.report.data_tables import text_table
+    from kit.tools.report.page import VISIBLE
 
     differing = [{key: text.replace("\n", "; ") for key, text in row.items()} for row in differences(runs)]
     lines = [*text_table(results(runs)), "", *(text_table(differing) if differing else ["  nothing differs"]), ""]
@@ -106,7 +106,7 @@ def _check_twice(folders: list[Path]) -> None:
 
 def _check_output(path: Path, is_ours: bool) -> None:
     """Refuse to overwrite a file that is no page of the kit. ``is_ours``: it lies where runs have their own page."""
-    from kit.report.page import GENERATOR
+    from kit.tools.report.page import GENERATOR
 
     try:
         if path.is_dir() or (

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kit.console import progress
-from kit.failures import advice, exits
-from kit.failures.phases import Phase
+from kit.failures import exits
 from kit.failures.ranks import Watch
+from kit.memory import advice
+from kit.phases import Phase
 from kit.strategy.rendezvous import open_store
 
 if TYPE_CHECKING:

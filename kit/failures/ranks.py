@@ -22,8 +22,8 @@ import psutil
 import torch
 
 from kit.errors import TrainingError
-from kit.failures.phases import STARTING, Phase
 from kit.failures.survey import SILENT_SECONDS, RankStatus, Some, Surveys
+from kit.phases import STARTING, Phase
 from kit.strategy.launcher import end_launcher_later, remember_end
 from kit.strategy.rendezvous import BoundedStore
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kit.failures.phases import STARTING
+from kit.phases import STARTING
 from kit.strategy.rendezvous import STORE_SECONDS, BoundedStore
 
 SILENT_SECONDS = 4.0  # a rank without a beat for so long is dead, stopped, or has lost its network

@@ -194,7 +194,7 @@ class RunFolder:
             step: the number of steps done so far.
             total_steps: the number of steps of the whole run.
             skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
-            plan: what was planned, see ``kit.plan.run.record``; None or empty: nothing.
+            plan: what was planned, see ``kit.memory.fit.record``; None or empty: nothing.
         """
         about: dict[str, Any] = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}

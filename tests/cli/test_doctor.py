@@ -10,7 +10,7 @@ import pytest
 from helpers import ROOT
 
 from kit.cli.main import main
-from kit.doctor.result import Result
+from kit.tools.doctor.result import Result
 
 COMMAND = [sys.executable, "-m", "kit.cli.main", "doctor"]
 
@@ -26,7 +26,7 @@ def test_without_arguments_it_checks_this_machine_for_the_recipe_tiny(capsys, mo
 
 def test_a_failed_check_is_status_2_and_json_is_all_that_is_printed(capsys, monkeypatch):
     monkeypatch.setattr(
-        "kit.doctor.machine.check_file_descriptors",
+        "kit.tools.doctor.machine.check_file_descriptors",
         lambda n: Result("file descriptors", "fail", "64", "ulimit -n 4096"),
     )
     assert main(["doctor", "--json"]) == 2

@@ -12,8 +12,8 @@ from helpers import ROOT
 
 from kit.cli.main import main
 from kit.config.validation import load_recipe
-from kit.plan import ask
-from kit.plan.hardware import GPUS
+from kit.tools.plan import ask
+from kit.tools.plan.hardware import GPUS
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from report_helpers import evaluation_row, make_run, step_row
 
 from kit.cli import report
 from kit.cli.main import main
-from kit.report import runs
+from kit.tools.report import runs
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
-from kit.report.samples_page import as_page, as_text, look
+from kit.tools.report.samples_page import as_page, as_text, look
 
 EXTRAS = (
     ".metadata",

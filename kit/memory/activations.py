@@ -1,0 +1,93 @@
+"""Bytes that one decoder layer keeps for the backward pass, per token, and those that pass through it.
+
+From the tensors that autograd saves in transformers' Llama: h is the hidden size, q and k the widths of all queries and
+of all keys, f that of the feed-forward part, H the number of heads, r the rank of an adapter. The attention kernel
+saves queries, keys, values, its output and 4 bytes a head; RMSNorm computes in float32. Eager attention saves keys and
+values once for each head of the queries, and of each score the float32 result of softmax, its copy in bf16, and the
+result of tanh where scores are capped: 6 or 8 bytes for each head and pair of tokens, in place of the 4 bytes a head.
+
+========================================  ========================================================
+weights                                   bytes per token
+========================================  ========================================================
+trained, gathered in bf16 (FSDP)          16h + 4q + 4k + 8f + 4H + 8
+trained in float32, autocast to bf16      26h + 4q + 4k + 8f + 4H + 8; the stream between layers is float32
+trained in float32, no autocast           24h + 8q + 8k + 16f + 4H + 8
+frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapted module + 4H + 8
+========================================  ========================================================
+"""
+
+from kit.memory.workload import Workload
+
+FRAGMENT = 8  # bytes per token of the norms' two factors
+
+
+def kept(workload: Workload) -> int:
+    """Bytes per token that one layer keeps for its backward pass."""
+    shape, plain = workload.shape, 2 if workload.bf16 else 4
+    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
+    attention = plain * (2 * q + 2 * k) + 4 * shape.num_heads
+    if workload.eager:
+        repeated = k if shape.num_kv_heads == 1 else q  # a single head is repeated without a copy
+        attention = plain * (2 * q + 2 * repeated) + _scores(workload)
+    common = attention + plain * 4 * f + FRAGMENT
+    if workload.method == "full":
+        if not workload.bf16:
+            norm, casts = 12 * h, 0
+        elif workload.sharded or workload.pure_bf16:
+            norm, casts = 8 * h, 0
+        else:  # q, k, v, gate and up each cast their input
+            norm, casts = 8 * h, 10 * h
+        bytes_ = shape.num_norms * norm + casts + common
+    else:
+        norm = 4 * h + plain * h if workload.bf16 else 8 * h
+        adapters = sum(plain * workload.lora_r for _ in shape.adapted(workload.lora_targets))
+        dropout = sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
+        bytes_ = shape.num_norms * norm + common + adapters + workload.lora_dropout * dropout
+    if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
+        bytes_ += (6 if workload.method == "full" else 4) * (q + k)
+    return bytes_ - (workload.fuses and _fused(workload))
+
+
+def _scores(workload: Workload) -> int:
+    """Bytes per token that eager attention keeps of its scores [H, T, T]."""
+    plain = 2 if workload.bf16 else 4
+    copies = (plain if workload.bf16 else 0) + (plain if workload.shape.caps_scores else 0)
+    return workload.shape.num_heads * workload.length * (4 + copies)
+
+
+def masks(workload: Workload) -> int:
+    """Bytes per token of the masks [T, T] that eager attention adds to scores: one for each kind of layer."""
+    kinds = 2 if workload.shape.eager else 1
+    return workload.eager * kinds * (2 if workload.bf16 else 4) * workload.length
+
+
+def _fused(workload: Workload) -> int:
+    """What compiled layers do not keep: the norms' float32 copies, and one of the feed-forward part's four tensors."""
+    return workload.shape.num_norms * 4 * workload.shape.hidden_size + 2 * workload.shape.intermediate_size
+
+
+def stream(workload: Workload) -> int:
+    """Bytes per token of the states between layers, which gradient checkpointing keeps of each layer."""
+    in_float32 = not workload.bf16 or is_autocast(workload)
+    return (4 if in_float32 else 2) * workload.shape.hidden_size
+
+
+def is_autocast(workload: Workload) -> bool:
+    """Whether float32 weights are cast to bf16 as they are used: of full fine-tuning without sharding."""
+    return workload.method == "full" and workload.bf16 and not workload.sharded and not workload.pure_bf16
+
+
+def passing(workload: Workload) -> int:
+    """Bytes per token that the backward pass of a layer allocates beside what it keeps, at its peak.
+
+    The peak is in the feed-forward part: the gradients of its product and of the stream. The others take the place of
+    what is kept. Of eager attention it may be in softmax: its gradient and that of its input in float32, where the copy
+    in bf16 and what the feed-forward part kept are free again.
+    """
+    shape, plain = workload.shape, 2 if workload.bf16 else 4
+    around = 1 if is_autocast(workload) else 5
+    feed_forward = plain * (shape.intermediate_size + around * shape.hidden_size)
+    if not workload.eager:
+        return feed_forward
+    softmax = (8 - (plain if workload.bf16 else 0)) * shape.num_heads * workload.length
+    return max(feed_forward, softmax - plain * 4 * shape.intermediate_size)

@@ -1,0 +1,92 @@
+"""The families of models whose memory the formulas know: the shape of a model from the values of its config.json.
+
+Promises: the shape is that of the model, or there is an error. A family that is not in ``FAMILIES`` is refused by name:
+its layers have other parts, and a sum without them would be wrong.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.errors import Problem, UserError, raise_if
+from kit.memory.shape import Shape
+
+MODEL = "model_name_or_path"
+NO_PLAN = "it has no plan; the report of a run with --max_steps 2 shows the peak that was measured"
+# What a family's config.json does not say: its biases, or the key that says so, its norms, and whether it is tied.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"bias_key": "attention_bias"},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"bias_key": "attention_bias", "norm_of_heads": "head"},
+    "gemma": {"bias_key": "attention_bias", "tied": True},
+    "gemma2": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "eager": True},
+    "gemma3_text": {"bias_key": "attention_bias", "tied": True, "num_norms": 4, "norm_of_heads": "head"},
+    "phi3": {"fused": True},
+    "smollm3": {"bias_key": "attention_bias", "tied": True},
+    "olmo2": {"bias_key": "attention_bias", "norm_of_heads": "all"},
+    "olmo3": {"bias_key": "attention_bias", "norm_of_heads": "all"},
+}
+_SIZES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+}
+
+
+def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Path | None = None) -> Shape:
+    """Return the shape that the values of a config.json give.
+
+    Args:
+        name: of the model, for messages.
+        field: the setting that names it, for messages.
+        path: the file that they are from, if any.
+
+    Raises:
+        UserError: a family that is not in ``FAMILIES``, or values that are no sizes.
+    """
+    config, where = dict(values), path or name
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UserError(Problem(field, f"{name}: the formulas do not know the family {family!r}", known, NO_PLAN))
+    heads = config.get("num_attention_heads")
+    if config.get("num_key_value_heads") is None:
+        config["num_key_value_heads"] = heads
+    sizes = _SIZES | {"num_kv_heads": "num_key_value_heads"}
+    if config.get("head_dim") is None:
+        default = 256 if family.startswith("gemma") else None
+        config["head_dim"] = default or _quotient(config.get("hidden_size"), heads)
+    wrong = {key: config.get(key) for key in [*sizes.values(), "head_dim"] if not _is_size(config.get(key))}
+    raise_if(
+        Problem(field, f"{where}: {key} is {value!r}" if value is not None else f"{where} has no {key}", "a number")
+        for key, value in wrong.items()
+    )
+    facts = dict(FAMILIES[family])
+    has_bias = bool(config.get(facts.pop("bias_key", ""), False))
+    positions = config.get("max_position_embeddings")
+    return Shape(
+        name=name,
+        model_type=family,
+        folder=path.parent if path else None,
+        **{ours: config[theirs] for ours, theirs in sizes.items()},
+        head_dim=config["head_dim"],
+        max_positions=positions if _is_size(positions) else None,
+        tied=bool(config.get("tie_word_embeddings", facts.pop("tied", False))),
+        qkv_bias=facts.pop("qkv_bias", has_bias),
+        output_bias=has_bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        caps_logits=bool(config.get("final_logit_softcapping")),
+        caps_scores=bool(config.get("attn_logit_softcapping")),
+        **{key: value for key, value in facts.items() if key != "tied"},
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _quotient(hidden: Any, heads: Any) -> int | None:
+    return hidden // heads if _is_size(hidden) and _is_size(heads) else None

@@ -1,0 +1,266 @@
+"""The memory of a run by formulas: of a GPU at its peak, by component. ``kit.memory.host`` has that of the host.
+
+The peak of a step is the largest of a few moments, each a sum of what is there then: when the loss head computes
+logits and their gradients, in the backward pass of a layer, and when the embedding gets its gradient. The components
+have the names by which a simulation measures them, so that both can be compared line by line.
+
+Sources: what autograd saves (``kit.memory.activations``), the dtypes and chunks of ``kit.model``, and what FSDP2
+gathers and reduces in a simulation of the kit's own step. What no simulation shows is assumed (``ASSUMED``).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kit.memory.activations import is_autocast, kept, masks, passing, stream
+from kit.memory.host import disk_bytes, host_bytes
+from kit.memory.workload import Workload
+
+# What tensors take of a GPU. A simulation sees these, and not the rest.
+TENSORS = (
+    "trainable weights",
+    "frozen weights",
+    "4-bit weights",
+    "buffers",
+    "gradients",
+    "optimiser",
+    "gathered weights",
+    "dequantised weights",
+    "logits",
+    "activations",
+)
+TRAINABLE, FROZEN, FOUR_BIT, _, GRADIENTS, OPTIMISER, GATHERED, DEQUANTISED, LOGITS, ACTIVATIONS = TENSORS
+CONTEXT, NCCL, FRAGMENTATION = "CUDA context", "collectives' buffers", "fragmentation"
+ASSUMED = {
+    CONTEXT: "0.6 GiB: CUDA, its kernels and the workspace of its matrix library take about that on recent GPUs",
+    NCCL: "0.4 GiB for each group: the buffers of NCCL's channels; more with more machines",
+    FRAGMENTATION: "5 % of what comes and goes within a step: pieces that the allocator cannot use",
+}
+CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
+# NF4: half a byte, a scale in 8 bits for 64 weights, and one of float32 for 256 of these.
+TABLES = 1 / 64 + 4 / (64 * 256)
+CHUNK_BYTES = 128 * 2**20  # of ``kit.model.loss_head``, which is not imported because it imports torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that a run needs."""
+
+    components: dict[str, int]  # of one GPU at its peak: those of ``TENSORS`` that are above 0, and what is assumed
+    moment: str  # of the peak: see ``_moments``
+    host: dict[str, int] = field(default_factory=dict)  # of one machine's memory, by what takes it
+    disk: dict[str, int] = field(default_factory=dict)  # by what takes it
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of all tensors on one GPU at the peak: what a simulation measures."""
+        return sum(size for name, size in self.components.items() if name in TENSORS)
+
+    @property
+    def peak(self) -> int:
+        """Bytes that one GPU must have."""
+        return sum(self.components.values())
+
+
+def predict(workload: Workload) -> Memory:
+    """Predict the memory of ``workload``."""
+    held = _held(workload) + Counter({ACTIVATIONS: workload.tokens * masks(workload)})
+    moments = [(name, held + parts) for name, parts in _moments(workload)]
+    moment, peak = max(moments, key=lambda entry: entry[1].total())
+    components = {name: int(peak[name]) for name in TENSORS if peak[name] > 0}
+    components[CONTEXT] = CONTEXT_BYTES
+    if workload.num_gpus > 1:
+        # Hybrid sharding has two groups: that of a copy, and that of the GPUs with the same shard.
+        components[NCCL] = NCCL_BYTES * (2 if 1 < workload.num_shards < workload.num_gpus else 1)
+    components[FRAGMENTATION] = int(FRAGMENTATION_SHARE * (peak - held).total())
+    # Of an offloaded run, what is divided is in the host's memory.
+    share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
+    whole = sum(_frozen(workload, shards=1).values()) or 4 * workload.trainable_parameters
+    host = host_bytes(workload, share, int(whole))
+    return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
+
+
+# --- what is there all the time
+
+
+def _frozen(workload: Workload, shards: int) -> dict[str, float]:
+    """Bytes of the frozen weights on one GPU. The tables of 4-bit weights are not sharded."""
+    if workload.method == "full":
+        return {}
+    shape = workload.shape
+    four_bit = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
+    plain = 2 if workload.bf16 else 4
+    return {FROZEN: plain * (shape.num_parameters - four_bit) / shards, FOUR_BIT: four_bit * (0.5 / shards + TABLES)}
+
+
+def _trained(workload: Workload) -> dict[str, float]:
+    """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
+    number = workload.trainable_parameters / workload.num_shards
+    size = 2 if workload.pure_bf16 else 4
+    return {TRAINABLE: size * number, OPTIMISER: (2 if "8bit" in workload.optim else 2 * size) * number}
+
+
+def _held(workload: Workload) -> "Counter[str]":
+    """Bytes that a GPU holds in every moment of a step, from the second step on."""
+    if workload.strategy == "offload":
+        return Counter({FOUR_BIT: _frozen(workload, workload.num_shards).get(FOUR_BIT, 0)})
+    held = Counter(_trained(workload))
+    held.update(_frozen(workload, workload.num_shards))
+    if _accumulates(workload):
+        held[GRADIENTS] = int(_gradients(workload))
+    return held
+
+
+def _gradients(workload: Workload) -> float:
+    """Bytes of all gradients of one GPU; of hybrid sharding also those that are not yet added to other copies'."""
+    if workload.strategy == "offload":
+        return 0
+    unreduced = workload.sharded and workload.sync_each_batch is False
+    shards = 1 if unreduced else workload.num_shards
+    return (2 if workload.pure_bf16 else 4) * workload.trainable_parameters / shards
+
+
+def _accumulates(workload: Workload) -> bool:
+    """Whether gradients are there while a micro-batch begins. Those of DDP lie in its buckets all the time."""
+    return workload.micro_batches > 1 or workload.strategy == "ddp"
+
+
+# --- what comes and goes
+
+
+def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
+    """Bytes beside those of ``_held``, in each moment in which a step may have its peak."""
+    to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
+    if workload.sharded:
+        yield "gathering", _gathering(workload)
+    for parts in _loss_head(workload):
+        yield "loss head", parts
+    for parts in _backward(workload, to_come[GRADIENTS]):
+        yield "backward pass", parts
+    if workload.method == "full":
+        yield "embedding's gradient", _embedding(workload, to_come[GRADIENTS])
+    yield "optimiser step", to_come
+
+
+def chunk_tokens(workload: Workload) -> int:
+    """Tokens of a chunk of the loss head, as ``install_loss_head`` chooses it."""
+    tokens = max(1, CHUNK_BYTES // (4 * workload.shape.vocab_size))
+    if workload.method == "full":
+        tokens = max(tokens, workload.shape.hidden_size // 8)
+    return min(tokens, workload.tokens)
+
+
+def _gathered_layer(workload: Workload) -> float:
+    """Bytes of one layer as FSDP2 gathers it."""
+    shape = workload.shape
+    plain = 2 if workload.bf16 else 4
+    adapters = plain * workload.adapter_parameters / shape.num_layers
+    if workload.method == "qlora":
+        return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
+    return plain * shape.layer_parameters + adapters
+
+
+def _gathering(workload: Workload) -> "Counter[str]":
+    """While the head is gathered: what arrived, and the tensors into which it is copied.
+
+    A head that is tied to the embedding is gathered before the first layer, any other after the last.
+    """
+    shape, layer = workload.shape, _gathered_layer(workload)
+    head = (2 if workload.bf16 else 4) * shape.embedding_parameters
+    if shape.tied:
+        return Counter({GATHERED: 2 * (head + layer)})
+    of_layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
+    return Counter({ACTIVATIONS: workload.tokens * shape.num_layers * of_layer, GATHERED: 2 * head + layer})
+
+
+def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
+    """While logits are computed, and while the gradient of the head is."""
+    shape, tokens = workload.shape, workload.tokens
+    plain, autocast = (2 if workload.bf16 else 4), is_autocast(workload)
+    head = plain * shape.embedding_parameters
+    logits = shape.vocab_size * chunk_tokens(workload)
+    layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
+    # The last layer's output, the last norm, and the states of supervised tokens.
+    last = (16 if autocast else 5 * plain) * shape.hidden_size
+    kept_bytes = tokens * (shape.num_layers * layer + last)
+    copies = 0.0  # of float32 weights in bf16, which autograd keeps for the backward pass
+    if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing:
+        copies = 2 * (shape.num_layers * shape.layer_linear_weights if autocast else workload.adapter_parameters)
+    if workload.loss != "chunks":
+        # Logits in bf16, in float32, their log-softmax and its gradient; or, in eight chunks, logits in bf16 that give
+        # way to their gradients, and one chunk in float32.
+        share = 14 if workload.loss == "whole" else 2.5
+        yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: share * shape.vocab_size * tokens})
+        return
+    gathered = 0.0
+    if workload.sharded:  # and the buffer of what was gathered last: the head, or the last layer where it is tied
+        gathered = head + (_gathered_layer(workload) if shape.tied else head)
+    if workload.method != "full":
+        # Caps: logits in float32, divided, through tanh, multiplied, and the gradient.
+        per_logit = plain + 20 if shape.caps_logits else plain + 4 + plain
+        yield Counter({ACTIVATIONS: kept_bytes + copies, LOGITS: per_logit * logits, GATHERED: gathered})
+        return
+    forward = copies + (head if autocast else 0)
+    yield Counter({ACTIVATIONS: kept_bytes + forward, LOGITS: 8 * logits, GATHERED: gathered})
+    # Backward: the sum over chunks so far, this chunk's part, and their sum or, before, the weight cast anew.
+    gathered = head + _gathered_layer(workload) if workload.sharded else 0
+    yield Counter({ACTIVATIONS: kept_bytes + copies + 3 * head, LOGITS: 2 * logits * autocast, GATHERED: gathered})
+    weights = head if workload.sharded else 2 * head  # what was gathered is not cast anew
+    yield Counter({ACTIVATIONS: kept_bytes + copies + weights, LOGITS: 12 * logits, GATHERED: gathered})
+
+
+def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
+    """In the backward pass of the last layer, with the states of all layers, and of the first, with all gradients.
+
+    Args:
+        to_come: bytes of the gradients that are not in ``_held``.
+    """
+    shape, tokens = workload.shape, workload.tokens
+    matrix = shape.hidden_size * shape.intermediate_size
+    own = tokens * (kept(workload) + passing(workload))
+    before = tokens * (stream(workload) if workload.gradient_checkpointing else kept(workload))
+    full = workload.method == "full"
+    gathered = 2 * _gathered_layer(workload) if workload.sharded else 0.0
+    if workload.sharded and shape.tied:  # it is needed again, as the embedding
+        gathered += (2 if workload.bf16 else 4) * shape.embedding_parameters
+    # FSDP reduces in float32. The input of the last reduction stays until the next one.
+    layer_gradients = 4 * (shape.layer_parameters if full else workload.adapter_parameters / shape.num_layers)
+    head = shape.embedding_parameters if full else 0
+    for is_last in (True, False):
+        extra, gradients, reducing = 0.0, 0.0, 0.0
+        if workload.sharded:
+            reducing = 4 * head if is_last and not shape.tied else layer_gradients
+            extra = 2 * head if shape.tied else 0.0  # the head's gradient waits for that of the embedding
+            gradients = reducing + (4 * matrix if full else 0)
+        elif is_autocast(workload):
+            num_copied = shape.num_layers if is_last and not workload.gradient_checkpointing else 1
+            extra = 2 * num_copied * shape.layer_linear_weights + (6 * matrix if _accumulates(workload) else 0)
+            extra += 4 * head if shape.tied else 0.0
+        # FSDP has gathered the layer before already, so the second layer counts rather than the first. With
+        # checkpointing the layer's own input is there too; with autocast it is among what the layer keeps.
+        num_before = (shape.num_layers if is_last else 2) - (
+            is_autocast(workload) or not workload.gradient_checkpointing
+        )
+        # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
+        share = 4 * head / workload.num_shards
+        later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0
+        gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
+        parts = Counter({ACTIVATIONS: own + num_before * before + extra, GRADIENTS: gradients, GATHERED: gathered})
+        yield parts
+        if workload.method == "qlora":
+            states = tokens * (kept(workload) + 10 * shape.hidden_size) + num_before * before
+            yield Counter({ACTIVATIONS: states, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered})
+
+
+def _embedding(workload: Workload, to_come: float) -> "Counter[str]":
+    """While the embedding gets its gradient [V, h], which is not sparse."""
+    shape = workload.shape
+    table = shape.embedding_parameters
+    if workload.sharded:
+        layer = _gathered_layer(workload)
+        if shape.tied:  # the head's part, the embedding's, and their sum
+            others = max(0, to_come - 4 * table / workload.num_shards)
+            return Counter({ACTIVATIONS: 6 * table, GATHERED: 2 * table, GRADIENTS: others + 2 * layer})
+        return Counter({ACTIVATIONS: 2 * table + layer, GRADIENTS: to_come + 4 * table})
+    size = 2 if workload.pure_bf16 else 4
+    return Counter({ACTIVATIONS: size * table * (2 * shape.tied + _accumulates(workload)), GRADIENTS: to_come})

@@ -1,0 +1,127 @@
+"""What a plan is made for: a model's shape, a method, GPUs and how they share the work, and the size of a micro-batch.
+
+Plain numbers, so that thousands of them can be tried in a second.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kit.config.recipe import Recipe
+from kit.memory.shape import Shape
+
+Strategy = Literal["single", "ddp", "fsdp2", "offload"]
+# The Accelerate config of each strategy, as ``--config`` takes it.
+CONFIGS: dict[Strategy, str] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "offload": "fsdp_offload"}
+HYBRID = "fsdp_hybrid"  # of fsdp2 with several copies
+
+
+def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
+    """Return the number of machines if each can hold a copy, sharded over its GPUs; 1 if hybrid sharding is no use."""
+    machines, rest = divmod(num_gpus, gpus_per_machine)
+    return machines if gpus_per_machine > 1 and not rest else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One way to run a recipe."""
+
+    shape: Shape
+    method: Literal["full", "lora", "qlora"]
+    strategy: Strategy = "single"
+    num_gpus: int = 1  # over all machines
+    gpus_per_machine: int = 8
+    num_replicas: int = 1  # copies of a sharded model (hybrid sharding); 1: sharded over all GPUs
+    rows: int = 1  # of a micro-batch
+    length: int = 2048  # tokens of a row
+    micro_batches: int = 1  # of a step, on each GPU
+    packing: bool = False
+    gradient_checkpointing: bool = False
+    lora_r: int = 16
+    lora_targets: tuple[str, ...] | None = None  # None: all linear modules
+    lora_dropout: bool = False
+    optim: str = "adamw_torch_fused"
+    bf16: bool = True  # the mixed_precision of the Accelerate config; else float32
+    eager: bool = False  # attention that holds the scores of all pairs of tokens
+    sync_each_batch: bool | None = None  # None: with FSDP, not with DDP
+    saves: bool = True  # whether checkpoints are written before the end
+    async_save: bool = True
+    save_only_model: bool = False
+    save_total_limit: int = 2  # checkpoints to keep; 0: all
+    # What this kit does not do. With these the same formulas describe other kits' published runs.
+    pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
+    loss: Literal["chunks", "whole", "kept chunks"] = (
+        "chunks"  # whole: all logits at once; kept: bf16 ones of all chunks
+    )
+    fuses: bool = False  # compiled layers, which keep fewer tensors
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, shape: Shape, strategy: Strategy = "single", num_gpus: int = 1, gpus_per_machine: int = 8
+    ) -> "Workload":
+        """Return what ``recipe`` would run. The micro-batch must not divide the global batch: that is for a run."""
+        targets = None if recipe.lora_target_modules == "all-linear" else tuple(recipe.lora_target_modules)
+        return cls(
+            shape=shape,
+            method=recipe.method,
+            strategy=strategy,
+            num_gpus=num_gpus,
+            gpus_per_machine=gpus_per_machine,
+            rows=recipe.micro_batch_size,
+            length=recipe.max_length,
+            micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
+            packing=recipe.packing,
+            gradient_checkpointing=recipe.gradient_checkpointing is True,
+            lora_r=recipe.lora_r,
+            lora_targets=targets,
+            lora_dropout=recipe.lora_dropout > 0,
+            optim=recipe.optim,
+            eager=recipe.attn_implementation == "eager" or (shape.eager and recipe.attn_implementation == "auto"),
+            sync_each_batch=recipe.sync_each_batch,
+            saves=bool(recipe.save_steps) or recipe.save_strategy == "epoch" or recipe.keep_best,
+            async_save=recipe.async_save,
+            save_only_model=recipe.save_only_model,
+            save_total_limit=recipe.save_total_limit,
+        )
+
+    @property
+    def config(self) -> str:
+        """The name of the Accelerate config."""
+        return HYBRID if self.strategy == "fsdp2" and self.num_replicas > 1 else CONFIGS[self.strategy]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch, padding included."""
+        return self.rows * self.length
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each GPU keeps only a part of the weights."""
+        return self.strategy in ("fsdp2", "offload")
+
+    @property
+    def num_shards(self) -> int:
+        """GPUs over which weights, gradients and optimiser state are divided; 1 if they are not."""
+        return self.num_gpus // self.num_replicas if self.sharded else 1
+
+    @property
+    def num_machines(self) -> int:
+        """Machines that have all the GPUs."""
+        return -(-self.num_gpus // self.gpus_per_machine)
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Parameters of all adapters; 0 for ``full``."""
+        if self.method == "full":
+            return 0
+        return self.shape.num_layers * self.shape.adapter_parameters(self.lora_r, self.lora_targets)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that the optimiser updates."""
+        return self.shape.num_parameters if self.method == "full" else self.adapter_parameters
+
+
+def uncovered(recipe: Recipe) -> list[str]:
+    """Return the settings of ``recipe`` that change memory in a way that no formula of this package describes."""
+    keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path".split()
+    return [key for key in keys if getattr(recipe, key)]

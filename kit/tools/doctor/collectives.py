@@ -1,0 +1,154 @@
+"""What the ranks do together: the collectives of training at three sizes, and the gradient of a tiny model.
+
+Every collective is checked for its values, and timed. All functions are called by all ranks.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+
+from kit.strategy.gradients import accumulating, clip_grad_norm
+from kit.tools.doctor.result import Result, ok
+
+if TYPE_CHECKING:
+    from kit.strategy.accelerator import Prepared
+
+SIZES = (1 << 12, 1 << 20, 1 << 25)  # bytes: latency, a bucket of a small model, and DDP's bucket of 25 MB
+_REPEATS = 3  # of which the fastest counts: the first one opens connections
+_WIDTH = 64
+_TOLERANCE = {"no": 1e-3, "bf16": 0.05}  # of the gradient norm, relative
+
+
+def _all_reduce(values: torch.Tensor, rank: int, world: int) -> tuple[torch.Tensor, float]:
+    result = values + rank
+    distributed.all_reduce(result)
+    return result, world * (world - 1) / 2
+
+
+def _all_gather(values: torch.Tensor, rank: int, world: int) -> tuple[torch.Tensor, float]:
+    result = values.new_empty(len(values) // world * world)
+    distributed.all_gather_into_tensor(result, values[: len(values) // world] + rank)
+    return result.view(world, -1) - torch.arange(world, device=values.device)[:, None], 0.0
+
+
+def _reduce_scatter(values: torch.Tensor, rank: int, world: int) -> tuple[torch.Tensor, float]:
+    result = values.new_empty(len(values) // world)
+    distributed.reduce_scatter_tensor(result, values[: len(values) // world * world] + rank)
+    return result, world * (world - 1) / 2
+
+
+def _broadcast(values: torch.Tensor, rank: int, world: int) -> tuple[torch.Tensor, float]:
+    result = values + rank + 1
+    distributed.broadcast(result, src=0)
+    return result, 1.0
+
+
+# Each takes float32 zeros [n], and returns its result with the value that every element must have. With it: how often
+# the n values pass the slowest link (the bus bandwidth of nccl-tests).
+COLLECTIVES: dict[str, tuple[Callable[..., tuple[torch.Tensor, float]], Callable[[int], float]]] = {
+    "all-reduce": (_all_reduce, lambda world: 2 * (world - 1) / world),
+    "all-gather": (_all_gather, lambda world: (world - 1) / world),
+    "reduce-scatter": (_reduce_scatter, lambda world: (world - 1) / world),
+    "broadcast": (_broadcast, lambda world: 1.0),
+}
+
+
+def check_collective(name: str, device: torch.device, at: Callable[[str], None]) -> Result:
+    """Run one collective at each of ``SIZES``; fail if a value is wrong.
+
+    Args:
+        at: called with what this rank begins to do.
+    """
+    collective, passes = COLLECTIVES[name]
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    times = []
+    for num_bytes in SIZES:
+        at(f"in {name} of {_short(num_bytes)}")
+        values = torch.zeros(num_bytes // 4, device=device)
+        fastest = float("inf")
+        for _ in range(_REPEATS):
+            _settle(device)
+            began = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # the names of torch 2.13; 2.12 has no others
+                result, expected = collective(values, rank, world)
+            _settle(device)
+            fastest = min(fastest, time.perf_counter() - began)
+        if not bool((result == expected).all()):
+            found = f"wrong values at {_short(num_bytes)}"
+            return Result(name, "fail", found, "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver")
+        times.append(fastest)
+    gigabytes = SIZES[-1] * passes(world) / times[-1] / 1e9
+    shown = ", ".join(f"{_short(size)} {1e3 * t:.2f} ms" for size, t in zip(SIZES, times, strict=True))
+    return ok(name, f"{shown}: {gigabytes:.2f} GB/s")
+
+
+def _settle(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _short(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >> 20 else f"{num_bytes >> 10} KiB"
+
+
+class Block(nn.Module):
+    """A layer that FSDP shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        return torch.tanh(self.linear(values))
+
+
+class TinyModel(nn.Module):
+    """Two layers and a head; the same on every rank."""
+
+    _no_split_modules = ("Block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(Block(), Block())
+            self.head = nn.Linear(_WIDTH, 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        return self.head(self.layers(values)).float().square().mean()
+
+
+def samples(rank: int) -> torch.Tensor:
+    """Return the samples of one rank, [8, width]; they differ from those of every other rank."""
+    return torch.randn(8, _WIDTH, generator=torch.Generator().manual_seed(1 + rank))
+
+
+def check_gradients(prepared: "Prepared", gather: Callable[[list[Any]], list[Any]]) -> Result:
+    """Compare the gradient norm of each rank with that of one process that has the samples of all.
+
+    Without synchronisation a rank has the norm of its own samples, which is larger than that of the mean.
+
+    Args:
+        prepared: a ``TinyModel`` under the strategy of the run.
+        gather: returns a list of all ranks' items.
+    """
+    accelerator, model = prepared.accelerator, prepared.model
+    with accumulating(accelerator, model, is_last=True):
+        accelerator.backward(model(samples(accelerator.process_index).to(accelerator.device)))
+    norms = gather([float(clip_grad_norm(accelerator, model, 0.0))])
+    alone = TinyModel()
+    alone(torch.cat([samples(rank) for rank in range(accelerator.num_processes)])).backward()
+    squares = sum(float(p.grad.square().sum()) for p in alone.parameters() if p.grad is not None)
+    expected, tolerance = squares**0.5, _TOLERANCE[prepared.strategy.mixed_precision]
+    wrong = [rank for rank, norm in enumerate(norms) if not abs(norm - expected) <= tolerance * expected]
+    found = f"norm {norms[0]:.4g} on all ranks, {expected:.4g} in one process"
+    if not wrong:
+        return ok("gradients", found)
+    ranks = ", ".join(map(str, wrong))
+    found = f"not those of all ranks' samples on rank {ranks}: norm {norms[wrong[0]]:.4g}, expected {expected:.4g}"
+    return Result("gradients", "fail", found, "report it with this output: such a run would learn wrongly")

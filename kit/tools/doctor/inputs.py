@@ -1,0 +1,79 @@
+"""What a run reads: its model, its data sets, and the hub where one of them is there. No weight and no row is read."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import constants, get_token
+
+from kit.config.recipe import Recipe
+from kit.console import silence_libraries
+from kit.data.read.hub import ask_hub
+from kit.data.read.sources import hub_id
+from kit.errors import Problems, UserError
+from kit.hub import cached, not_cached
+from kit.model.adapter import attach_adapter
+from kit.model.load import build_meta_model, check_model, open_config
+from kit.model.parts import quantised_on_meta
+from kit.model.reach import freeze_out_of_reach
+from kit.strategy.accelerator import check_strategy, layer_classes
+from kit.strategy.topology import Topology, shards
+from kit.tools.doctor.result import Result, of_problems, ok
+
+
+@dataclass
+class Opened:
+    """The model as far as it could be opened."""
+
+    config: Any = None
+    meta_model: Any = None  # modules and shapes, no weights
+    adapted: Any = None  # the same with adapters, and quantised if the run quantises it
+
+
+def check_model_opens(recipe: Recipe, opened: Opened) -> Result:
+    """Open the model's config and build it without weights into ``opened``; fail with all that is wrong with it."""
+    silence_libraries()
+    opened.config = open_config(recipe)
+    opened.meta_model = build_meta_model(recipe, opened.config)
+    problems = check_model(recipe, opened.config, opened.meta_model)
+    number = sum(parameter.numel() for parameter in opened.meta_model.parameters())
+    if not problems:
+        adapted = copy.deepcopy(opened.meta_model)
+        adapted = quantised_on_meta(adapted) if recipe.method == "qlora" else adapted
+        opened.adapted = attach_adapter(adapted, recipe)
+        freeze_out_of_reach(adapted)
+    found = f"{recipe.model_name_or_path}: {type(opened.meta_model).__name__}, {number:,} parameters"
+    return of_problems("model", problems, found)
+
+
+def check_wrap_class(topology: Topology, meta_model: Any) -> Result:
+    """Fail if the layers that the config shards are not in the model, or cannot be sharded apart."""
+    if not shards(topology):
+        return ok("wrap class", "nothing is sharded")
+    problems = check_strategy(topology, meta_model)
+    classes = layer_classes(topology, meta_model)
+    count = sum(type(module).__name__ in classes for module in meta_model.modules())
+    return of_problems("wrap class", problems, f"{count} x {'/'.join(classes)}")
+
+
+def check_data(recipe: Recipe) -> Result:
+    """Fail if a data set is not there, or the hub does not give it. Makes one short request for each of the hub."""
+    problems = Problems()
+    local: list[str] = []
+    remote: list[str] = []
+    for flag, entries in (("dataset", recipe.datasets), ("eval_dataset", recipe.eval_datasets)):
+        for entry in entries:
+            with problems.caught():
+                name = hub_id(entry.path, entry.split or "", flag)
+                (local if name is None else remote).append(entry.path)
+                if name is None:
+                    continue
+                if not constants.HF_HUB_OFFLINE:
+                    ask_hub(name, flag)
+                elif name not in cached("dataset"):
+                    raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
+    where = "the cache (offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
+    where += " with a token" if get_token() else ", without a token"
+    words = [f"{', '.join(dict.fromkeys(local))}"] if local else []
+    words += [f"{', '.join(dict.fromkeys(remote))} from {where}"] if remote else []
+    return of_problems("data", problems, "; ".join(words))

@@ -1,0 +1,80 @@
+"""All checks of one machine, in the order in which they are printed: what imports little comes first.
+
+Promises: a check that cannot be made, because the model could not be opened, is said to be left out.
+"""
+
+import shlex
+import sys
+
+from kit.strategy.launch import Planned
+from kit.strategy.launcher import LaunchedRank
+from kit.strategy.topology import TITLES
+from kit.tools.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
+from kit.tools.doctor.result import Report, Result, of_problems, ok
+
+
+def check_machine(report: Report, planned: Planned, launched: LaunchedRank | None) -> None:
+    """Make all checks that need no other rank.
+
+    Args:
+        launched: what a launcher told this process; None without one.
+    """
+    recipe, topology, settings = planned.recipe, planned.topology, planned.settings
+    several_machines = launched.several_machines if launched else settings.num_machines > 1
+    local_world = launched.local_world if launched else -(-topology.num_processes // settings.num_machines)
+    report.run("launch", lambda: _check_launch(planned, launched))
+    if planned.batch_problems:
+        report.add(of_problems("batch", planned.batch_problems, ""))
+    report.run("file descriptors", lambda: check_file_descriptors(topology.num_processes))
+    report.run("host name", lambda: check_names(several_machines, settings.main_process_ip))
+    if launched is None and topology.strategy != "single":  # else the port is open by now
+        needed = several_machines or settings.main_process_port is not None
+        report.run("port", lambda: check_port(settings.main_process_port, needed))
+
+    from kit.tools.doctor import devices
+
+    report.run("driver", lambda: devices.check_driver(topology))
+    report.run("bf16", lambda: devices.check_bf16(topology))
+    report.run("4-bit product", lambda: devices.check_four_bit(recipe, topology.device_type))
+
+    from kit.memory import fit as plan
+    from kit.tools.doctor import inputs  # transformers takes seconds
+    from kit.tools.doctor.needs import measure
+
+    opened = inputs.Opened()
+    report.run("model", lambda: inputs.check_model_opens(recipe, opened))
+    report.run("data", lambda: inputs.check_data(recipe))
+    meta_model, adapted, needs, refused = opened.meta_model, opened.adapted, None, []
+    if meta_model is not None:
+        report.run("wrap class", lambda: inputs.check_wrap_class(topology, meta_model))
+    if adapted is not None:
+        needs = measure(recipe, topology, adapted, local_world, opened.config.dtype)
+        settled = plan.settle(recipe, topology, opened.config)
+        refused = plan.memory_problems(plan.planned(settled, topology, opened.config), topology)
+    report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
+    report.run("attention", lambda: devices.check_attention(recipe, opened.config, topology))
+    if needs is None:
+        cure = "correct the model first"
+        report.add(Result("memory and disk", "warn", "not checked: the model could not be opened", cure))
+        return
+    report.run("memory", lambda: check_memory(needs, local_world))
+    report.run("disk", lambda: check_disk(recipe, needs))
+
+
+def _check_launch(planned: Planned, launched: LaunchedRank | None) -> Result:
+    topology, settings = planned.topology, planned.settings
+    count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
+    if launched is None and settings.num_machines > 1:
+        # What one machine can tell is checked. The doctor starts no ranks on several; a launcher does.
+        words = shlex.join(sys.argv[1:])
+        cure = f"on machine N (0, 1, ...): accelerate launch --config_file {planned.config_file} --machine_rank N"
+        cure += f" -m kit.cli.main {words}"
+        # An address that is wrong is told with the host name.
+        problems = [p for p in planned.problems if p.where != "main_process_ip" or not settings.main_process_ip]
+        if problems:
+            return of_problems("launch", problems, "")
+        found = f"{count} on {settings.num_machines} machines; without a launcher only this one is checked"
+        return Result("launch", "warn", found, cure)
+    if planned.problems:
+        return of_problems("launch", planned.problems, "")
+    return ok("launch", f"{TITLES[topology.strategy]}, {count}, config {topology.config_name}")

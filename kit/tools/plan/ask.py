@@ -1,0 +1,242 @@
+"""Read the command line of ``kit plan``: what is to be planned, for which GPUs.
+
+The flags of ``recipes/finetune.py`` mean what they mean there. Those of ``OWN`` are of this command.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.config.command_line import Request, read_command_line
+from kit.config.conflicts import fix_of_batch
+from kit.config.hints import recipe_names
+from kit.config.recipe import RECIPES, Recipe
+from kit.config.validation import load_recipe
+from kit.errors import Problem, Problems
+from kit.memory.shape import Shape
+from kit.memory.workload import CONFIGS, HYBRID, Workload, machines_with_copies, uncovered
+from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
+from kit.tools.plan.models import MODEL, find_shape, shape_of_size, shipped_id
+
+OWN = {
+    "model": "a folder, a hub id, or a shape that comes with the kit: llama-8b",
+    "params": "instead of a model: a number of parameters, as 8B",
+    "gpu": "24GiB, 80GB, or a name: rtx4090, a100, h100; default: this machine's",
+    "gpus": "how many, or machines x GPUs: 8, 2x8; default: this machine's",
+    "price": "of a GPU for an hour, in any currency",
+    "write": "save the recommended recipe to this file",
+    "picture": "with --scale: draw its table into this SVG file",
+}
+SWITCHES = {
+    "explain": "show where each number comes from",
+    "scale": "what 8 to 4,096 GPUs would do",
+    "simulate": "run the recommended way on fake tensors, and compare",
+    "json": "print everything as JSON",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What to plan for one model."""
+
+    recipe: Recipe
+    recipe_name: str | None  # None: no recipe file, so that commands need the flags
+    shape: Shape
+    only: str | None = None  # ``--config``
+    typed: tuple[str, ...] = ()  # the recipe's keys that were given as flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A parsed command line."""
+
+    questions: list[Question]  # several: all recipes
+    gpu: Gpu | None  # None: none named, and this machine has none
+    num_gpus: int | None  # None: as many as it takes
+    gpus_per_machine: int
+    price: float | None
+    write: Path | None
+    picture: Path | None
+    switches: set[str]
+
+    def workload(self, question: Question) -> Workload:
+        """The recipe as a workload; of one GPU where no number is known."""
+        num = self.num_gpus or 1
+        return Workload.of(question.recipe, question.shape, num_gpus=num, gpus_per_machine=self.gpus_per_machine)
+
+
+def read_ask(argv: list[str]) -> Ask:
+    """Parse the words after ``kit plan``. Raises ``UserError`` with all problems."""
+    problems = Problems()
+    own, switches, rest = _split(argv, problems)
+    gpu, here = None, None
+    with problems.caught():
+        gpu = parse_gpu(own["gpu"]) if "gpu" in own else None
+    if "gpu" not in own and (here := this_machine()):
+        gpu = here[0]
+    num, per_machine = (here[1], here[1]) if here else (1, 1) if gpu else (None, 8)
+    with problems.caught():
+        if "gpus" in own:
+            num, per_machine = parse_gpus(own["gpus"])
+    price = _price(own["price"], problems) if "price" in own else None
+    files = {name: Path(own[name]) for name in ("write", "picture") if name in own}
+    problems += [Problem(f"--{name}", f"{path} exists", "a new file") for name, path in files.items() if path.exists()]
+    problems += [
+        Problem(f"--{name}", f"{path.parent} is no folder", "a file in a folder that exists")
+        for name, path in files.items()
+        if not path.parent.is_dir()
+    ]
+    if len({*files.values()}) < len(files):
+        problems.append(Problem("--picture", "the file of --write", "another file"))
+    if "picture" in files and "scale" not in switches:
+        problems.append(Problem("--picture", "without --scale, whose table it draws", fix="add --scale"))
+    for flag, other in (("params", "model"), ("params", "model_name_or_path"), ("model", "model_name_or_path")):
+        names = {*own, *(word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--"))}
+        if {flag, other} <= names:
+            problems.append(Problem(f"--{flag}", f"given with --{other}", fix="keep one: both name the model"))
+    problems.raise_if_any()
+    names_recipe = any(word.partition("=")[0] == "--recipe" for word in rest)
+    names_model = bool({"model", "params"} & set(own)) or any(word.startswith("--model") for word in rest)
+    if names_recipe or names_model:
+        questions = [_question(own, rest, names_recipe, num, per_machine, problems)]
+    else:
+        if rest:
+            word = rest[0].partition("=")[0]
+            fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B"
+            if known := word in recipe_names() or (RECIPES / f"{word}.yaml").is_file():
+                fix = f"--recipe {word}"
+            found = "a recipe without its flag" if known else "for which model? none is named"
+            problems.append(Problem(word, found, fix=fix))
+        questions = [] if problems else _all_recipes(problems)
+    problems.raise_if_any()
+    return Ask(
+        questions=[question for question in questions if question],
+        gpu=gpu,
+        num_gpus=num,
+        gpus_per_machine=per_machine,
+        price=price,
+        write=files.get("write"),
+        picture=files.get("picture"),
+        switches=switches,
+    )
+
+
+def _split(argv: list[str], problems: Problems) -> tuple[dict[str, str], set[str], list[str]]:
+    """Take this command's own flags out of the words: their values, the switches, and the other words."""
+    own: dict[str, str] = {}
+    switches, rest = set(), []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, has_value, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not word.startswith("--") or name not in {**OWN, **SWITCHES}:
+            rest.append(word)
+        elif name in SWITCHES:
+            switches.add(name)
+            if has_value:
+                problems.append(Problem(f"--{name}", f"found {value!r}", "no value"))
+        else:
+            if not has_value:
+                value = words.pop(0) if words and not words[0].startswith("--") else ""
+            if name in own:
+                problems.append(Problem(f"--{name}", f"given twice: {own[name]!r} and {value!r}", fix="keep one"))
+            elif not value:
+                problems.append(Problem(f"--{name}", "no value", OWN[name]))
+            own.setdefault(name, value or "-")
+    if "-" in own.values():
+        problems.raise_if_any()
+    return own, switches, rest
+
+
+def _price(text: str, problems: Problems) -> float | None:
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < 10_000:
+        problems.append(Problem("--price", f"found {text!r}", "a number: the price of a GPU for an hour"))
+        return None
+    return price
+
+
+def _question(
+    own: dict[str, str],
+    rest: list[str],
+    names_recipe: bool,
+    num_gpus: int | None,
+    gpus_per_machine: int,
+    problems: Problems,
+) -> Question | None:
+    """Read the recipe with its flags, and find the shape of its model."""
+    words = list(rest)
+    if "model" in own:
+        words += ["--model_name_or_path", shipped_id(own["model"]) or own["model"]]
+    elif "params" in own:
+        words += ["--model_name_or_path", "MODEL"]
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
+    if not names_recipe and "dataset" not in given:
+        words += ["--dataset", "my.jsonl"]
+    request: Request = read_command_line(words)
+    problems += request.problems
+    if "params" in own and "dataset" in given:
+        fix = "--model, whose tokenizer counts them; or leave --dataset out"
+        problems.append(Problem("--params", "with --dataset, whose tokens nothing can count", fix=fix))
+    shape = None
+    field = "--params" if "params" in own else "--model" if "model" in own else "model_name_or_path"
+    name = own.get("model") or (request.recipe.model_name_or_path if request.recipe else None)
+    with problems.caught():
+        if "params" in own:
+            shape = shape_of_size(parse_parameters(own["params"]), own["params"])
+        elif name:
+            shape = find_shape(name, field)
+    config = _config(request.launch.config, num_gpus, gpus_per_machine, problems)
+    if shape is None or request.recipe is None:
+        return None
+    recipe = request.recipe
+    if shape.max_positions and recipe.max_length > shape.max_positions:
+        found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
+        problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
+    problems += _uncovered(recipe)
+    if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
+        gpus = f"{num_gpus} GPU{'s' * (num_gpus > 1)}"
+        found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {gpus}"
+        fix = fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_gpus)
+        problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
+    file = request.recipe_name if names_recipe else None
+    typed = tuple(
+        key for key in Recipe.model_fields if key in given or (key == MODEL and names_recipe and "model" in own)
+    )
+    return Question(recipe=recipe, recipe_name=file, shape=shape, only=config, typed=typed)
+
+
+def _uncovered(recipe: Recipe) -> list[Problem]:
+    """A problem for each setting that changes memory in a way that no formula here describes."""
+    fix = "leave it out here, and add what it takes"
+    return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe)]
+
+
+def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, problems: Problems) -> str | None:
+    """The name of the config, if those GPUs can have it."""
+    if config is None:
+        return None
+    name, known = config.removesuffix(".yaml"), [*CONFIGS.values(), HYBRID]
+    if name not in known:
+        problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(known)}"))
+    elif num_gpus and (name == "single") != (num_gpus == 1):
+        fix = "--config ddp, or --config fsdp" if name == "single" else "--config single"
+        problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' * (num_gpus > 1)}", fix=fix))
+    elif name == HYBRID and num_gpus and machines_with_copies(num_gpus, gpus_per_machine) == 1:
+        found = f"{config} with {num_gpus} GPUs, {gpus_per_machine} in a machine"
+        expected = "several machines, each with a copy that its GPUs share"
+        problems.append(Problem("--config", found, expected, "--gpus 2x8, or --config fsdp"))
+    return name
+
+
+def _all_recipes(problems: Problems) -> list[Question | None]:
+    questions: list[Question | None] = []
+    for name in recipe_names():
+        with problems.caught():
+            recipe = load_recipe(name)
+            shape = find_shape(recipe.model_name_or_path)
+            questions.append(Question(recipe=recipe, recipe_name=name, shape=shape))
+    return sorted(questions, key=lambda question: question.shape.num_parameters if question else 0)

@@ -1,0 +1,238 @@
+"""The kit's own run on fake tensors: rank 0 of any number of GPUs, from loading the model to a step.
+
+    python -m kit.tools.plan.fake_run < request.json    # what ``kit.tools.plan.simulate`` starts
+
+The recipe, the topology, Accelerate, adapters, loss head, optimiser, sharding, feed and ``train_step`` are the run's.
+These are replaced: reading weights (they are made by shape), the process group (torch's fake one), and threads, since a
+dispatch mode is of its thread. It changes torch and the kit in its process for good.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+import bitsandbytes  # noqa: F401  before CUDA seems to be there: it would look for its kernels
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import kit.checkpoint.save
+import kit.data.feed.feed
+import kit.model.load
+import kit.strategy.accelerator
+import kit.train.objective
+from kit.config.recipe import Recipe
+from kit.console import silence_libraries
+from kit.data.feed.feed import Feed
+from kit.data.feed.order import Order
+from kit.model.attention import without_search_for_packs
+from kit.model.load import attention_of, build_model, open_config
+from kit.strategy.gradients import all_gradients
+from kit.strategy.launcher import be_rank_0
+from kit.strategy.topology import Topology
+from kit.tools.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_fake_tensors
+from kit.tools.plan.labels import watch
+from kit.tools.plan.meter import Meter, Tally
+from kit.tools.plan.storages import GRADIENTS
+from kit.train.optim import build_optimizer
+from kit.train.step import seed_everything, settle_strategy, train_step
+
+
+class Samples:
+    """Samples of random ids, as the feed and the evaluation read them."""
+
+    def __init__(self, lengths: Iterable[int], vocab_size: int) -> None:
+        self.lengths = np.fromiter(lengths, np.int32)
+        self.sources = np.zeros(len(self.lengths), np.int16)
+        self.num_targets = self.lengths - 1
+        self.target_weights = self.num_targets.astype(np.float64)
+        self.stores, self.names, self._vocab_size = [None], ["random"], vocab_size
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and weights of sample ``i``; every token is supervised."""
+        ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
+        return ids, np.ones(len(ids), np.float32)
+
+    def origin(self, i: int) -> str:
+        """Return a name for sample ``i``."""
+        return f"random:{i}"
+
+
+class AtOnce:
+    """An executor that works in the calling thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def submit(self, work: Any, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do ``work`` now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class FakeRun:
+    """A run on rank 0. Use it inside ``FakeTensorMode`` and the meter."""
+
+    def __init__(self, recipe: Recipe, topology: Topology, meter: Meter, shortened: float = 0.0) -> None:
+        """
+        Args:
+            shortened: share by which every other row is shorter than ``max_length``, so that micro-batches are padded.
+        """
+        self._recipe, self._topology, self._meter, self._shortened = recipe, topology, meter, shortened
+        self._is_settled = False
+        kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
+            "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
+        )
+        kit.data.feed.feed.ThreadPoolExecutor = kit.checkpoint.save.ThreadPoolExecutor = AtOnce  # type: ignore[misc, assignment]
+
+    def build(self) -> str:
+        """Build what a run builds before its first step. Returns the compute dtype."""
+        recipe, topology, config = self._recipe, self._topology, open_config(self._recipe)
+        self._vocab_size = config.get_text_config().vocab_size
+        attention_of(recipe, config)
+        accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
+        model = build_model(recipe, config, plan)
+        optimizer = build_optimizer(model, recipe)
+        self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
+        del model, optimizer
+        watch(self._meter, self.prepared)
+        return plan.compute_dtype
+
+    def samples(self, num_micro_batches: int) -> Samples:
+        """Return samples that fill so many micro-batches on every rank, of packs if the recipe packs."""
+        recipe = self._recipe
+        num = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        length, num = (recipe.max_length // 4, 5 * num) if recipe.packing else (recipe.max_length, num)
+        short = length - int(self._shortened * length)
+        return Samples((short if i % 2 else length for i in range(num)), self._vocab_size)
+
+    def prime(self, accumulates: bool) -> None:
+        """Make the optimiser's state as a first step does, and gradients as micro-batches before the next one do.
+
+        Not for DDP, whose gradients lie in its buckets.
+
+        Args:
+            accumulates: whether the next micro-batch is not the first of its step.
+        """
+        model, optimizer = self.prepared.model, self.prepared.optimizer
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+        if not accumulates:
+            optimizer.zero_grad()
+        self._meter.hold(all_gradients(model), GRADIENTS)
+        self._is_settled = True
+
+    def step(self, num_micro_batches: int, before_update: Callable[[], None] = lambda: None) -> None:
+        """Do a step of so many micro-batches."""
+        recipe, prepared, samples = self._recipe, self.prepared, self.samples(num_micro_batches)
+        size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        recipe = recipe.model_copy(update={"global_batch_size": size})
+        capacity = recipe.max_length if recipe.packing else None
+        order = Order(samples.lengths, samples.sources, 0, size, capacity=capacity)
+        batch = Feed(samples, order, recipe, prepared.ranks, 0, 1).take(0)  # type: ignore[arg-type]
+        if not self._is_settled:
+            settle_strategy(prepared, batch)
+            self._is_settled = True
+        seed_everything(0, 0, 0)
+        objective = kit.train.objective.SupervisedLoss(samples.names)
+        train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)
+
+
+def use_plain_loss() -> None:
+    """Let runs compute the loss as transformers does, from the logits of all positions, instead of the kit's loss head.
+
+    Attention stays the kit's: rows without padding need no mask.
+    """
+
+    def install(model: Any, **options: Any) -> None:
+        forward = model.forward
+
+        def model_forward(self: Any, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
+            for name in ("target_positions", "token_mask", "attention_mask", "labels"):
+                kwargs.pop(name, None)
+            with nullcontext() if "cu_seq_lens_q" in kwargs else without_search_for_packs():
+                return forward(*args, labels=kwargs["input_ids"], use_cache=False, **kwargs)
+
+        model.forward = MethodType(model_forward, model)
+
+    kit.model.load.install_loss_head = install  # type: ignore[assignment]
+    prepare = kit.strategy.accelerator.prepare
+
+    def prepared_with_loss(*args: Any) -> Any:
+        prepared = prepare(*args)
+        # After Accelerate's wrapper has made float32 of the logits.
+        prepared.model.register_forward_hook(
+            lambda module, args, kwargs, outputs: outputs.loss.expand(len(kwargs["targets"])), with_kwargs=True
+        )
+        return prepared
+
+    kit.strategy.accelerator.prepare = prepared_with_loss  # type: ignore[assignment]
+
+
+def main() -> None:
+    """Read a request from standard input, and write the tallies of its steps to standard output, as JSON."""
+    began = time.perf_counter()
+    request = json.load(sys.stdin)
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print
+    silence_libraries()
+    recipe = Recipe(**request["recipe"], output_dir=tempfile.gettempdir())
+    topology = Topology(**request["topology"] | {"layer_classes": tuple(request["topology"]["layer_classes"])})
+    if topology.strategy != "single":
+        be_rank_0(topology.num_processes, request["gpus_per_machine"])
+    meter = Meter(open_config(recipe).get_text_config().vocab_size)
+    teach_fake_tensors(meter)
+    take_kernels_of_cuda()
+    if topology.offload:
+        offload_to_host(meter)
+    if request["plain"]:
+        use_plain_loss()
+    steps: list[Tally] = []
+
+    def say(what: str) -> None:
+        print(f"simulation: {what} after {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+
+    answer: dict[str, Any] = {}
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), meter:
+            run = FakeRun(recipe, topology, meter)
+            with meter.on_host() if topology.offload else nullcontext():
+                run.build()
+                say("model built")
+                if request["primes"]:
+                    run.prime(request["accumulates"])
+                    say("optimiser state made")
+            for num_micro_batches in request["steps"]:
+                with meter.tally() as tally:
+                    run.step(num_micro_batches)
+                steps.append(tally)
+                say(f"step of {num_micro_batches} done")
+        answer["steps"] = [vars(tally) for tally in steps]
+    except Exception as error:
+        traceback.print_exc()
+        answer["error"] = f"{type(error).__name__}: {str(error)[:500]}"
+    json.dump(answer, output)
+    output.close()
+    os._exit(0)  # the interpreter's own end would free fake storages in an order that crashes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""GPUs as numbers: memory, arithmetic, and links, from public datasheets or from this machine's driver.
+
+Nothing here was measured by this project.
+"""
+
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from kit.errors import Problem, UserError, did_you_mean
+
+GB, GIB = 10**9, 2**30
+# Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.
+PCIE4, PCIE5 = 32 * GB, 64 * GB
+NVLINK3, NVLINK4, NVLINK5 = 300 * GB, 450 * GB, 900 * GB
+# Of one GPU to other machines: 400 Gbit/s per GPU is what DGX H100 and the clouds' machines with eight H100 have.
+NETWORK = 50 * GB
+CGROUP = Path("/sys/fs/cgroup")
+MAX_GPUS = 2**17  # more than any cluster has: a number above is a slip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A model of GPU."""
+
+    name: str
+    memory: int  # bytes that CUDA reports as total, or that the user named
+    tflops: float | None = None  # 10^12 bf16 operations per second, dense, sums in float32; None: unknown
+    bandwidth: float | None = None  # bytes per second of its memory
+    link: float = PCIE4  # bytes per second in one direction to the other GPUs of the machine
+    network: float = NETWORK  # bytes per second in one direction to other machines
+    host: float = math.inf  # bytes of memory of the machine that it is in; infinite: unknown
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its speed is known."""
+        return self.tflops is not None
+
+
+def _gpu(name: str, gib: float, tflops: float, gigabytes_per_second: float, link: float = PCIE4) -> Gpu:
+    return Gpu(name=name, memory=int(gib * GIB), tflops=tflops, bandwidth=gigabytes_per_second * GB, link=link)
+
+
+# Memory: what CUDA reports, which is less than the name says: ECC and the driver take some. Arithmetic and bandwidth:
+# NVIDIA's datasheets and architecture whitepapers (GA102, AD102, GB202: "BF16 Tensor TFLOPS with FP32 Accumulate").
+GPUS = {
+    "rtx3060": _gpu("RTX 3060 12 GB", 11.6, 25.5, 360),
+    "rtx3090": _gpu("RTX 3090", 23.6, 71, 936),
+    "rtx4060ti": _gpu("RTX 4060 Ti 16 GB", 15.6, 44, 288),
+    "rtx4080": _gpu("RTX 4080", 15.6, 97.5, 717),
+    "rtx4090": _gpu("RTX 4090", 23.6, 165.2, 1008),
+    "rtx5080": _gpu("RTX 5080", 15.5, 112.6, 960, PCIE5),
+    "rtx5090": _gpu("RTX 5090", 31.3, 209.5, 1792, PCIE5),
+    "a10": _gpu("A10", 22.0, 125, 600),
+    "a40": _gpu("A40", 44.4, 149.7, 696),
+    "a6000": _gpu("RTX A6000", 47.4, 154.8, 768),
+    "rtx6000ada": _gpu("RTX 6000 Ada", 47.4, 364.2, 960),
+    "rtxpro6000": _gpu("RTX PRO 6000 Blackwell", 94.9, 503.8, 1792, PCIE5),
+    "l4": _gpu("L4", 22.0, 121, 300),
+    "l40s": _gpu("L40S", 44.4, 362, 864),
+    "a100-40": _gpu("A100 40 GB", 39.4, 312, 1555, NVLINK3),
+    "a100": _gpu("A100 80 GB", 79.1, 312, 2039, NVLINK3),
+    "h100-pcie": _gpu("H100 PCIe", 79.1, 756, 2000, PCIE5),
+    "h100": _gpu("H100 SXM", 79.1, 989.4, 3350, NVLINK4),
+    "h200": _gpu("H200 SXM", 139.7, 989.4, 4800, NVLINK4),
+    "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
+}
+_OTHER_NAMES = {"a100-80": "a100", "a100-80gb": "a100", "a100-40gb": "a100-40", "h100-sxm": "h100", "h200-sxm": "h200"}
+# Where no GPU is at hand and none was named.
+USUAL = ("rtx4090", "l40s", "a100", "h100")
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
+
+
+def parse_gpu(text: str) -> Gpu:
+    """Read ``--gpu``: the name of a GPU, or a memory with its unit (``24GiB``). Raises ``UserError``."""
+    plain = re.sub(r"[\s_]", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
+    plain = _OTHER_NAMES.get(plain, plain)
+    if gpu := GPUS.get(plain) or GPUS.get(f"rtx{plain}"):
+        return gpu
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?b)?", plain):
+        number, unit = float(match[1]), (match[2] or "").upper()
+        if not unit:
+            fix = f"--gpu {text}GiB, or --gpu {text}GB"
+            raise UserError(Problem("--gpu", f"{text}: a memory without a unit", fix=fix))
+        memory = int(number * _UNITS[unit])
+        if not 2 * GIB <= memory <= 2048 * GIB:
+            raise UserError(Problem("--gpu", f"{text}: no GPU has so much memory", "2 GiB to 2048 GiB"))
+        return Gpu(name=text, memory=memory)
+    expected = f"a memory such as 24GiB, or one of {', '.join(GPUS)}"
+    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, did_you_mean(plain, GPUS)))
+
+
+def parse_gpus(text: str) -> tuple[int, int]:
+    """Read ``--gpus``: ``8``, or machines times GPUs, ``2x8``. Returns all GPUs, and those of a machine.
+
+    Without machines, up to eight are taken for one machine, and more for machines of eight.
+    """
+    match = re.fullmatch(r"(\d+)(?:[x×*](\d+))?", text.strip().lower())  # noqa: RUF001
+    expected = "a number, or machines x GPUs such as 2x8"
+    if not match:
+        raise UserError(Problem("--gpus", f"found {text!r}", expected))
+    first, second = int(match[1]), int(match[2]) if match[2] else None
+    total = first * (1 if second is None else second)
+    if not total:
+        raise UserError(Problem("--gpus", f"{text}: no GPU", expected))
+    if total > MAX_GPUS:
+        raise UserError(Problem("--gpus", f"{text}: {total:,} GPUs", f"at most {MAX_GPUS:,}"))
+    return total, second or min(total, 8)
+
+
+def parse_parameters(text: str) -> float:
+    """Read ``--params``: ``8B``, ``350M``. Raises ``UserError``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mbt])", text.strip().lower())
+    number = float(match[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[match[2]] if match else 0.0
+    if not 1e6 <= number <= 2e12:
+        raise UserError(Problem("--params", f"found {text!r}", "a number of parameters with its unit: 350M, 8B"))
+    return number
+
+
+def this_machine() -> tuple[Gpu, int] | None:
+    """Return the GPU of this machine and how many of it there are, as its driver tells; None without one.
+
+    Of different GPUs it is the smallest one, since all ranks need the same. It knows the machine's memory too.
+    """
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.rsplit(",", 1) for line in result.stdout.splitlines() if line.count(",")]
+    found = [(int(memory) * 2**20, name.strip()) for name, memory in rows if memory.strip().isdigit()]
+    if not found:
+        return None
+    memory, name = min(found)
+    return replace(gpu_of(name, memory), host=host_memory()[0]), len(found)
+
+
+def gpu_of(name: str, memory: int | None = None) -> Gpu:
+    """Return the GPU that a driver calls ``name``; its speed is unknown if it is none of ``GPUS``.
+
+    Args:
+        memory: bytes that the driver reports; of cards with one name it tells which it is. None: not known.
+    """
+    words = re.sub(r"[^a-z0-9]", "", name.lower())
+    # A card of that name with about that memory; if several have it, the one whose whole key is in the name.
+    like = [
+        key
+        for key, gpu in GPUS.items()
+        if key.split("-")[0] in words and (memory is None or 0.8 < gpu.memory / memory < 1.25)
+    ]
+    key = max(like, key=lambda key: (key.replace("-", "") in words, -len(key)), default=None)
+    if key is None:
+        return Gpu(name=name, memory=memory or 0)
+    return replace(GPUS[key], name=name, memory=memory or GPUS[key].memory)
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the bytes of memory of this machine, and those that are free; within the limit of a container."""
+    own = psutil.virtual_memory()
+    try:
+        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        if limit != "max":
+            return min(own.total, int(limit)), min(own.available, int(limit) - int(used))
+    except (OSError, ValueError):  # no control group of version 2
+        pass
+    return own.total, own.available

@@ -1,0 +1,40 @@
+"""Tell a meter what the storages of a run are: weights, gradients, optimiser state. For fake tensors and real ones."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kit.strategy.gradients import all_gradients
+from kit.tools.plan.meter import Meter
+from kit.tools.plan.storages import GRADIENTS
+
+if TYPE_CHECKING:
+    from kit.strategy.accelerator import Prepared
+
+BACKWARD = "backward"  # the moment before a backward pass
+
+
+def watch(meter: Meter, prepared: "Prepared") -> None:
+    """Label the weights of a run, and its gradients and optimiser state from now on; mark ``BACKWARD``."""
+    model, optimizer = prepared.model, prepared.optimizer
+    for parameter in model.parameters():
+        meter.hold([parameter], "trainable weights" if parameter.requires_grad else "frozen weights")
+    for module in model.modules():
+        if (state := getattr(module, "quant_state", None)) is not None:
+            tables = [value for part in (state, state.state2) for value in vars(part).values()]
+            meter.hold([module.weight, *tables], "4-bit weights")
+    meter.hold(model.buffers(), "buffers")
+    backward = prepared.accelerator.backward
+
+    def labelling_backward(loss: torch.Tensor, **kwargs: Any) -> None:
+        meter.mark(BACKWARD)
+        backward(loss, **kwargs)
+        meter.hold(all_gradients(model), GRADIENTS)
+
+    prepared.accelerator.backward = labelling_backward
+
+    def label_state(*args: Any) -> None:
+        for state in optimizer.state.values():
+            meter.hold(state.values(), "optimiser")
+
+    getattr(optimizer, "optimizer", optimizer).register_step_post_hook(label_state)  # Accelerate's has none

@@ -1,0 +1,160 @@
+"""How long the rows of real data are, which the time of a plan depends on.
+
+Promises:
+
+- Samples are tokenised, packed, and dealt to ranks and micro-batches by the code of a run. What is tokenised is in the
+  cache for the run, unless the data set was too large and only a sample of it was read.
+- Of a large data set every n-th block is read, spread evenly over it, and the plan says so.
+
+Imports numpy and torch only where data are measured.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kit.config.recipe import Recipe
+from kit.errors import Problems, UserError
+from kit.memory.workload import Workload
+from kit.tools.plan.hardware import Gpu
+from kit.tools.plan.speed import Step, step
+
+if TYPE_CHECKING:
+    from kit.data.open import Data
+    from kit.data.samples.rows import Opened
+
+# What is read at most of a data set, by the unit of its size: some seconds of tokenising.
+MOST = {"B": 16 * 2**20, " rows": 20_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """What the rows of the first steps are like, as a run computes them."""
+
+    num_samples: int  # that were measured
+    every: int  # one block in so many was read; 1: the whole data set
+    shortest: int  # tokens of a sample
+    mean: float
+    longest: int
+    row: float  # tokens of a row, padding included, on the rank whose rows are longest
+    padding: float  # share of the computed tokens
+    waiting: float  # share of the time in which a GPU waits for the one with the longest rows
+    supervised: float  # share of the computed tokens that are learned from
+    seen: float  # sum of squared lengths of the sequences of attention, over the sum of their lengths
+    num_steps: int  # of the whole run
+
+    @property
+    def useful(self) -> float:
+        """Tokens that are not padding, over those that all GPUs could compute in the time."""
+        return (1 - self.padding) * (1 - self.waiting)
+
+    def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:
+        """Return the parts of a mean step of such rows; None for a GPU whose speed is not known."""
+        return step(replace(workload, length=max(1, round(self.row))), gpu, self.supervised, self.seen)
+
+
+def read(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
+    """Tokenise the training data of ``recipe``, or a sample of them.
+
+    Returns them, and how many blocks were skipped for each that was read, plus one.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
+    """
+    from kit.console import silence_libraries
+    from kit.data.open import Data, open_data, open_sources
+    from kit.model.tokenizer import open_tokenizer
+
+    silence_libraries()
+    recipe = recipe.model_copy(update={"eval_dataset": None})
+    problems, sources, tokenizer = Problems(), [], None
+    with problems.caught():
+        sources = open_sources(recipe)
+    try:
+        tokenizer = open_tokenizer(recipe)
+    except UserError as error:
+        fix = "leave --dataset out to plan without the lengths of the data"
+        problems += [replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems]
+    problems.raise_if_any()
+    every = max(_every(opened) for opened in sources)
+    data = open_data(
+        recipe.model_copy(update={"streaming": False}),
+        [_thinned(each, every) for each in sources],
+        tokenizer,
+        vocab_size,
+    )
+    assert isinstance(data, Data)
+    return data, every
+
+
+def _every(opened: "Opened") -> int:
+    """One in how many blocks to read; 1 also where only reading shows how large a data set is."""
+    total, most = opened.source.total, MOST.get(opened.source.unit)
+    return -(-total // most) if total and most else 1
+
+
+def _thinned(opened: "Opened", every: int) -> "Opened":
+    """The data set with one in ``every`` blocks. Of its parts others begin, so that many short ones are thinned too."""
+    from kit.data.read.slices import Thinned
+
+    if every == 1:
+        return opened
+    source = opened.source
+    parts = tuple(Thinned(part, -i % every, every) for i, part in enumerate(source.parts))
+    return replace(opened, source=replace(source, parts=parts, digest=f"{source.digest} 1/{every}"))
+
+
+def measure(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Lengths:
+    """Deal the samples of the first steps to GPUs as a run does, and count.
+
+    Args:
+        recipe: with the micro-batch of the run.
+        every: as ``read`` returned it.
+    """
+    import numpy as np
+
+    from kit.data.feed.batches import Collator
+    from kit.data.feed.feed import STEPS_LOOKED_AT
+
+    lengths, targets = data.train.lengths, data.train.num_targets
+    collator = Collator(recipe.micro_batch_size, 0, recipe.packing)
+    computed, useful, learned, squares, slowest, num_rows = 0, 0, 0, 0, 0, 0
+    for number in range(min(STEPS_LOOKED_AT, data.total_steps(recipe))):
+        items = data.order.batch(number)
+        for micro_step in collator.deal(lengths, items, num_gpus):
+            widths = []
+            for share in micro_step:
+                filled = [int(lengths[item].sum(dtype=np.int64)) for item in share]
+                width = max(filled, default=1)
+                widths.append(width)
+                computed += width * len(share)
+                useful += sum(filled)
+                if recipe.packing:  # each sample by itself, and what is left of the row
+                    squares += sum(int(np.square(lengths[item], dtype=np.int64).sum()) for item in share)
+                    squares += sum((width - tokens) ** 2 for tokens in filled)
+                else:
+                    squares += len(share) * width**2
+            slowest += max(widths) * recipe.micro_batch_size
+            num_rows += recipe.micro_batch_size
+        learned += int(sum(targets[item].sum(dtype=np.int64) for item in items))
+    return Lengths(
+        num_samples=len(lengths),
+        every=every,
+        shortest=int(lengths.min()),
+        mean=float(lengths.mean()),
+        longest=int(lengths.max()),
+        row=slowest / num_rows,
+        padding=1 - useful / computed,
+        waiting=1 - computed / (slowest * num_gpus),
+        supervised=learned / computed,
+        seen=squares / computed,
+        num_steps=_num_steps(data, recipe, every),
+    )
+
+
+def _num_steps(data: "Data", recipe: Recipe, every: int) -> int:
+    """Optimiser steps of the whole run; of a data set that was sampled, an estimate."""
+    if recipe.max_steps or every == 1:
+        return data.total_steps(recipe)
+    samples = len(data.train) * every
+    share = min(samples, recipe.max_train_samples or samples) / samples
+    return max(1, round(data.total_steps(recipe) * every * share))

@@ -1,0 +1,249 @@
+"""Which ways to run a recipe fit a GPU, how far each could go, and which one to take."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from kit.memory.fit import MARGIN, choose
+from kit.memory.formulas import Memory, predict
+from kit.memory.workload import HYBRID, Workload, machines_with_copies
+from kit.tools.plan.hardware import Gpu
+from kit.tools.plan.speed import Step, collective_seconds, step
+
+Method = Literal["full", "lora", "qlora"]
+METHODS: tuple[Method, ...] = get_args(Method)
+MOST_ROWS, MOST_LENGTH, MOST_POWER = 4096, 2**20, 10
+# Ways to run whose speeds differ by less are equally fast, as far as the formulas know.
+EQUALLY_FAST = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One way to run a recipe on given GPUs."""
+
+    workload: Workload
+    gpu: Gpu
+    memory: Memory
+    step: Step | None  # None if the GPU's speed is not known
+
+    @property
+    def spare(self) -> int:
+        """Bytes of a GPU that stay free beside ``MARGIN``; below 0: so many are missing."""
+        return int((1 - MARGIN) * self.gpu.memory) - self.memory.peak
+
+    @property
+    def missing_host(self) -> float:
+        """Bytes by which a machine's memory is too small; 0 if it is enough, or unknown."""
+        return max(0.0, sum(self.memory.host.values()) - self.gpu.host)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU's memory is enough, with ``MARGIN`` left free, and that of its machine."""
+        return self.spare >= 0 and not self.missing_host
+
+    @property
+    def largest_rows(self) -> int:
+        """The largest micro-batch of that length that fits; 0: none."""
+        return _largest(lambda rows: try_out(replace(self.workload, rows=rows), self.gpu).fits, MOST_ROWS)
+
+    @property
+    def largest_length(self) -> int:
+        """The longest row that fits as it takes the least, in tokens, and that the model can read; 0: none."""
+        own = self.workload
+        most = min(own.shape.max_positions or MOST_LENGTH, MOST_LENGTH)
+        way = least(own, own.rows * own.micro_batches * own.num_gpus)
+        return _largest(lambda length: try_out(replace(way, length=length), self.gpu).fits, most)
+
+    def other_checkpointing(self) -> "Option":
+        """The same with gradient checkpointing on instead of off, or off instead of on."""
+        changed = replace(self.workload, gradient_checkpointing=not self.workload.gradient_checkpointing)
+        return try_out(changed, self.gpu)
+
+
+def try_out(workload: Workload, gpu: Gpu) -> Option:
+    """Predict memory and time of ``workload`` on ``gpu``."""
+    return Option(workload=workload, gpu=gpu, memory=predict(workload), step=step(workload, gpu))
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number from 0 to ``most`` that fits, where smaller ones fit if it does."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = min(2 * low or 1, (low + high) // 2) if high > most else (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def strategies(base: Workload) -> list[Workload]:
+    """Return ``base`` with each strategy that makes sense on its GPUs, the simplest first."""
+    one = replace(base, num_replicas=1)
+    if base.num_gpus == 1:
+        return [replace(one, strategy="single")]
+    found = [replace(one, strategy="ddp")]
+    if "8bit" in base.optim:  # these optimisers cannot read sharded weights
+        return found
+    found.append(replace(one, strategy="fsdp2"))
+    if (machines := machines_with_copies(base.num_gpus, base.gpus_per_machine)) > 1:
+        found.append(replace(one, strategy="fsdp2", num_replicas=machines))
+    return found if base.method == "qlora" else [*found, replace(one, strategy="offload")]
+
+
+def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
+    """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
+
+    Each is as it is best: see ``tuned``. One that never fits is as it takes the least: with gradient checkpointing and
+    micro-batches of one row.
+
+    Args:
+        only: the config of the strategy; None: all.
+    """
+    found = []
+    for method in METHODS:
+        for way in strategies(replace(base, method=method)):
+            if only in (None, way.config):
+                found.append(tuned(way, gpu, global_batch_size) or try_out(least(way, global_batch_size), gpu))
+    return found
+
+
+def least(workload: Workload, global_batch_size: int) -> Workload:
+    """Return the same with what takes the least memory and changes no maths."""
+    share = max(1, global_batch_size // workload.num_gpus)
+    return replace(workload, rows=1, micro_batches=share, gradient_checkpointing=True)
+
+
+def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
+    """Return the way to take of ``options``, and why; None if nothing fits.
+
+    The method is kept if it fits in any way, since another one learns something else. Else the one that comes closest
+    is taken. Of the ways that fit, the simplest of those that are about the fastest is taken.
+    """
+    order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
+    for each in order:
+        same = [o for o in found if o.workload.method == each]
+        if fitting := [o for o in same if o.fits]:
+            best = _best(fitting)
+            return best, _reason(best, method, same)
+    return None
+
+
+def _best(options: list[Option]) -> Option:
+    """The simplest of the options that are about the fastest; they stand in the order of ``strategies``."""
+    enough = (1 - EQUALLY_FAST) * max(map(_speed, options))
+    return next(option for option in options if _speed(option) >= enough)
+
+
+def _speed(option: Option) -> float:
+    """Tokens per second of a GPU, in the middle of the range; equal for all where nothing is known of the GPU."""
+    return sum(option.step.tokens_per_second) / 2 if option.step else 0.0
+
+
+def tuned(workload: Workload, gpu: Gpu, global_batch_size: int) -> Option | None:
+    """Return ``workload`` as ``choose`` sets it; None if nothing fits."""
+    chosen = choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size)
+    return try_out(chosen, gpu) if chosen else None
+
+
+def _reason(best: Option, method: Method, same: list[Option]) -> str:
+    own = best.workload
+    parts = []
+    if own.method != method:
+        parts.append(f"{method} does not fit in any way")
+    too_large = [o.workload.config for o in same if not o.fits]
+    if too_large:
+        parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
+    elif len(same) > 1:
+        parts.append("no way that fits is clearly faster" if best.step else "the simplest way that fits")
+    if own.config == HYBRID:
+        parts.append(f"each machine holds a copy, sharded over its {own.num_shards} GPUs")
+    if own.strategy == "offload":
+        needed = sum(best.memory.host.values()) / 2**30
+        parts.append(f"weights and optimiser wait in {needed:,.0f} GiB of host memory, which each machine must have")
+    if own.gradient_checkpointing:
+        parts.append("it needs gradient checkpointing")
+    else:
+        parts.append("it fits without gradient checkpointing, which costs time")
+    return "; ".join(parts)
+
+
+def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gpu, int]]) -> Option | None:
+    """Return the best way to run ``base``, its method kept, on the first of ``machines`` that it fits; None if none.
+
+    The best is the simplest of those that are about the fastest. Weights and optimiser are offloaded only where nothing
+    else fits any of the machines. GPUs that do not divide the global batch are passed over.
+
+    Args:
+        machines: GPUs that someone may have, and their numbers.
+    """
+    found = [ways for gpu, num in machines if (ways := _fitting(replace(base, num_gpus=num), global_batch_size, gpu))]
+    for offloads in (False, True):
+        for ways in found:
+            own = [o for o in ways if (o.workload.strategy == "offload") == offloads]
+            if own:
+                return _best(own)
+    return None
+
+
+def fewest(base: Workload, global_batch_size: int, gpu: Gpu, most: int | None = None) -> Option:
+    """Return the way to run ``base`` on as few GPUs as possible, of up to ``most``.
+
+    One that does not fit is what comes closest, on as many GPUs as divide the global batch.
+    """
+    counts = [2**power for power in range(MOST_POWER) if most is None or 2**power < most] + ([most] if most else [])
+    counts = [count for count in counts if global_batch_size % count == 0]
+    if best := smallest(base, global_batch_size, [(gpu, count) for count in counts]):
+        return best
+    ways = strategies(replace(base, num_gpus=counts[-1]))
+    closest = (try_out(least(each, global_batch_size), gpu) for each in ways)
+    return min(closest, key=lambda o: (max(0, -o.spare), o.missing_host, o.memory.peak))
+
+
+def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:
+    """The ways in which ``base`` fits, its method and the number of its GPUs kept."""
+    if global_batch_size % base.num_gpus:
+        return []
+    return [option for way in strategies(base) if (option := tuned(way, gpu, global_batch_size))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What a number of GPUs does to a step of one micro-batch."""
+
+    num_gpus: int
+    peak: int  # bytes of one GPU
+    tokens_per_second: tuple[float, float]  # of one GPU
+    sent_share: float  # seconds of the collectives, over those of the computation at its fastest; above 1 it waits
+    group: int  # GPUs over which to shard, with copies between groups, for the shortest collectives
+    group_sent_share: float  # the same share with it
+
+
+def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
+    """Return what 8 to 4,096 GPUs do to a sharded step of one micro-batch each."""
+    rows = []
+    for num in (2**power for power in range(3, 13)):
+        workload = replace(base, strategy="fsdp2", num_gpus=num, num_replicas=1, micro_batches=1)
+        option = try_out(workload, gpu)
+        if option.step is None:
+            return []
+        alone = replace(option.step, sent=0.0).seconds[0]
+        grouped = {group: replace(workload, num_replicas=num // group) for group in _groups(num)}
+        fitting = [group for group, way in grouped.items() if try_out(way, gpu).fits] or [num]
+        seconds = {group: collective_seconds(grouped[group], gpu) for group in fitting}
+        best = min(seconds, key=lambda group: (seconds[group], group))
+        rows.append(
+            Scale(
+                num_gpus=num,
+                peak=option.memory.peak,
+                tokens_per_second=option.step.tokens_per_second,
+                sent_share=option.step.sent / alone,
+                group=best,
+                group_sent_share=seconds[best] / alone,
+            )
+        )
+    return rows
+
+
+def _groups(num: int) -> list[int]:
+    return [2**power for power in range(num.bit_length()) if num % 2**power == 0]

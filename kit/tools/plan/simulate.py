@@ -1,0 +1,149 @@
+"""Measure a run without a GPU: the kit's own code in a process of its own, on tensors without values.
+
+The process is ``kit.tools.plan.fake_run``. Its tensors are torch's fake ones on the CPU device, so it needs no
+compiler, no CUDA and no weights, only a config.json. ``LIMITS`` says what a GPU has beside what is counted.
+
+Promises: the caller's process stays as it is; the child ends at the deadline. Imports no torch.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kit.config.recipe import ACCELERATE_CONFIGS, ROOT, Recipe
+from kit.errors import Problem, TrainingError, UserError
+from kit.memory.workload import Workload
+from kit.strategy.accelerate_config import read_config
+from kit.strategy.topology import Topology
+
+LIMITS = (
+    "Simulated on torch's CPU device, with attention kernels that hold what CUDA's hold.",
+    "A GPU also has CUDA's context, gaps of the allocator, workspaces of kernels and buffers of NCCL.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What rank 0 asks of its GPU in a step, counted while the step ran."""
+
+    components: dict[str, int]  # bytes at the peak, largest first, by the names of ``kit.memory.formulas.TENSORS``
+    saved: dict[str, int]  # the same just before the backward pass
+    collectives: dict[str, int]  # number of calls in a step, by operation
+    collective_bytes: dict[str, int]  # of the buffers of those calls, by operation
+    flops: int  # of matrix products and attention in a step, those of recomputed layers included
+    seconds: float  # that the simulation took
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of all tensors at the peak: what ``Memory.tensors`` predicts."""
+        return sum(self.components.values())
+
+
+def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_seconds: float = 300) -> Simulated:
+    """Run a step of ``workload`` on fake tensors. What takes long is said on standard error meanwhile.
+
+    The step has one micro-batch, and finds the optimiser's state and the gradients that others have left. Where
+    micro-batches differ, as under DDP and hybrid sharding, whose last one adds up the copies' gradients, there are two
+    steps, of one and of two. With ``loss="whole"`` the loss is computed as transformers does, from the logits of all
+    positions.
+
+    Args:
+        recipe: settings that the workload does not have, such as ``freeze``.
+
+    Raises:
+        UserError: the workload cannot be simulated.
+        TrainingError: the run failed, or took longer than ``deadline_seconds``.
+    """
+    if workload.shape.folder is None:
+        raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
+    if workload.strategy == "offload" and workload.method == "qlora":  # these tensors stay on the GPU
+        found = "qlora with offload, whose scales of 4-bit weights would count as the host's"
+        raise UserError(Problem("--simulate", found, "another method or strategy"))
+    if recipe and recipe.adapter_name_or_path:
+        raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
+    assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
+    # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
+    same = workload.strategy == "single" or (
+        workload.sharded and workload.sync_each_batch is not False and workload.num_replicas == 1
+    )
+    request = {
+        "recipe": _settings(workload, recipe),
+        "topology": asdict(_topology(workload)),
+        "gpus_per_machine": workload.gpus_per_machine,
+        "primes": same,
+        "accumulates": workload.micro_batches > 1,
+        "steps": [1] if same else [1, min(2, workload.micro_batches)],
+        "plain": workload.loss == "whole",
+    }
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "kit.tools.plan.fake_run"]
+    print("simulation: started; the imports alone take some seconds", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=deadline_seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise TrainingError(f"the simulation took longer than {deadline_seconds:g} s") from None
+    if done.returncode or not done.stdout:
+        raise TrainingError(f"the simulation ended with status {done.returncode}")
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise TrainingError(f"the simulation failed: {answer['error']}")
+    one, last = answer["steps"][0], answer["steps"][-1]
+
+    def whole(first: int, second: int) -> int:
+        """What a step of all micro-batches has of what one has, or two."""
+        return first * workload.micro_batches if same else first + (workload.micro_batches - 1) * (second - first)
+
+    return Simulated(
+        components=last["components"]["cpu"],
+        saved=last["moments"]["cpu"]["backward"],
+        collectives={name: whole(count, last["collectives"][name]) for name, count in one["collectives"].items()},
+        collective_bytes={
+            name: whole(size, last["collective_bytes"][name]) for name, size in one["collective_bytes"].items()
+        },
+        flops=whole(one["flops"], last["flops"]),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
+    """The recipe of the simulated run, as JSON."""
+    data = {"dataset", "eval_dataset", "output_dir"}
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude=data) if recipe else {}
+    own = {
+        "model_name_or_path": str(workload.shape.folder and workload.shape.folder.resolve()),
+        "dataset": "random",
+        "method": workload.method,
+        "max_length": workload.length,
+        "packing": workload.packing,
+        "per_device_train_batch_size": workload.rows,
+        "global_batch_size": workload.rows * workload.num_gpus * workload.micro_batches,
+        "gradient_checkpointing": workload.gradient_checkpointing,
+        "lora_r": workload.lora_r,
+        "lora_target_modules": list(workload.lora_targets or ()) or "all-linear",
+        "optim": workload.optim,
+        "attn_implementation": "eager" if workload.eager else values.get("attn_implementation", "auto"),
+        "sync_each_batch": workload.sync_each_batch,
+    }
+    return values | own
+
+
+def _topology(workload: Workload) -> Topology:
+    """The topology of the simulated run, as the Accelerate config of the strategy says, on the CPU device."""
+    settings = read_config(ACCELERATE_CONFIGS / f"{workload.config}.yaml")
+    return Topology(
+        strategy=settings.strategy,
+        config_name=workload.config,
+        num_processes=workload.num_gpus,
+        mixed_precision="bf16" if workload.bf16 else "no",
+        device_type="cpu",
+        rehearsal=True,
+        layer_classes=settings.layer_classes,
+        reshard_after_forward=settings.reshard_after_forward,
+        num_replicas=workload.num_replicas,
+        offload=settings.offload,
+    )

@@ -1,0 +1,144 @@
+"""The time of a step by formulas: operations, bytes moved and bytes sent, against what a GPU and its links can do.
+
+The bounds are a roofline's. A run reaches a part of them: ``EFFICIENCY`` says which, from published runs of other kits.
+Nothing here was measured on a GPU by this project, so every result is a range.
+"""
+
+from dataclasses import dataclass
+
+from kit.memory.activations import kept
+from kit.memory.operations import operations_per_token
+from kit.memory.workload import Workload
+from kit.tools.plan.hardware import GB, Gpu
+
+# Shares of the datasheet's dense bf16 arithmetic that matrix products and attention reach: the lower one is that of
+# torchtitan on H100 limited to 500 W, the upper one a little above NeMo AutoModel, torchtune and torchtitan on A100.
+PRODUCTS = (0.42, 0.75)
+# How often each byte that a layer keeps is read or written by norms, activations, casts and residuals, in forward and
+# backward pass. Fitted to the same runs, together with the shares above.
+PASSES, PASSES_IF_FUSED = 12, 8
+MEMORY_SHARE = 0.8  # of the memory's bandwidth that elementwise kernels reach: assumed
+LINK_SHARE = (0.5, 0.85)  # of a link's rate that collectives of a layer's size reach: assumed
+RING_STEP = 4e-6  # seconds that a step of a ring takes whatever its bytes: assumed
+HOST_MEMORY = 100 * GB  # bytes per second of AdamW on the host, all processes of a machine together: assumed
+HOST_LINK = 20 * GB  # bytes per second between a GPU and the host, PCIe 4.0 x16 less its overhead: assumed
+SOURCE = (
+    "datasheets, and shares fitted to runs that torchtitan (8 to 128 H100, 64 A100), torchtune (A100) and NeMo "
+    "AutoModel (H100) published; benchmarks/plan_accuracy.py compares them"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimiser step of one GPU: seconds of its parts at the rates of datasheets."""
+
+    tokens: int  # padding included
+    products: float  # matrix products and attention
+    elementwise: float  # norms, activations, casts, the loss
+    optimiser: float  # and 4-bit weights that are converted for products
+    sent: float  # collectives
+    host: float  # offloaded weights and optimiser
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """The shortest and the longest time of the step.
+
+        At best all that is sent is hidden behind the computation; at worst a quarter of it is not.
+        """
+        fast = max(self.products / PRODUCTS[1] + self.elementwise, self.sent / LINK_SHARE[1])
+        slow = self.products / PRODUCTS[0] + self.elementwise + self.sent / LINK_SHARE[0] / 4
+        slow = max(slow, self.sent / LINK_SHARE[0])
+        return fast + self.optimiser + self.host, slow + self.optimiser + 2 * self.host
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float]:
+        """Of one GPU, padding included: the lowest and the highest."""
+        fast, slow = self.seconds
+        return self.tokens / slow, self.tokens / fast
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: "arithmetic", "memory", "communication" or "host"."""
+        parts = {
+            "arithmetic": self.products / PRODUCTS[1],
+            "memory": self.elementwise + self.optimiser,
+            "communication": self.sent / LINK_SHARE[1],
+            "host": self.host,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def step(workload: Workload, gpu: Gpu, supervised: float = 1.0, seen: float | None = None) -> Step | None:
+    """Return the parts of a step; None for a GPU whose speed is not known. Arguments as of ``operations_per_token``."""
+    if gpu.tflops is None or gpu.bandwidth is None:
+        return None
+    tokens = workload.tokens * workload.micro_batches
+    bandwidth = gpu.bandwidth * MEMORY_SHARE
+    return Step(
+        tokens=tokens,
+        products=tokens * operations_per_token(workload, supervised, seen) / (gpu.tflops * 1e12),
+        elementwise=tokens * _elementwise_bytes(workload, supervised) / bandwidth,
+        optimiser=_optimiser_bytes(workload) / bandwidth,
+        sent=collective_seconds(workload, gpu),
+        host=_host_seconds(workload),
+    )
+
+
+def _elementwise_bytes(workload: Workload, supervised: float) -> float:
+    """Bytes per token that all but products and attention read and write."""
+    shape = workload.shape
+    passes = PASSES_IF_FUSED if workload.fuses else PASSES
+    again = 4 / 3 if workload.gradient_checkpointing else 1.0
+    return passes * again * shape.num_layers * kept(workload) + 30 * supervised * shape.vocab_size
+
+
+def collective_seconds(workload: Workload, gpu: Gpu) -> float:
+    """Seconds of a step's collectives at the rate of the links.
+
+    FSDP gathers bf16 weights in the forward and in the backward pass of each micro-batch, and reduces float32 gradients
+    after each. DDP reduces float32 gradients once a step, and each of them is sent twice; so do the copies of hybrid
+    sharding with their shards. Rings over several machines use the network adapters of all GPUs of a machine together;
+    copies of one shard use that of one GPU. Each step of a ring costs ``RING_STEP`` beside.
+    """
+    num, group = workload.num_gpus, workload.num_shards
+    shape, trained = workload.shape, workload.trainable_parameters
+    if num == 1:
+        return 0.0
+    reductions = workload.micro_batches if workload.sharded and workload.sync_each_batch is not False else 1
+    plain = 2 if workload.bf16 else 4
+    weights = float(plain * (shape.num_parameters + (0 if workload.method == "full" else trained)))
+    if workload.method == "qlora":
+        weights -= (plain - 0.5) * shape.num_layers * shape.layer_linear_weights
+    # Embedding, head and last norm stay gathered from the forward to the backward pass.
+    gathered = workload.micro_batches * (2 * weights - plain * shape.root_parameters)
+    inside = (group - 1) / group * (gathered + reductions * 4 * trained)
+    replicas = num // group
+    between = 2 * (replicas - 1) / replicas * 4 * trained / group
+    here = workload.gpus_per_machine
+    ring = gpu.link if group <= here else min(gpu.link, gpu.network * here)
+    copies = gpu.link if num <= here else gpu.network
+    num_units = shape.num_layers + 2
+    waits = num_units * ((group - 1) * (2 * workload.micro_batches + reductions) + 2 * (replicas - 1))
+    return inside / ring + between / copies + RING_STEP * waits
+
+
+def _optimiser_bytes(workload: Workload) -> float:
+    """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
+    # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
+    moved = 0.0 if workload.strategy == "offload" else 40.0 * workload.trainable_parameters / workload.num_shards
+    if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
+        passes = 3 if workload.gradient_checkpointing else 2
+        moved += passes * workload.micro_batches * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
+    return moved
+
+
+def _host_seconds(workload: Workload) -> float:
+    """Seconds that offloading adds: weights to the GPU and gradients back for each micro-batch, AdamW on the host."""
+    if workload.strategy != "offload":
+        return 0.0
+    here = min(workload.num_gpus, workload.gpus_per_machine)
+    shape, trained = workload.shape, workload.trainable_parameters / workload.num_shards
+    size = 4 if workload.method == "full" else 2
+    weights = 2 * size * shape.num_parameters / workload.num_shards
+    optimiser = 28 * trained * here / HOST_MEMORY
+    return workload.micro_batches * (weights + 4 * trained) / HOST_LINK + optimiser

@@ -1,0 +1,97 @@
+"""Which curves a report shows, of one run and of several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kit.tools.report.chart import Chart, Mark, Series, series
+from kit.tools.report.remarks import predicted_bytes
+from kit.tools.report.runs import Row, Run
+from kit.tools.report.words import start_text
+
+GIB = 2**-30
+_UNIT = "nats per supervised token"
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A curve of a run."""
+
+    title: str
+    label: str  # where the title does not say which curve it is
+    rows: list[Row]
+    key: str
+    scale: float = 1.0
+    levels: Sequence[tuple[str, float]] = ()  # see ``Chart``
+
+    def line(self, label: str = "", colour: int = 0) -> Series:
+        """The line, by default under its own label."""
+        return series(label or self.label, self.rows, self.key, self.scale, colour)
+
+
+def charts_of(run: Run) -> list[Chart]:
+    """Return the charts of a run. One without values is left out when they are drawn."""
+    marks = [Mark(each["step"], start_text(each)) for each in run.starts if each["step"]]
+    training, evaluation, *others = _measures(run)
+    if run.has_one_loss:
+        losses = [Chart(f"loss, {_UNIT}", [training.line(), evaluation.line(colour=1)], marks=marks)]
+    else:
+        losses = [
+            Chart(each.title, [each.line(colour=i)], marks=marks) for i, each in enumerate((training, evaluation))
+        ]
+    names = list(dict.fromkeys(key for row in run.training for key in row if key.startswith("loss/")))
+    by_source = [series(key.removeprefix("loss/"), run.training, key, colour=i) for i, key in enumerate(names)]
+    single = [Chart(each.title, [each.line()], each.levels, marks) for each in others]
+    return [*losses, Chart("loss by data set", by_source, marks=marks), *single]
+
+
+def charts_over(runs: Sequence[Run], labels: Sequence[str]) -> list[Chart]:
+    """Return the charts of several runs, each with a line for each run that has values."""
+    columns = zip(*map(_measures, runs), strict=True)
+    return [
+        Chart(measures[0].title, [m.line(label, i) for i, (m, label) in enumerate(zip(measures, labels, strict=True))])
+        for measures in columns
+    ]
+
+
+def _measures(run: Run) -> list[_Measure]:
+    """The curves of a run, the same ones in the same order for each run; the first two are the losses."""
+    training, evaluations = run.training, run.evaluations
+    what = "" if run.has_one_loss else f" ({run.objective or 'with the auxiliary loss of routers'})"
+    clip, predicted = run.recipe.max_grad_norm, predicted_bytes(run)
+    # A limit far above all norms would press them to the bottom of the chart.
+    is_near = clip and any(row.get("grad_norm", 0.0) > clip / 4 for row in training)
+    used = [{**row, "utilisation": value} for row in training if (value := run.utilisation(row)) is not None]
+    return [
+        _Measure(f"training loss{what or f', {_UNIT}'}", "training", training, "loss"),
+        _Measure(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss"),
+        _Measure("exact match, % of the answers", "exact", evaluations, "eval_exact_match", 100),
+        _Measure("learning rate", "rate", training, "learning_rate"),
+        _Measure(
+            "gradient norm before clipping",
+            "norm",
+            training,
+            "grad_norm",
+            1.0,
+            [(f"clipped at {clip:g}", clip)] * bool(is_near),
+        ),
+        _Measure(
+            f"tokens per second per {run.device}",
+            "tokens/s",
+            training,
+            "tokens_per_second",
+            1 / run.strategy.num_processes,
+        ),
+        _Measure("model FLOPs utilisation, %", "utilisation", used, "utilisation", 100),
+        _Measure(
+            "peak memory of rank 0, GiB",
+            "measured",
+            training,
+            "peak_memory_bytes",
+            GIB,
+            [("predicted", predicted * GIB)] if predicted else [],
+        ),
+        _Measure("waiting for data, % of the time", "waiting", training, "data_wait_share", 100),
+        _Measure("waiting for the slowest rank, % of the time", "waiting", training, "rank_wait_share", 100),
+        _Measure("padding, % of the computed tokens", "padding", training, "padding_share", 100),
+        _Measure("GPU utilisation, %", "busy", training, "gpu_utilisation", 100),
+    ]

@@ -1,0 +1,148 @@
+"""What the reader of a report should know, in sentences: what went wrong, and what was wasted.
+
+Promises: a remark follows from the record or the metrics, gives the figures, and says what to do where that is known.
+"""
+
+import statistics
+from collections.abc import Iterator
+
+from kit.failures.exits import ERROR_FILE
+from kit.run.answers import few_texts, unended
+from kit.tools.report.runs import Run
+from kit.tools.report.words import words
+
+# Below these, nothing is said.
+MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time, of the tokens, of the steps
+MUCH_CUT = 0.05  # share of the samples
+OVERFITTING, MORE_MEMORY = 1.02, 1.1  # ratios: eval_loss to its lowest; measured memory to the predicted
+FEWEST_ROWS = 20  # for a tendency
+NUM_LISTED = 5  # data sets named in a remark
+
+
+def remarks(run: Run) -> list[str]:
+    """Return the remarks about a run, the gravest first; empty if there is nothing to say."""
+    return [*_end(run), *_steps(run), *_losses(run), *_answers(run), *_waste(run), *_data(run)]
+
+
+def _end(run: Run) -> Iterator[str]:
+    if not run.record.get("finished_steps") and (run.folder / ERROR_FILE).is_file():
+        text = (run.folder / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        yield f"The run ended with an error:\n{text[:2000]}"
+    if run.strategy.rehearsal:
+        yield "This was a rehearsal on a CPU of a config for GPUs: its speed and its memory say nothing about GPUs."
+    if not run.training:
+        yield "No step has been done yet."
+
+
+def _steps(run: Run) -> Iterator[str]:
+    skipped = [row["step"] for row in run.rows if "nonfinite" in row]
+    if skipped:
+        yield (
+            f"{_steps_named(skipped)} skipped because loss or gradient was not finite. The samples are listed below. A "
+            "frequent cause is a learning rate that is too high."
+        )
+    spikes = [row["step"] for row in run.rows if "loss_spike" in row]
+    if spikes:
+        yield f"{_steps_named(spikes)} marked by a loss far above the usual. The samples are listed below."
+    limit, norms = run.recipe.max_grad_norm, [row["grad_norm"] for row in run.training if "grad_norm" in row]
+    clipped = sum(norm > limit for norm in norms) / len(norms) if norms and limit else 0.0
+    if clipped > MUCH_CLIPPING and len(norms) >= FEWEST_ROWS:
+        yield (
+            f"The gradient was clipped in {clipped:.0%} of the steps (max_grad_norm {limit:g}), so its length hardly "
+            "mattered."
+        )
+
+
+def _steps_named(steps: list[int]) -> str:
+    return f"Step {steps[0]:,} was" if len(steps) == 1 else f"{len(steps):,} steps, the first {steps[0]:,}, were"
+
+
+def _losses(run: Run) -> Iterator[str]:
+    losses = [row["loss"] for row in run.training]
+    if len(losses) >= FEWEST_ROWS:
+        tenth = max(len(losses) // 10, 5)
+        first, last = statistics.mean(losses[:tenth]), statistics.mean(losses[-tenth:])
+        if last >= first:
+            yield (
+                f"The training loss did not fall: {first:.4g} in the first {tenth} logged steps, {last:.4g} in the "
+                f"last {tenth}."
+            )
+    evaluations = run.evaluations
+    if len(evaluations) < 2:
+        return
+    best, last_row = min(evaluations, key=lambda row: row["eval_loss"]), evaluations[-1]
+    if best["eval_loss"] > 0 and last_row["eval_loss"] > OVERFITTING * best["eval_loss"]:
+        yield (
+            f"The evaluation loss was lowest after step {best['step']:,} ({best['eval_loss']:.4g}) and is "
+            f"{last_row['eval_loss']:.4g} after step {last_row['step']:,}: the model overfits. Train fewer steps, or "
+            "keep the best checkpoint (--keep_best true)."
+        )
+    exact = [row["eval_exact_match"] for row in evaluations if "eval_exact_match" in row]
+    if len(exact) > 1 and exact[-1] < exact[0]:
+        yield f"Fewer answers are exact than before: {exact[0]:.1%} at first, {exact[-1]:.1%} at last."
+
+
+def _answers(run: Run) -> Iterator[str]:
+    last = run.evaluations[-1] if run.evaluations else {}
+    stops = run.record["data"].get("stop_tokens")
+    doubts = unended(last, run.recipe, stops if isinstance(stops, dict) else {}) if last.get("step") else []
+    yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts + few_texts(last))
+
+
+def _waste(run: Run) -> Iterator[str]:
+    waiting = mean(run, "data_wait_share")
+    if waiting is not None and waiting > MUCH_WAITING:
+        way = "; --streaming false reads and tokenises the data before training" if run.recipe.streaming else ""
+        yield f"{waiting:.0%} of the time was spent waiting for data{way}."
+    waiting = mean(run, "rank_wait_share")
+    if waiting is not None and waiting > MUCH_WAITING:
+        often = statistics.mode(row["slowest_rank"] for row in run.training if "slowest_rank" in row)
+        yield f"{waiting:.0%} of the time was spent waiting for the slowest rank, most often rank {often}."
+    padding = mean(run, "padding_share")
+    if padding is not None and padding > MUCH_PADDING:
+        way = "" if run.recipe.packing else "; --packing true, or a smaller per_device_train_batch_size, avoids it"
+        yield f"{padding:.0%} of the computed tokens were padding{way}."
+    predicted, measured = predicted_bytes(run), peak_bytes(run)
+    if predicted and measured and measured > MORE_MEMORY * predicted:
+        yield f"The run needed {measured / 2**30:.1f} GiB of memory, {predicted / 2**30:.1f} GiB were predicted."
+
+
+def _data(run: Run) -> Iterator[str]:
+    left_out, cut = [], []
+    for source in run.record["data"]["sources"]:
+        counts = (
+            {key: value for key, value in source.items() if isinstance(value, int)} if isinstance(source, dict) else {}
+        )
+        for key, number in counts.items():
+            if words(key).startswith("left out: ") and number:
+                left_out.append(f"{number:,} of {source.get('name')} ({words(key).removeprefix('left out: ')})")
+        share = counts.get("num_truncated", 0) / max(counts.get("num_samples", 0), 1)
+        if share > MUCH_CUT:
+            cut.append(f"{share:.0%} of {source.get('name')}")
+    if left_out:
+        yield f"Rows were left out: {_listed(left_out)}."
+    if cut:
+        yield f"Samples were cut at {run.recipe.max_length:,} tokens (max_length): {_listed(cut)}."
+
+
+def _listed(texts: list[str]) -> str:
+    more = len(texts) - NUM_LISTED
+    return ", ".join(texts[:NUM_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def mean(run: Run, key: str) -> float | None:
+    """Return the mean of a share over the logged steps, without the first, which is slow; None without any."""
+    values = [row[key] for row in run.training if key in row]
+    return statistics.mean(values[1:] or values) if values else None
+
+
+def predicted_bytes(run: Run) -> float | None:
+    """Return the peak memory of a process that was predicted before the run; None if it was not."""
+    plan = run.record.get("plan")
+    value = plan.get("tensors") if isinstance(plan, dict) else None
+    return value if isinstance(value, int | float) and value > 0 else None
+
+
+def peak_bytes(run: Run) -> float | None:
+    """Return the highest memory that rank 0 measured; None if it measured none."""
+    return max((row["peak_memory_bytes"] for row in run.training if "peak_memory_bytes" in row), default=None)

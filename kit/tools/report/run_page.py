@@ -1,0 +1,155 @@
+"""``report.html``: a page about one run, with its curves, warnings, evaluations, answers, data and settings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.console import is_main, say
+from kit.tools.report.chart import draw, extents
+from kit.tools.report.curves import charts_of
+from kit.tools.report.page import escaped, page, section, table, write_page
+from kit.tools.report.remarks import remarks
+from kit.tools.report.runs import Row, Run, open_run
+from kit.tools.report.summary import facts, facts_list
+from kit.tools.report.words import chosen_and_defaults, meaning, setting, start_text, words
+
+FILE = "report.html"  # in an output_dir
+_UNSEEN = ("fingerprint", "num_encoded")  # they say nothing to a reader
+_FEW_COLUMNS = 4  # of numbers fit on a narrow screen
+_MOST_SIDE_BY_SIDE = 3  # data sets, as columns of a table
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into the ``output_dir`` of a run, and return its path.
+
+    Raises:
+        UserError: there is no run, or the folder cannot be written to.
+    """
+    return write_page(folder / FILE, run_page(open_run(folder)))
+
+
+def write_report_at_end(folder: Path) -> None:
+    """Write the report at the end of a run and print its path. If that fails, print a warning; never raises."""
+    if not is_main():
+        return
+    try:
+        say(f"report: {write_report(folder)}")
+    except Exception as error:
+        say(f"warning: no report ({type(error).__name__}: {error})")
+
+
+def run_page(run: Run, reload_seconds: float = 0) -> str:
+    """Return the page of a run as HTML. For ``reload_seconds`` see ``kit.tools.report.page.page``."""
+    charts = charts_of(run)
+    warnings = "".join(f"<li>{escaped(text)}</li>" for text in remarks(run))
+    odd = [{"step": row["step"], "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in run.odd_steps]
+    parts = [
+        f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(str(run.folder.absolute()))}</p>",
+        facts_list(facts(run)),
+        f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
+        f"<h2>Course</h2>{_marks(run)}<div class=charts>{draw(charts)}</div>",
+        section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
+        _evaluations(run),
+        _answers(run),
+        _data(run.record["data"]),
+        _recipe(run),
+        section("Versions", _pairs("package", "version", run.record["versions"])),
+    ]
+    return page(
+        f"{run.name}: {run.folder.absolute()}", parts, axes=list(extents(charts)), reload_seconds=reload_seconds
+    )
+
+
+def _oddity(row: Row) -> str:
+    """Why the metrics list the samples of this step: it was skipped, or its loss was a spike."""
+    if "nonfinite" in row:
+        return f"skipped: {row['nonfinite']}"
+    loss = f"loss {row['loss']:.4g}, " if "loss" in row else ""
+    return f"{loss}{row['loss_spike']:.1f} times the usual"
+
+
+def _evaluations(run: Run) -> str:
+    if not run.evaluations:
+        return ""
+    # The number of tokens is the same in each: that of the evaluation data.
+    of_evaluation = (key for row in run.evaluations for key in row if key.startswith("eval_"))
+    keys = [key for key in dict.fromkeys(of_evaluation) if not key.startswith("eval_tokens")]
+    rows = [
+        {"after step": row["step"], **{words(key): _measured(key, row.get(key)) for key in keys}}
+        for row in run.evaluations
+    ]
+    columns = ["after step", *map(words, keys)]
+    return section("Evaluation", table(columns, rows, stacks=len(columns) > _FEW_COLUMNS))
+
+
+def _measured(key: str, value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.1%}" if key == "eval_exact_match" else f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
+
+
+def _answers(run: Run) -> str:
+    """The answers of the last evaluation, with those to the same prompts of the first one."""
+    answered = [row for row in run.evaluations if row.get("answers")]
+    if not answered:
+        return ""
+    first, last = answered[0], answered[-1]
+    before = {answer["prompt"]: answer["text"] for answer in first["answers"]}
+    names = [f"after step {row['step']:,}" if row["step"] else "before training" for row in (first, last)]
+    rows = []
+    for answer in last["answers"]:
+        row = {"asked": answer["prompt"], "expected": answer["reference"]}
+        row |= {names[0]: before.get(answer["prompt"])} if first is not last else {}
+        rows.append({**row, names[1]: answer["text"], "exact": answer["exact"]})
+    return section("Answers", table(list(rows[0]), rows))
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    columns = {"training": data["train"], "evaluation": data.get("evaluation")}
+    text = section(
+        "Data", _side_by_side({name: column for name, column in columns.items() if isinstance(column, dict)})
+    )
+    sources = [source for source in data["sources"] if isinstance(source, dict)]
+    if not sources:
+        return text
+    if len(sources) <= _MOST_SIDE_BY_SIDE:
+        named = {f"{source.get('name')}": {k: v for k, v in source.items() if k != "name"} for source in sources}
+        if len(named) == len(sources):
+            return text + section("Data sets", _side_by_side(named))
+    keys = list(dict.fromkeys(key for source in sources for key in source if key not in _UNSEEN))
+    rows = [{words(key): source.get(key) for key in keys} for source in sources]
+    return text + section("Data sets", table(list(map(words, keys)), rows))
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table with a column for each mapping, and a row for each key that has a value other than 0 in one of them."""
+    known = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
+    keys = [key for key in known if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
+    rows = [{"": words(key), **{name: column.get(key) for name, column in columns.items()}} for key in keys]
+    return table(["", *columns], rows, stacks=len(columns) >= _FEW_COLUMNS)
+
+
+def _recipe(run: Run) -> str:
+    chosen, defaults = chosen_and_defaults(run.recipe)
+    columns = ["setting", "value", "meaning"]
+    one, other = (
+        table(
+            columns, [{"setting": key, "value": setting(value), "meaning": meaning(key)} for key, value in part.items()]
+        )
+        for part in (chosen, defaults)
+    )
+    summary = f"<summary>{len(defaults)} settings at their defaults</summary>"
+    name = run.record.get("recipe_name")
+    title = f"Recipe {escaped(name)}" if isinstance(name, str) and name else "Recipe"
+    return section(title, one) + f"<details>{summary}<div class=scroll>{other}</div></details>"
+
+
+def _marks(run: Run) -> str:
+    """What the vertical lines in the charts mean."""
+    texts = [start_text(each) for each in run.starts if each["step"]]
+    return "".join(f"<p class=line><i class=key-mark></i>{escaped(text)}</p>" for text in texts)
+
+
+def _pairs(name: str, value: str, pairs: Mapping[str, Any]) -> str:
+    rows = [{name: one, value: "not installed" if two is None else str(two)} for one, two in pairs.items()]
+    return table([name, value], rows, stacks=False)

@@ -1,0 +1,28 @@
+"""The shape of a model is read from the values of its config.json, or they are refused."""
+
+import json
+
+import pytest
+from helpers import ROOT
+
+from kit.errors import UserError
+from kit.memory.families import shape_of
+
+LLAMA = json.loads((ROOT / "recipes/shapes/llama-8b/config.json").read_text())
+
+
+def test_what_a_config_leaves_out_is_what_its_family_has():
+    shape = shape_of(LLAMA, "llama")
+    assert (shape.num_kv_heads, shape.head_dim, shape.tied, shape.qkv_bias) == (8, 128, False, False)
+    old = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "head_dim")}
+    assert (shape_of(old, "old").num_kv_heads, shape_of(old, "old").head_dim) == (32, 128)
+    assert shape_of(LLAMA | {"model_type": "qwen2"}, "qwen").qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"model_type": "mamba"}, "do not know the family 'mamba'"), ({"hidden_size": "4096"}, "hidden_size is '4096'")],
+)
+def test_another_family_and_values_that_are_no_sizes_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        shape_of(LLAMA | changes, "mine")

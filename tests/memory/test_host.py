@@ -1,0 +1,42 @@
+"""What a run takes of a machine's memory and of the disk."""
+
+from dataclasses import replace
+
+import pytest
+
+from kit.memory.formulas import predict
+from kit.memory.workload import Workload
+from kit.tools.plan.models import find_shape
+
+BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy="fsdp2", num_gpus=16, gpus_per_machine=8)
+SHAPE = BASE.shape.num_parameters
+
+
+def test_host_and_disk_hold_what_a_save_writes():
+    memory = predict(BASE)
+    assert memory.host["copies of a save"] == 12 * SHAPE // 2  # half of the ranks are on a machine
+    assert memory.disk["checkpoints"] == 3 * 12 * SHAPE  # two are kept while a third is written
+    assert predict(replace(BASE, save_only_model=True)).disk["checkpoints"] == 3 * 4 * SHAPE
+
+
+def test_host_memory_is_that_of_loading_or_of_training():
+    assert "loading" not in predict(BASE).host
+    unsaved = predict(replace(BASE, async_save=False)).host
+    assert "copies of a save" not in unsaved and unsaved["loading"] == 4 * SHAPE
+    lora = predict(replace(BASE, method="lora")).host  # small copies; rank 0 reads bf16 weights
+    assert lora["loading"] == 2 * SHAPE
+    qlora = predict(replace(BASE, method="qlora")).host
+    assert 0.5 * SHAPE < qlora["loading"] < lora["loading"]  # it keeps no weight that it has quantised
+
+
+def test_each_machine_copies_its_own_shards_under_hybrid_sharding():
+    hybrid, ddp = replace(BASE, num_replicas=2), replace(BASE, strategy="ddp")
+    assert predict(hybrid).host["copies of a save"] == 12 * SHAPE
+    assert predict(ddp).host["copies of a save"] == 12 * SHAPE // 2
+    assert predict(hybrid).disk == predict(BASE).disk
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_offloaded_weights_gradients_and_optimiser_wait_on_the_machine(replicas):
+    memory = predict(replace(BASE, strategy="offload", num_replicas=replicas))
+    assert memory.host["offloaded weights and optimiser"] == pytest.approx(replicas * 16 * SHAPE / 2, rel=1e-6)

@@ -1,0 +1,514 @@
+"""Out of memory: recognised wherever it comes from, counted as it is, with the place where it happened."""
+
+import errno
+import json
+import re
+import sys
+import threading
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, matrix, run_ranks
+from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from kit import evaluate
+from kit.checkpoint import save as saver
+from kit.checkpoint.save import Saver
+from kit.data.feed.feed import Ahead
+from kit.data.feed.stream import StreamFeed
+from kit.errors import TrainingError, UserError
+from kit.memory import advice
+from kit.memory.advice import explain
+from kit.memory.shortage import Held, components
+from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
+
+
+def backward(model):
+    mixed = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # as Accelerate has it in a run
+        outputs = model(input_ids=torch.arange(3, 35)[None])
+    outputs.logits.float().logsumexp(-1).sum().backward()
+
+
+# --- what is recognised
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (RuntimeError(ON_CPU), "4.0 MiB asked for in training"),
+        (torch.OutOfMemoryError(ON_GPU), "2.00 GiB asked for in training"),
+        (MemoryError(), "in training"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "in training"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), "in training"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "in training"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "in training"),
+        (RuntimeError("std::bad_alloc"), "in training"),
+        (RuntimeError("Error out of memory at line 88 in file /src/csrc/ops.cu"), "in training"),
+        (RuntimeError("unable to mmap 1073741824 bytes from file <m>: Cannot allocate memory (12)"), "1.00 GiB asked"),
+    ],
+)
+def test_every_way_to_say_it_is_recognised(error, asked):
+    assert told(error).startswith(f"error: out of memory: {asked}")
+
+
+def test_the_allocators_of_torch_python_and_numpy_are_understood():
+    assert "4.00 PiB asked for" in told(raised(torch.empty, 1 << 50, dtype=torch.int32))
+    assert "512.00 TiB asked for" in told(raised(np.empty, 1 << 49, dtype=np.uint8))
+    assert told(raised(bytearray, 1 << 50)).startswith("error: out of memory: in training")
+
+
+@pytest.mark.parametrize("chained", ["cause", "context", "suppressed", "twice"])
+def test_it_is_found_behind_what_was_raised_from_it(chained):
+    def wrapped():
+        try:
+            fail()
+        except RuntimeError as error:
+            if chained == "context":
+                raise ValueError("recomputation failed")  # noqa: B904
+            if chained == "twice":
+                try:
+                    raise TrainingError("rank 1") from error
+                except TrainingError as second:
+                    raise UserError() from second
+            raise ValueError("recomputation failed") from (error if chained == "cause" else None)
+
+    assert "4.0 MiB asked for" in told(raised(wrapped))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        TrainingError("loss nan, gradient norm nan"),
+        UserError(),
+        KeyError("out of memory"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_every_other_error_stays_what_it_is(error):
+    assert explain(error, None, None, make(), placed()) is None
+
+
+def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    recipe = make(model_name_or_path=str(model_folder), method="lora")
+    error = raised(build_model, recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    assert not isinstance(error, UserError)
+    text = told(error)
+    assert "4.0 MiB asked for in loading\n" in text
+    assert re.search(r"the rest +\S+ \S+  what is being loaded, Python, libraries$", text, re.M)
+    assert "--method qlora" in text and "--per_device" not in text and "--max_length" not in text
+
+
+# --- where it happened
+
+
+def broken(model, kind):
+    """``model`` with the forward of its second module of a class failing."""
+    module = [module for module in model.modules() if type(module).__name__ == kind][1]
+    module.forward = type(module).forward.__get__(module)
+    for child in module.children():
+        child.register_forward_pre_hook(fail)
+    return model
+
+
+def test_the_module_and_the_pass_are_named(build):
+    model, _ = build()
+    assert "asked for in the forward pass (LlamaMLP)\n" in told(raised(backward, broken(model, "LlamaMLP")))
+
+    model, _ = build()
+    model.model.layers[1].mlp.register_full_backward_hook(fail)
+    assert "asked for in the backward pass\n" in told(raised(backward, model))
+
+
+def test_a_layer_computed_again_is_part_of_the_backward_pass(build):
+    model, _ = build(gradient_checkpointing=True)
+    num_calls = 0
+
+    def fail_again(*_args):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            fail()
+
+    model.model.layers[2].mlp.up_proj.register_forward_pre_hook(fail_again)
+    assert "asked for in the backward pass (LlamaMLP)\n" in told(raised(backward, model), gradient_checkpointing=True)
+
+
+def test_the_optimisers_step_blames_no_activations(build, monkeypatch):
+    model, optimizer = build()
+    backward(model)
+    monkeypatch.setattr(torch.optim.AdamW, "_init_group", fail)
+    text = told(raised(optimizer.step), method="full")
+    assert "asked for in the optimiser's step\n" in text
+    assert "--per_device_train_batch_size" not in text and "--max_length" not in text
+
+
+def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
+    model, _ = build()
+    ids = torch.arange(3, 9)[None]
+    broken(model, "LlamaMLP")
+    prepared = SimpleNamespace(model=model)
+    monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
+    text = told(raised(evaluate.evaluate, prepared, make(), None, None))
+    assert "asked for in evaluation (LlamaMLP)\n" in text
+    assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
+    monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
+    monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
+    monkeypatch.setattr(evaluate, "_stops", lambda *_: set())
+    recipe = make(predict_with_generate=True, eval_split_size=2)
+    text = told(raised(evaluate.evaluate, prepared, recipe, None, []))
+    assert "asked for in generation (LlamaMLP)\n" in text
+    assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
+
+
+def test_a_layer_is_named_and_not_one_of_its_hundred_linears(build, monkeypatch):
+    model, _ = build()
+    monkeypatch.setattr(torch.nn.functional, "linear", fail)
+    assert "asked for in the forward pass (LlamaAttention)\n" in told(raised(backward, model))
+
+
+def test_data_are_read_outside_of_any_pass():
+    feed = StreamFeed.__new__(StreamFeed)
+    feed._ahead = Ahead(fail, num_steps=2)
+    assert "asked for in reading data\n" in told(raised(feed.take, 0))
+
+
+def save_checkpoint(model, optimizer, folder, **settings):
+    about = {"identity": {}, "strategy": {}, "versions": {}}
+    saver = Saver(SimpleNamespace(process_index=0, num_processes=1), make(**settings), folder, about)
+    saver.save(model, optimizer, {"step": 1})
+    return saver
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeypatch, async_save):
+    """Whoever met the limit: the copy, the thread that writes, or safetensors, which panics."""
+    model, optimizer = build()
+    monkeypatch.setattr(advice, "_SMALL", 0.0)
+
+    def fail_as(error):
+        def fail(*_args, **_kwargs):
+            raise error
+
+        return fail
+
+    for error in (RuntimeError(ON_CPU), MemoryError(), RuntimeError("PyObject pointer is null")):
+        with monkeypatch.context() as patch:
+            patch.setattr(saver.TensorWriter, "write_data", fail_as(error))
+            found = raised(lambda: save_checkpoint(model, optimizer, tmp_path, async_save=async_save).wait())
+        text = told(found, model, optimizer, async_save=async_save)
+        assert re.match("error: out of memory: (4.0 MiB asked for )?in saving\n", text)
+        assert ("--async_save false" in text) == async_save
+        assert "Python, libraries, a save in progress\n" in text
+
+
+def test_a_save_in_the_background_is_told_while_it_lasts(build, tmp_path, monkeypatch):
+    model, optimizer = build()
+    monkeypatch.setattr(advice, "_SMALL", 0.0)
+    go_on = threading.Event()
+    plain = saver.describe_file
+
+    def describe_file(path):
+        assert go_on.wait(120)
+        return plain(path)
+
+    monkeypatch.setattr(saver, "describe_file", describe_file)
+    one = save_checkpoint(model, optimizer, tmp_path)
+    during = told(RuntimeError(ON_CPU), model, optimizer)
+    go_on.set()
+    one.wait()
+    after = told(RuntimeError(ON_CPU), model, optimizer)
+    assert "--async_save false" in during and "a save in progress\n" in during
+    assert "--async_save" not in after and "a save in progress" not in after
+
+
+def test_the_rank_is_the_one_that_failed(monkeypatch):
+    """A failed save is raised on all ranks."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    assert told(RuntimeError(ON_CPU)).startswith("error: out of memory: rank 0: 4.0 MiB asked for in training\n")
+    found = RuntimeError(f"checkpoint of step 4, rank 1: {ON_CPU}")
+    assert told(found).startswith("error: out of memory: rank 1: 4.0 MiB asked for in training\n")
+
+
+# --- what it is full of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit"])
+@pytest.mark.parametrize(
+    ("method", "compute_dtype"), [("full", "float32"), ("lora", "bfloat16"), ("qlora", "bfloat16")]
+)
+def test_components_are_what_the_model_really_holds(build, method, compute_dtype, optim):
+    model, optimizer = build(method, optim, compute_dtype, lora_r=64)
+    in_8_bits = optim == "adamw_8bit"
+    before = components(model, optimizer, True, in_8_bits)
+    weights = list(model.named_parameters())
+    num_trainable = sum(p.numel() for _, p in weights if p.requires_grad)
+    assert (before.trainable, before.gradients, before.optimizer) == (4 * num_trainable, 0, 0)
+    frozen = sum(p.numel() * p.element_size() for _, p in weights if not p.requires_grad)
+    if method == "qlora":
+        for _, p in weights:
+            if state := getattr(p, "quant_state", None):
+                num = state.shape.numel()  # half a byte each, one per 64 of them, 4 per 256 of those, and two tables
+                assert p.numel() * p.element_size() == num // 2
+                frozen += num // 64 + -(-num // 64 // 256) * 4 + 16 * 4 + 256 * 4 + 4
+    elif method == "lora":
+        assert frozen == 2 * sum(p.numel() for _, p in weights if not p.requires_grad)
+    assert before.frozen == frozen
+
+    backward(model)
+    after = components(model, optimizer, True, in_8_bits)
+    assert (after.gradients, after.gradients_to_come) == (before.gradients_to_come, 0) == (4 * num_trainable, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    after = components(model, optimizer, True, in_8_bits)
+    assert (after.frozen, after.trainable, after.gradients) == (frozen, 4 * num_trainable, 0)
+    assert after.gradients_to_come == 4 * num_trainable and after.optimizer_to_come == 0
+    if in_8_bits:  # a byte each, a scale per 256, and two tables
+        large = [p.numel() for _, p in weights if p.requires_grad and p.numel() >= 4096]
+        small = [p.numel() for _, p in weights if p.requires_grad and p.numel() < 4096]
+        assert large and after.optimizer == 2 * sum(n + -(-n // 256) * 4 for n in large) + 8 * sum(small) + 2 * 256 * 4
+        assert before.optimizer_to_come == 2 * sum(large) + 8 * sum(small)
+    else:  # and a counter of steps each
+        num_tensors = sum(p.requires_grad for _, p in weights)
+        assert after.optimizer == 8 * num_trainable + 4 * num_tensors
+        assert before.optimizer_to_come == 8 * num_trainable
+    assert after.to_save == after.trainable + after.optimizer
+    # Nothing of it is on a GPU, but what is saved is copied to CPU memory from either.
+    assert components(model, optimizer, False, in_8_bits) == Held(to_save=after.to_save)
+
+
+def test_the_table_adds_up_to_the_peak(build):
+    model, optimizer = build("lora")
+    backward(model)
+    optimizer.step()
+    rows = re.findall(r"^ +(.+?)  +([\d.]+ \w+)", told(RuntimeError(ON_CPU), model, optimizer, method="lora"), re.M)
+    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    sizes = {name: float(text.split()[0]) * units[text.split()[1]] for name, text in rows if text.split()[1] in units}
+    parts = ["frozen weights", "trainable weights", "gradients", "optimiser state", "the rest"]
+    assert sum(sizes[part] for part in parts) == pytest.approx(sizes["peak of this process"], rel=0.01)
+    held = components(model, optimizer, True, False)
+    assert sizes["frozen weights"] == pytest.approx(held.frozen, rel=0.01)
+    assert sizes["gradients"] == pytest.approx(held.trainable, rel=0.01)
+
+
+@pytest.mark.slow
+def test_telling_asks_nothing_of_a_full_memory(build):
+    model, optimizer = build("qlora", compute_dtype="bfloat16")
+    backward(model)
+    optimizer.step()
+    error = RuntimeError(ON_CPU)
+    told(error, model, optimizer)  # regular expressions are compiled once
+
+    class NoTensors(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"{function} makes a tensor")
+
+    tracemalloc.start()
+    with NoTensors():
+        told(error, model, optimizer)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000
+
+
+LIMITED = """
+import resource
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from kit.memory.advice import explain
+from kit.config.recipe import Recipe
+from kit.strategy.topology import Topology
+
+shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
+model = LlamaForCausalLM(LlamaConfig(**shape))
+optimizer = torch.optim.AdamW(model.parameters())
+recipe = Recipe(model_name_or_path="some/model", dataset="some/data", method="full", per_device_train_batch_size=2)
+topology = Topology(
+    strategy="single", config_name="single", num_processes=1, mixed_precision="bf16", device_type="cpu"
+)
+in_use = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+limit = in_use + (96 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    for power in range(20):
+        model(input_ids=torch.ones(2**power, 64, dtype=torch.long)).logits.square().sum().backward()
+except Exception as error:
+    print(f"limit {limit / 2**30:.1f}")
+    print(explain(error, model, optimizer, recipe, topology))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts so on Linux only")
+def test_a_process_that_meets_its_limit_can_still_tell(tmp_path):
+    (tmp_path / "limited.py").write_text(LIMITED)
+    run_ranks(str(tmp_path / "limited"), [], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    found = re.search(r"^limit ([\d.]+)\n[^;]+; this process may reserve ([\d.]+) (MiB|GiB) \(ulimit -d\)$", text, re.M)
+    assert found and float(found[2]) / (1 if found[3] == "GiB" else 1024) == pytest.approx(float(found[1]), abs=0.06), (
+        text
+    )
+    assert re.search(r"out of memory: [\d.]+ MiB asked for in the (forward|backward) pass", text), text
+    assert "ulimit -d unlimited" in text and "--per_device_train_batch_size 1 " in text
+    assert "--config" not in text and "nvidia-smi" not in text and "--optim" not in text  # the state is small
+
+
+PROBE = """
+import json, runpy, sys
+from pathlib import Path
+import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
+from kit.memory import advice
+from kit.memory import shortage as memory
+from kit.train import step
+from kit.strategy import accelerator as strategy
+
+out = Path({out!r})
+prepare, train_step = strategy.prepare, step.train_step
+def prepared(accelerator, asked, model, optimizer):
+    global topology
+    topology = asked
+    whole = [sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad is trains)
+             for trains in (False, True)]
+    result = prepare(accelerator, topology, model, optimizer)
+    # At rest, each rank sees its own shards and nothing else.
+    own = [p.to_local() if hasattr(p, "to_local") else p for p in result.model.parameters()]
+    own = [sum(p.numel() * p.element_size() for p in own if p.requires_grad is trains) for trains in (False, True)]
+    (out / f"rest-{{accelerator.process_index}}.json").write_text(json.dumps([whole, own]))
+    return result
+num_steps = num_layers = 0
+def stepping(prepared, *args, **kwargs):
+    global num_steps
+    num_steps += 1
+    accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
+    try:
+        return train_step(prepared, *args, **kwargs)
+    except RuntimeError as error:
+        held = memory.components(model, optimizer, True, False)
+        text = str(advice.explain(error, model, optimizer, recipe, topology))
+        record = [held.frozen, held.trainable, held.gradients, held.optimizer, held.gathered, held.sharded, text]
+        (out / f"held-{{accelerator.process_index}}.json").write_text(json.dumps(record))
+        accelerator.wait_for_everyone()
+        raise
+plain = LlamaMLP.forward
+def forward(self, hidden):
+    global num_layers
+    num_layers += num_steps == 2
+    if num_layers == 2 and {place!r} == "LlamaMLP":
+        raise RuntimeError({message!r})
+    return plain(self, hidden)
+def failing(function):
+    def call(*args, **kwargs):
+        if num_steps == 2 and {place!r} == "logits":
+            raise RuntimeError({message!r})
+        return function(*args, **kwargs)
+    return call
+torch.nn.functional.cross_entropy = failing(torch.nn.functional.cross_entropy)  # of a head that trains
+torch.Tensor.scatter_add_ = failing(torch.Tensor.scatter_add_)  # of a frozen one
+strategy.prepare, step.train_step, LlamaMLP.forward = prepared, stepping, forward
+from kit.config.command_line import read_command_line
+recipe = read_command_line(sys.argv[1:]).recipe
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+BUCKETS = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from kit.memory.shortage import components
+
+def data_bytes():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4096, 4096)
+for p in model.parameters():
+    p.grad = torch.zeros_like(p)
+    p.grad = None
+before = data_bytes()
+ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+print("buckets", data_bytes() - before)
+for _ in range(2):
+    held = components(ddp, None, True, False)
+    print("held", held.trainable, held.gradients, held.gradients_to_come)
+    ddp(torch.ones(1, 4096)).sum().backward()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_gradients_of_ddp_are_held_before_the_first_step(tmp_path):
+    (tmp_path / "buckets.py").write_text(BUCKETS)
+    run_ranks(str(tmp_path / "buckets"), [], 1, log := tmp_path / "log.txt")
+    text = log.read_text()
+    size = 4 * (4096 * 4096 + 4096)
+    assert int(re.search(r"^buckets (\d+)$", text, re.M)[1]) >= size, text
+    assert re.findall(r"^held (.+)$", text, re.M) == [f"{size} {size} 0"] * 2, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", matrix(["qlora", "full", "lora"]))
+@pytest.mark.parametrize(("config", "place"), matrix([("fsdp", "LlamaMLP"), ("fsdp", "logits"), ("fsdp1", "LlamaMLP")]))
+def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_path, config, place, method):
+    """Also where the pass ended in the middle of a layer, or in the head, which is then gathered whole."""
+    words = {"out": str(tmp_path), "place": place, "message": ON_CPU, "script": str(ROOT / "recipes/finetune.py")}
+    (tmp_path / "probe.py").write_text(PROBE.format(**words))
+    flags = {**finetune.defaults, "config": fp32[config], "method": method, "output_dir": tmp_path / "run"}
+    log = tmp_path / "log.txt"
+    run_ranks(str(tmp_path / "probe"), [f"--{name}={value}" for name, value in flags.items()], 2, log)
+    assert (tmp_path / "held-0.json").exists() and (tmp_path / "held-1.json").exists(), log.read_text()
+    totals = [0, 0]
+    for rank in range(2):
+        whole, own = json.loads((tmp_path / f"rest-{rank}.json").read_text())
+        frozen, trainable, gradients, moments, gathered, sharded, text = json.loads(
+            (tmp_path / f"held-{rank}.json").read_text()
+        )
+        assert sharded and trainable == own[1] and gradients == 0
+        assert config == "fsdp1" or 0 < gathered < sum(whole)
+        assert 0 <= moments - 2 * trainable <= 4 * 100  # and a counter for each tensor
+        assert frozen == own[0] if method != "qlora" else frozen > own[0]  # every rank has all scales
+        assert text.startswith(f"error: out of memory: rank {rank}: 4.0 MiB asked for in the forward pass ({place})")
+        totals = [totals[0] + own[0], totals[1] + own[1]]
+    assert totals == whole and max(own) < max(whole)
+
+
+def test_a_gpu_is_described_in_the_words_of_its_own_message():
+    lines = told(torch.OutOfMemoryError(ON_GPU), topology=placed(2, device_type="cuda")).splitlines()
+    assert lines[1].split() == "GPU 0 79.25 GiB 1.50 GiB free".split()
+    lost = "and 6.25 GiB lost between tensors"
+    assert lines[2].split() == f"peak of this process 40.00 GiB allocated, {lost}".split()
+    assert any("nvidia-smi" in line and "30.00 GiB of this GPU" in line for line in lines)
+
+
+def test_a_gpu_that_says_little_is_asked(monkeypatch):
+    answers = {
+        "is_available": True,
+        "current_device_index": 3,
+        "max_memory_allocated": 70 * GIB,
+        "memory_allocated": 60 * GIB,
+        "memory_reserved": 72 * GIB,
+        "get_memory_info": (GIB, 80 * GIB),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda answer=answer: answer)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    text = told(error, topology=placed(device_type="cuda"))
+    assert re.search(r"GPU 3 +80.00 GiB +1.00 GiB free", text)
+    assert re.search(r"peak of this process +70.00 GiB", text) and "and 12.00 GiB lost" in text
+    assert "expandable_segments" in text and "nvidia-smi" not in text
+    # A CPU that is full is not described by its GPU.
+    assert "GPU" not in told(RuntimeError(ON_CPU)) and "GPU" not in told(MemoryError())

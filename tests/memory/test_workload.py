@@ -1,0 +1,45 @@
+"""A workload is what a recipe would run."""
+
+from dataclasses import replace
+
+from kit.config.validation import load_recipe
+from kit.memory.workload import Workload, uncovered
+from kit.tools.plan.models import find_shape
+
+
+def test_a_workload_follows_its_recipe():
+    chosen = {"per_device_train_batch_size": 2, "gradient_checkpointing": True}
+    recipe = load_recipe("llama-8b-full").model_copy(update=chosen)
+    own = Workload.of(recipe, find_shape("llama-8b"), "fsdp2", num_gpus=4)
+    assert (own.method, own.rows, own.length, own.gradient_checkpointing) == ("full", 2, 4096, True)
+    assert own.num_gpus * own.rows * own.micro_batches == recipe.global_batch_size
+    assert own.config == "fsdp" and own.sharded and own.tokens == 8192
+    assert own.trainable_parameters == own.shape.num_parameters and own.adapter_parameters == 0
+
+
+def test_copies_of_hybrid_sharding_divide_the_gpus():
+    recipe, shape = load_recipe("llama-8b-full"), find_shape("llama-8b")
+    own = replace(Workload.of(recipe, shape, "fsdp2", num_gpus=16), num_replicas=2)
+    assert (own.config, own.num_shards, own.num_machines) == ("fsdp_hybrid", 8, 2)
+    assert replace(own, strategy="ddp", num_replicas=1).num_shards == 1
+    assert replace(own, num_replicas=1).num_shards == 16
+
+
+def test_adapters_train_and_the_rest_does_not():
+    own = Workload.of(load_recipe("llama-8b-lora"), find_shape("llama-8b"))
+    assert own.trainable_parameters == own.adapter_parameters == 41_943_040
+    assert own.config == "single" and not own.sharded
+
+
+def test_attention_is_eager_where_the_family_takes_no_other_or_the_recipe_says_so():
+    recipe, llama, gemma = load_recipe("llama-8b-lora"), find_shape("llama-8b"), find_shape("gemma-2-2b")
+    assert not Workload.of(recipe, llama).eager and Workload.of(recipe, gemma).eager
+    assert Workload.of(recipe.model_copy(update={"attn_implementation": "eager"}), llama).eager
+    assert not Workload.of(recipe.model_copy(update={"attn_implementation": "flash_attention_2"}), gemma).eager
+
+
+def test_settings_that_no_formula_describes_are_named():
+    recipe = load_recipe("llama-8b-lora")
+    assert uncovered(recipe) == []
+    changed = recipe.model_copy(update={"use_dora": True, "new_tokens": ["<a>"]})
+    assert uncovered(changed) == ["use_dora", "new_tokens"]

@@ -1,0 +1,41 @@
+"""Every phase of a run is on the one list, in words of its own, and told by functions that exist."""
+
+import accelerate.optimizer
+import torch
+import transformers.generation.utils
+
+from kit import evaluate, phases
+from kit.checkpoint import load as checkpoint
+from kit.checkpoint import save as saver
+from kit.data.feed import feed, stream
+from kit.export import final as export
+from kit.memory import shortage as memory
+from kit.model import load as model
+from kit.phases import BY_FUNCTION, PHASES, Phase
+from kit.strategy import accelerator as strategy
+
+
+def test_the_functions_that_tell_the_phase_exist():
+    holders = {
+        "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
+        "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
+        "torch.autograd": torch.autograd,
+        "kit.checkpoint.save": saver.Saver,
+        "kit.data.feed.feed": feed.Feed,
+        "kit.data.feed.stream": stream.StreamFeed,
+    }
+    holders |= {module.__name__: module for module in (checkpoint, evaluate, export, model, strategy)}
+    for name in [*BY_FUNCTION, memory._IN_BACKGROUND]:
+        module, _, function = name.rpartition(".")
+        assert callable(getattr(holders[module], function)), name
+
+
+def test_every_phase_is_on_the_list_and_its_functions_tell_no_other():
+    assert {id(value) for value in vars(phases).values() if isinstance(value, Phase)} == set(map(id, PHASES))
+    assert sum(len(phase.functions) for phase in PHASES) == len(BY_FUNCTION)
+
+
+def test_what_ran_out_of_memory_is_told_in_words_that_no_other_phase_has():
+    nouns = [phase.noun for phase in PHASES if phase is not phases.STARTING]  # in which no memory is asked for
+    assert all(nouns) and len(set(nouns)) == len(nouns)
+    assert all(phase.doing for phase in PHASES)

@@ -1,0 +1,71 @@
+"""Model and data are opened without weights and rows; the hub is asked only for what is there."""
+
+import pytest
+
+from kit.errors import Problem, UserError
+from kit.tools.doctor import inputs
+from kit.tools.doctor.inputs import Opened, check_data, check_model_opens, check_wrap_class
+
+
+def test_the_model_opens_with_its_adapters(recipe):
+    opened = Opened()
+    lora = recipe.model_copy(update={"method": "lora"})
+    assert check_model_opens(lora, opened).status == "ok"
+    assert 0 < sum(p.numel() for p in opened.adapted.parameters() if p.requires_grad) < 200_000
+    assert not any("lora" in name for name, _ in opened.meta_model.named_parameters())
+
+
+def test_a_model_that_cannot_train_so_is_told_with_all_that_is_wrong(recipe):
+    opened = Opened()
+    result = check_model_opens(recipe.model_copy(update={"max_length": 10**6}), opened)
+    assert result.status == "fail" and "positions" in result.found and "--max_length" in result.cure
+    assert opened.adapted is None and opened.meta_model is not None
+
+
+def test_a_hub_model_that_is_not_in_the_cache_fails_offline(recipe, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"org/none.*not in the cache; HF_HUB_OFFLINE forbids"):
+        check_model_opens(recipe.model_copy(update={"model_name_or_path": "org/none"}), Opened())
+
+
+@pytest.fixture
+def meta_model(recipe):
+    opened = Opened()
+    check_model_opens(recipe, opened)
+    return opened.meta_model
+
+
+def test_a_wrap_class_that_the_model_lacks_fails_with_those_it_has(meta_model, topology):
+    fsdp = topology(strategy="fsdp2")
+    assert check_wrap_class(fsdp, meta_model).found == "4 x LlamaDecoderLayer"
+    result = check_wrap_class(topology(strategy="fsdp2", layer_classes=("QwenLayer",)), meta_model)
+    assert result.status == "fail" and "no QwenLayer in this model; expected one of LlamaDecoderLayer" in result.found
+    assert check_wrap_class(topology(layer_classes=("QwenLayer",)), meta_model).found == "nothing is sharded"
+
+
+def test_local_data_asks_no_hub(recipe, monkeypatch):
+    monkeypatch.setattr(inputs, "ask_hub", lambda name, flag: pytest.fail("asked"))
+    result = check_data(recipe)
+    assert result.status == "ok" and "train.jsonl" in result.found and "token" not in result.found
+    assert "no file or folder" in check_data(recipe.model_copy(update={"dataset": "nowhere.jsonl"})).found
+
+
+def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
+    remote = recipe.model_copy(update={"dataset": "org/data:main", "eval_dataset": None})
+    asked = []
+    monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(inputs, "ask_hub", lambda name, flag: asked.append((name, flag)))
+    monkeypatch.setattr(inputs, "get_token", lambda: None)
+    assert check_data(remote).found.endswith("without a token") and asked == [("org/data", "dataset")]
+
+    def gated(name, flag):
+        raise UserError(Problem(flag, f"{name}: its licence is not accepted", fix="log in: `hf auth login`"))
+
+    monkeypatch.setattr(inputs, "ask_hub", gated)
+    result = check_data(remote)
+    assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.cure
+    monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(inputs, "cached", lambda kind: ["org/other"])
+    assert "not in the cache" in check_data(remote).found
+    monkeypatch.setattr(inputs, "cached", lambda kind: ["org/data"])
+    assert check_data(remote).status == "ok"

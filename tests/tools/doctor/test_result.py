@@ -1,0 +1,64 @@
+"""Results are told when they are there; whatever a check raises becomes one; the worst decides the exit status."""
+
+import json
+
+import pytest
+
+from kit.errors import Problem, UserError
+from kit.tools.doctor.result import Report, Result, of_problems, ok
+
+
+def report_of(*results):
+    told = []
+    report = Report(told.append)
+    for result in results:
+        report.add(result)
+    assert told == report.results
+    return report
+
+
+@pytest.mark.parametrize(
+    ("statuses", "worst", "exit_status"),
+    [(["ok"], "ok", 0), (["ok", "warn"], "warn", 0), (["fail", "warn", "ok"], "fail", 2)],
+)
+def test_only_a_failed_check_ends_with_status_2(statuses, worst, exit_status):
+    report = report_of(*(Result("disk", status, "found") for status in statuses))
+    assert (report.status, report.exit_status) == (worst, exit_status)
+
+
+def test_what_a_check_raises_is_a_failed_check_with_its_name_and_words():
+    def broken():
+        raise OSError("\nlibcuda.so.1: cannot open\nmore")
+
+    def refused():
+        raise UserError(Problem("model", "no such folder", "a folder", "give one"), Problem("data", "gone", fix="x"))
+
+    report = report_of()
+    assert report.run("driver", broken).found == "OSError: libcuda.so.1: cannot open"
+    result = report.run("model", refused)
+    assert result == Result("model", "fail", "model: no such folder; expected a folder; data: gone", "give one; x")
+    assert [result.name for result in report.results] == ["driver", "model"] and report.exit_status == 2
+
+
+def test_no_problem_is_ok():
+    assert of_problems("model", [], "it opens") == ok("model", "it opens")
+
+
+def test_a_line_has_status_name_what_was_found_and_the_cure():
+    assert str(Result("disk", "fail", "full", "make room")) == "fail  disk              full\n      -> make room"
+    assert str(Result("disk", "ok", "free", host="gpu-b")) == "ok    gpu-b: disk              free"
+
+
+def test_a_credential_is_not_told(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    assert "secret" not in str(report_of(Result("data", "fail", "hf_secretsecret was refused")).results[0])
+
+
+def test_the_end_is_a_count_or_one_json_object(capsys):
+    report = report_of(ok("disk", "free"), Result("port", "warn", "taken", "another"))
+    assert report.end(as_json=False) == 0
+    assert capsys.readouterr().out == "2 checks in 0 s: 1 ok, 1 warn, 0 fail\n"
+    assert report.end(as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"] == "warn"
+    assert told["checks"][1] == {"name": "port", "status": "warn", "found": "taken", "cure": "another", "host": ""}

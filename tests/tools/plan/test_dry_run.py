@@ -1,0 +1,110 @@
+"""``--dry_run`` says what the run would do: strategy, memory, time, data and number of steps; and writes nothing."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from kit import preflight
+from kit.config.launch_flags import Launch
+from kit.config.recipe import Recipe
+from kit.config.validation import load_recipe
+from kit.errors import UserError
+from kit.memory.fit import planned
+from kit.memory.formulas import predict
+from kit.strategy.topology import Topology
+from kit.tools.plan import dry_run
+from kit.tools.plan.dry_run import describe_plan, describe_run
+from kit.tools.plan.hardware import GPUS, Gpu
+from kit.tools.plan.models import SHAPES
+
+SINGLE = Topology(
+    strategy="single", config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
+)
+GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
+RECIPE = load_recipe("llama-8b-full")
+
+
+@pytest.fixture
+def recipe(model_folder, chat_file, tmp_path):
+    def recipe(**changes):
+        plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file), "max_length": 256}
+        return Recipe(**plain | {"output_dir": str(tmp_path / "out")} | changes)
+
+    return recipe
+
+
+def wrong(recipe, *args, **options):
+    with pytest.raises(UserError) as caught:
+        preflight.check(recipe, *args, **options)
+    return [problem.where for problem in caught.value.problems]
+
+
+@pytest.fixture(scope="module")
+def config():
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(SHAPES / "llama-8b")
+
+
+def test_what_the_formulas_do_not_describe_has_no_plan():
+    (line,) = describe_plan(None, RECIPE, None, True)
+    assert line.startswith("no plan: ")
+
+
+def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(config, monkeypatch):
+    own = planned(RECIPE, GPU, config)
+    stream = SimpleNamespace(total_steps=lambda recipe: 70)
+    lines = describe_plan(own, RECIPE, stream, False)
+    memory = predict(own)
+    assert f"a GPU at its peak ({memory.moment}), {memory.peak / 2**30:.1f} GiB:" in lines and "disk:" in lines
+    assert all(any(name in line for line in lines) for name in (*memory.disk, "optimiser", "activations"))
+    assert lines[-1].startswith("time: unknown here")
+    monkeypatch.setattr(dry_run, "this_machine", lambda: (GPUS["h100"], 8))
+    assert "70 steps: " in describe_plan(own, RECIPE, stream, True)[-1]
+    monkeypatch.setattr(dry_run, "this_machine", lambda: (Gpu(name="new", memory=2**36), 8))
+    assert describe_plan(own, RECIPE, stream, True)[-1].startswith("time: unknown GPU")
+
+
+@pytest.mark.slow
+def test_a_dry_run_tells_strategy_data_and_steps(recipe):
+    checked = preflight.check(
+        recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), SINGLE, "mine"
+    )
+    strategy, *notes, steps = describe_run(checked, SINGLE)
+    count = sum(p.numel() for p in checked.meta_model.parameters() if p.requires_grad)
+    assert (
+        strategy.startswith("Single on CPU, 1 process, fp32, ") and f"{count:,} trainable parameters (lora)" in strategy
+    )
+    assert any(note.startswith("training data: ") for note in notes) and any("padding: " in note for note in notes)
+    assert steps == "7 steps. Dry run: nothing written but the tokenised data in the cache."
+
+
+@pytest.mark.slow
+def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(model_folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    mine = recipe(model_name_or_path=str(bare))
+    assert wrong(mine, SINGLE, "mine") == ["model_name_or_path"]
+    checked = preflight.check(mine, SINGLE, "mine", launch=Launch(dry_run=True))
+    (line,) = [line for line in describe_run(checked, SINGLE) if line.startswith("weights: none of ")]
+    assert str(bare) in line
+    dry = {"launch": Launch(dry_run=True)}
+    assert wrong(mine.model_copy(update={"max_length": 4096}), SINGLE, "mine", **dry) == ["max_length"]
+    (bare / "pytorch_model.bin").write_bytes(b"")
+    assert wrong(mine, SINGLE, "mine", **dry) == ["model_name_or_path"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_of_the_data_what_the_run_says(finetune, fp32):
+    def notes(run):
+        return [line for line in run.output.splitlines() if line.startswith(("padding:", "packing:", "streaming:"))]
+
+    run = finetune.ok("run", 2, config=fp32["ddp"], max_steps=1)
+    dry = finetune("dry", config=fp32["ddp"], num_processes=2, dry_run=True)
+    assert dry.status == 0 and not dry.folder.exists(), dry.output
+    assert len(notes(dry)) == 1 and notes(dry) == notes(run)
+    assert dry.output.splitlines()[-1].endswith("Dry run: nothing written but the tokenised data in the cache.")
+    for flag in ("packing", "streaming"):
+        dry = finetune(flag, config=fp32["single"], dry_run=True, **{flag: True})
+        assert len(notes(dry)) == 1 and notes(dry)[0].startswith(flag), dry.output

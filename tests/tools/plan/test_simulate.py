@@ -1,0 +1,121 @@
+"""A plan by simulation runs the kit's own step in a process of its own, without weights and without CUDA."""
+
+from dataclasses import replace
+
+import pytest
+from helpers import ROOT, matrix
+
+from kit.errors import TrainingError, UserError
+from kit.memory.formulas import predict
+from kit.memory.workload import Workload
+from kit.tools.plan.models import find_shape
+from kit.tools.plan.simulate import simulate
+
+METHODS = ("full", "lora", "qlora")
+
+
+TINY = Workload(shape=find_shape(str(ROOT / "recipes/tiny/model")), method="lora", length=64, micro_batches=2)
+
+
+def test_what_cannot_be_simulated_is_refused():
+    with pytest.raises(UserError, match=r"no config\.json"):
+        simulate(replace(TINY, shape=replace(TINY.shape, folder=None)))
+    with pytest.raises(UserError, match="qlora with offload"):
+        simulate(replace(TINY, method="qlora", strategy="offload", num_gpus=8))
+
+
+@pytest.mark.slow
+def test_a_simulation_ends_at_its_deadline():
+    with pytest.raises(TrainingError, match=r"longer than 0\.1 s"):
+        simulate(TINY, deadline_seconds=0.1)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_run_is_told():
+    with pytest.raises(TrainingError, match="no_such_module"):
+        simulate(replace(TINY, lora_targets=("no_such_module",)))
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_full_logits_are_what_plain_transformers_holds_more():
+    workload = Workload(shape=find_shape("llama-1b"), method="lora", length=4096, gradient_checkpointing=True)
+    ours, plain = simulate(workload), simulate(replace(workload, loss="whole"))
+    logits = 4 * workload.length * workload.shape.vocab_size
+    assert plain.tensors - ours.tensors > logits
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_packs_are_simulated():
+    assert simulate(replace(TINY, packing=True)).tensors > 0
+
+
+CASES = [
+    {"method": method, "strategy": strategy, "num_gpus": gpus}
+    for method in METHODS
+    for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
+]
+CASES += [{"method": method, "strategy": "offload", "num_gpus": 8} for method in ("full", "lora")]
+HYBRID = {"strategy": "fsdp2", "num_gpus": 16, "num_replicas": 2}
+CASES += [{"method": method, **HYBRID} for method in METHODS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", matrix(CASES, always=0))
+def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
+    simulated = simulate(replace(TINY, **case, gradient_checkpointing=True))
+    topology = "hybrid" if "num_replicas" in case else case["strategy"]
+    report = fake_gpu(topology=topology, world=case["num_gpus"], method=case["method"], length=64, micro_batches=2)
+    assert "error" not in report, report["error"]
+    step = report["step of 2 micro-batches"]
+    assert simulated.tensors == pytest.approx(step["peaks"]["cuda"], rel=0.01)
+    for name in ("allgather_base", "reduce_scatter_base", *(["allreduce"] if topology == "hybrid" else [])):
+        assert simulated.collective_bytes.get(name, 0) == step.get("collective_bytes", {}).get(name, 0)
+    assert simulated.flops == step["flops"]
+
+
+FORMULAS = [
+    {"method": method, "strategy": strategy, "num_gpus": gpus, "gradient_checkpointing": checkpointing}
+    for method in METHODS
+    for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
+    for checkpointing in (True, False)
+]
+
+
+# Offloading, where the device stands for GPU and host, and attention that holds scores.
+OTHERS = [
+    {"shape": "llama-1b", "method": "full", "strategy": "offload", "num_gpus": 8},
+    {"shape": "llama-1b", "method": "lora", "strategy": "offload", "num_gpus": 8},
+    {"shape": "gemma-2-2b", "method": "lora", "eager": True, "gradient_checkpointing": False},
+]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: "-".join(map(str, case.values())))
+def test_formulas_and_simulation_agree_on_offloading_and_eager_attention(case):
+    fields = {"gradient_checkpointing": True, "length": 2048} | case | {"shape": find_shape(case["shape"])}
+    workload = Workload(**fields)
+    assert predict(workload).tensors == pytest.approx(simulate(workload).tensors, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "method"), matrix([("tiny", "full"), ("tiny", "lora"), ("llama-8b", "full")], always=0)
+)
+def test_formulas_and_simulation_agree_on_hybrid_sharding(shape, method):
+    """And a copy takes of its GPUs what a run on them alone takes."""
+    given = {"shape": find_shape(shape), "length": 4096} if shape != "tiny" else {}
+    workload = replace(TINY, **given, **HYBRID, method=method, micro_batches=3, gradient_checkpointing=True)
+    simulated = simulate(workload)
+    assert predict(workload).tensors == pytest.approx(simulated.tensors, rel=0.05)
+    gradients = 4 * workload.trainable_parameters / workload.num_shards  # once a step, between the copies
+    assert simulated.collective_bytes["allreduce"] == pytest.approx(gradients, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", matrix(FORMULAS))
+def test_formulas_and_simulation_agree(case):
+    workload = Workload(shape=find_shape("llama-1b"), length=2048, micro_batches=2, **case)
+    assert predict(workload).tensors == pytest.approx(simulate(workload).tensors, rel=0.05)

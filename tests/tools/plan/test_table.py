@@ -1,0 +1,183 @@
+"""A plan as text."""
+
+import re
+import shlex
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from kit.config.recipe import ACCELERATE_CONFIGS
+from kit.strategy.parallelism import group_sizes
+from kit.tools.plan.ask import read_ask
+from kit.tools.plan.hardware import GPUS, parse_gpu
+from kit.tools.plan.lengths import Lengths
+from kit.tools.plan.search import options, recommend, scaling, try_out
+from kit.tools.plan.table import (
+    checkpointing,
+    command,
+    explanation,
+    gib,
+    on_machines,
+    parts,
+    scale,
+    table,
+    time_lines,
+    verdict,
+    ways,
+)
+
+
+def planned(*words, gpu="24GiB"):
+    asked = read_ask([*words, "--gpu", gpu])
+    (question,) = asked.questions
+    base = asked.workload(question)
+    found = options(base, asked.gpu, question.recipe.global_batch_size)
+    option, _ = recommend(found, base.method)
+    return question, found, option
+
+
+def test_columns_are_aligned():
+    assert table(["a", "long"], [["wide", "b"], ["", "c"]]) == ["a     long", "wide  b", "      c"]
+
+
+def test_each_way_says_whether_it_fits_and_by_how_much():
+    _, found, _ = planned("--recipe", "llama-8b-qlora")
+    lines = ways(found)
+    assert len(lines) == 3 + len(found)
+    for line, option in zip(lines[1:-2], found, strict=True):
+        assert verdict(option) in line
+        assert ("does not fit, " in line and "missing" in line) != option.fits
+
+
+def test_checkpointing_is_needed_or_costs_time_or_is_not_enough():
+    _, found, _ = planned("--recipe", "llama-8b-lora", "--gradient_checkpointing", "true")
+    told = {option.workload.method: checkpointing(option) for option in found}
+    assert told["full"] == "not enough" and told["lora"] == "needed"
+    small = options(replace(found[0].workload, length=128, rows=1), GPUS["h100"], 32)[1]
+    assert checkpointing(small).startswith("not needed: costs ")
+
+
+def test_the_command_has_only_what_differs_from_the_recipe():
+    question, _, option = planned("--recipe", "llama-8b-qlora", "--max_length", "1024", "--gpus", "2")
+    text = command(option, question)
+    assert text.startswith(
+        "accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora --num_processes 2"
+    )
+    assert "--max_length 1024" in text and "--learning_rate" not in text and "--method" not in text
+
+
+def test_the_command_trains_on_the_data_that_were_given():
+    question, _, option = planned("--recipe", "llama-8b-qlora", "--dataset", "my.jsonl")
+    assert "--recipe llama-8b-qlora --dataset my.jsonl" in command(option, question)
+
+
+def test_the_command_is_one_that_a_run_takes():
+    from kit.config.command_line import read_command_line
+
+    several = '[{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1, "columns": {"q": "prompt"}}]'
+    for words in (
+        ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
+        ["--model", "llama-8b", "--dataset_columns", "q=prompt,a=completion"],
+        ["--params", "1B"],
+    ):
+        question, _, option = planned(*words)
+        request = read_command_line(shlex.split(command(option, question))[3:])
+        assert not request.problems
+        assert [entry.path for entry in request.recipe.datasets] == [entry.path for entry in question.recipe.datasets]
+        assert request.recipe.dataset_columns == question.recipe.dataset_columns
+        assert request.recipe.per_device_train_batch_size == option.workload.rows
+        assert request.recipe.gradient_checkpointing == option.workload.gradient_checkpointing
+        assert request.recipe.method == option.workload.method
+
+
+def test_the_config_for_several_machines_is_one_that_divides_them_so():
+    question, found, option = planned("--recipe", "llama-8b-full", "--gpus", "8", gpu="h100")
+    assert on_machines(option) == []
+    shipped = (ACCELERATE_CONFIGS / "fsdp_hybrid.yaml").read_text(encoding="utf-8")
+    for machines, differs in ((2, False), (4, True)):
+        question, found, _ = planned("--recipe", "llama-8b-full", "--gpus", f"{machines}x8", gpu="h100")
+        option = next(o for o in found if o.workload.config == "fsdp_hybrid")
+        text = " ".join(on_machines(option))
+        key = re.search(r"parallelism_config_dp_replicate_size: \d+", text)[0]
+        copied = re.sub(r"parallelism_config_dp_replicate_size: \d+", key, shipped)
+        assert (copied != shipped) == differs and f"num_machines: {machines}" in text and "multi-node.md" in text
+        groups = group_sizes(yaml.safe_load(copied)["parallelism_config"], "fsdp2", pytest.fail)
+        assert groups.num_replicas(8 * machines) == option.workload.num_replicas == machines
+        assert f"--config fsdp_hybrid --recipe llama-8b-full --num_processes {8 * machines}" in command(
+            option, question
+        )
+    plain = next(o for o in found if o.workload.config == "fsdp")
+    assert "num_machines: 4" in " ".join(on_machines(plain)) and "replicate" not in " ".join(on_machines(plain))
+
+
+def test_parts_add_up_to_the_peak():
+    _, _, option = planned("--recipe", "llama-8b-qlora")
+    lines = parts(option.memory)
+    assert lines[0] == f"a GPU at its peak ({option.memory.moment}), {gib(option.memory.peak)}:"
+    numbers = [float(line.split()[-2]) for line in lines[1 : lines.index("memory of a machine:")]]
+    assert sum(numbers) == pytest.approx(option.memory.peak / 2**30, abs=0.1 * len(numbers))
+
+
+def test_time_is_a_range_with_its_assumption_and_its_cost():
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    text = "\n".join(time_lines(option, None, 2.0))
+    assert "tokens/s per GPU" in text and "1,000 steps: " in text and "cost " in text and "every sample has" in text
+    assert "cost" not in "\n".join(time_lines(option, None))
+    _, _, option = planned("--recipe", "llama-8b-lora")
+    assert "nothing is known of a GPU named 24GiB" in time_lines(option, None)[0]
+    assert time_lines(option, None, 2.0)[0].startswith("time, and so no cost: ")
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "told"),
+    [(1, "1 step: 0.01 to 0.02 seconds"), (9000, "1.5 to 3 minutes"), (10**7, "27.8 to 55.6 hours")],
+)
+def test_a_time_has_a_unit_that_suits_it_and_no_exponent(num_steps, told):
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    step = SimpleNamespace(seconds=(0.01, 0.02), tokens_per_second=(1.0, 2.0), tokens=1, bound="memory")
+    text = "\n".join(time_lines(replace(option, step=step), num_steps))
+    assert told in text and "time: 0.01 to 0.02 s a step" in text
+    slow = replace(option, step=SimpleNamespace(**{**vars(step), "seconds": (67.0, 110.4)}))
+    assert "time: 67 to 110 s a step" in "\n".join(time_lines(slow, None))
+
+
+def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    row = option.workload.length // 4
+    lengths = Lengths(
+        num_samples=900,
+        every=3,
+        shortest=9,
+        mean=row / 2,
+        longest=row,
+        row=row,
+        padding=0.5,
+        waiting=0.0,
+        supervised=0.2,
+        seen=row,
+        num_steps=70,
+    )
+    full, padded = "\n".join(time_lines(option, None)), "\n".join(time_lines(option, None, 2.0, lengths))
+    assert "data: 900 samples, one block in 3 of the data, of 9 to" in padded and "50.0% are padding" in padded
+    assert "70 steps: " in padded and "without padding" in padded and "every sample has" not in padded
+    tokens = option.step.tokens * option.workload.num_gpus
+    assert f"a step of {tokens:,} tokens" in full and f"a step of {tokens // 4:,} tokens" in padded
+    assert "7 steps: " in "\n".join(time_lines(option, 7, None, lengths))
+
+
+def test_scale_says_where_communication_takes_over():
+    _, found, _ = planned("--recipe", "llama-8b-full", gpu="h100")
+    lines = scale(scaling(found[0].workload, GPUS["h100"]), found[0].workload)
+    assert lines[0].startswith("GPUs") and lines[10].startswith("4,096")
+    assert "Communication takes over at" in lines[11]
+
+
+def test_an_explanation_names_every_component_and_its_source():
+    _, found, _ = planned("--recipe", "llama-8b-qlora", gpu="h100")
+    text = "\n".join(explanation(try_out(found[0].workload, GPUS["h100"])))
+    for option in found:
+        assert all(name in text for name in option.memory.components)
+    assert "datasheet" in text and "torchtitan" in text
+    assert "TFLOP/s" not in "\n".join(explanation(try_out(found[0].workload, parse_gpu("24GiB"))))

@@ -1,0 +1,80 @@
+"""Several runs: what they reached, and in what they differ."""
+
+import json
+
+from report_helpers import evaluation_row, make_run, opened, record, step_row
+
+from kit.tools.report.comparison import EVALUATION_DATA, comparison_page, differences, labels_of, results
+from kit.tools.report.runs import open_run
+
+MEASURED = ("duration", "training loss", "evaluation loss", "lowest (step)", "exact match", "tokens/s per process")
+MEASURED += ("peak memory, GiB",)
+
+
+def other(folder, **settings):
+    """A run with other settings, on another torch."""
+    recipe = record()["recipe"] | settings
+    return opened(folder, recipe=recipe, versions={"torch": "2.12.0"}, finished_steps=4)
+
+
+def test_the_results_are_those_of_the_metrics(tmp_path):
+    rows = [evaluation_row(2, eval_loss=1.0), *map(step_row, range(1, 5)), evaluation_row(4)]
+    assert results([opened(tmp_path / "a", rows, finished_steps=4), opened(tmp_path / "b", [])]) == [
+        {
+            "run": "a",
+            "state": "finished",
+            "steps": 4,
+            "duration": "8 s",
+            "training loss": "3.0000",
+            "evaluation loss": "2.2500",
+            "lowest (step)": "1.0000 (2)",
+            "exact match": "50.0%",
+            "tokens/s per process": "45",
+            "peak memory, GiB": "1.0",
+        },
+        {"run": "b", "state": "not finished", "steps": 0} | dict.fromkeys(MEASURED, ""),
+    ]
+
+
+def test_only_what_differs_is_listed_with_the_learning_rate_that_was_used(tmp_path):
+    runs = [opened(tmp_path / "a"), other(tmp_path / "b", lora_r=8, learning_rate=1e-3, output_dir="elsewhere")]
+    assert differences(runs) == [
+        {"": "lora_r", "a": "16", "b": "8"},
+        {"": "learning_rate", "a": "0.0002", "b": "0.001"},
+        {"": "torch", "a": "2.13.0", "b": "2.12.0"},
+    ]
+    assert differences([runs[0], runs[0]]) == []
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    runs = [opened(tmp_path / "x/run"), opened(tmp_path / "y/run")]
+    assert labels_of(runs) == [str(tmp_path / "x/run"), str(tmp_path / "y/run")]
+
+
+def test_the_page_has_the_tables_and_the_curves_of_all_and_text_stays_text(tmp_path):
+    runs = [opened(tmp_path / "a"), other(tmp_path / "<b>", dataset="<i>.jsonl")]
+    page = comparison_page(runs)
+    assert "<b>." not in page and "<i>." not in page and "&lt;i&gt;.jsonl" in page and "&lt;b&gt;" in page
+    assert page.count("<figure") == 9 and "<dd>" in page and "data-reload" not in page
+    assert " data-reload=2" in comparison_page(runs, 2.0)
+
+
+def test_runs_with_other_evaluation_data_differ_in_them(tmp_path):
+    values = record()
+    values["data"]["evaluation"] = {"fingerprint": "cd"}
+    other = opened(tmp_path / "b", **values)
+    assert differences([opened(tmp_path / "a"), other])[-1] == {"": EVALUATION_DATA, "a": "", "b": "cd"}
+
+
+def test_equal_runs_are_said_to_be_equal(tmp_path):
+    page = comparison_page([opened(tmp_path / "a"), opened(tmp_path / "b")])
+    assert "Recipes, versions, strategies and data are the same." in page
+
+
+def test_a_run_of_another_version_that_lacks_a_fact_is_compared_too(tmp_path):
+    values = json.loads((make_run(tmp_path / "a") / "run.json").read_text())
+    del values["recipe"]["dedup"], values["data"]["fingerprint"]
+    (tmp_path / "a/run.json").write_text(json.dumps(values))
+    assert differences([open_run(tmp_path / "a"), opened(tmp_path / "b")]) == [
+        {"": "training data", "a": "", "b": "ab"}
+    ]

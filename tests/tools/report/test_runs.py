@@ -1,0 +1,87 @@
+"""A run is read as far as it came, whatever is damaged; what is no run is refused."""
+
+import json
+
+import pytest
+from report_helpers import evaluation_row, make_run, opened, step_row
+
+from kit import lock
+from kit.errors import UserError
+from kit.tools.report.runs import duration, open_run
+
+
+def test_what_no_run_writes_is_left_out(tmp_path):
+    rows = [
+        {"step": 1, "loss": "abc", "grad_norm": None, "learning_rate": True, "tokens_per_second": [1]},
+        {"step": 2, "loss": 2.0, "samples": 3, "nonfinite": 1, "answers": ["no"], "grad_norm": float("nan")},
+    ]
+    assert opened(tmp_path, rows).rows == [{"step": 1}, {"step": 2, "loss": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, "not finished: 4 of 9 steps, and no process is at work; the same command continues it"),
+        ({"total_steps": None}, "not finished: 4 steps, and no process is at work; the same command continues it"),
+        ({"finished_steps": 4}, "finished after 4 steps"),
+        ({"finished_steps": 4, "ended_early": "enough"}, "finished after 4 steps, before its last one: enough"),
+        ({"interrupted": 4}, "stopped by a signal after 4 of 9 steps; the same command continues it"),
+    ],
+)
+def test_the_status_says_how_far_it_came(tmp_path, changes, status):
+    assert opened(tmp_path, **changes).status == status
+
+
+def test_a_run_at_work_says_how_long_it_will_take(tmp_path, monkeypatch):
+    def in_use(folder):
+        raise UserError()
+
+    monkeypatch.setattr(lock, "look", in_use)
+    run = opened(tmp_path, [step_row(step) for step in range(1, 5)])
+    assert run.is_at_work and run.status == "running: 4 of 9 steps so far, about 10 s left"
+
+
+def test_the_two_losses_are_one_measure_unless_the_objective_is_another(tmp_path):
+    assert opened(tmp_path / "a").has_one_loss
+    other = opened(tmp_path / "b", [step_row(1, objective="FocalLoss")])
+    assert (other.objective, other.has_one_loss) == ("FocalLoss", False)
+
+
+def test_utilisation_needs_a_known_device(tmp_path):
+    peak = {"operations_per_token": 6e9 * 989.4}
+    strategy = json.loads((make_run(tmp_path) / "run.json").read_text())["strategy"]
+    gpu = opened(tmp_path, plan=peak, strategy=strategy | {"device": "NVIDIA H100"})
+    assert gpu.utilisation(step_row(1)) == pytest.approx(90 * 6e9 / (2 * 1e12)) and gpu.device == "GPU"
+    assert opened(tmp_path, plan=peak).utilisation(step_row(1)) is None  # on a CPU
+    assert opened(tmp_path, strategy=strategy | {"device": "NVIDIA H100"}).utilisation(step_row(1)) is None
+
+
+@pytest.mark.parametrize("damage", [{"data": None}, {"data": {"train": {}}}, {"versions": 3}])
+def test_a_damaged_record_is_refused(tmp_path, damage):
+    with pytest.raises(UserError, match=r"run.json: no record of a run"):
+        opened(tmp_path, **damage)
+
+
+def test_metrics_that_cannot_be_read_are_refused_and_absent_ones_are_none_yet(tmp_path):
+    (make_run(tmp_path) / "metrics.jsonl").unlink()
+    assert open_run(tmp_path).rows == []
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be read"):
+        open_run(tmp_path)
+
+
+def test_starts_that_are_damaged_are_left_out(tmp_path):
+    good = {"step": 2, "time": "2026-01-01T00:00:00+00:00", "changed": []}
+    assert opened(tmp_path, starts=[good, 3, {"step": "x"}]).starts == [good]
+    assert opened(tmp_path, starts=3).starts == []
+
+
+def test_the_duration_is_that_of_the_last_line(tmp_path):
+    assert opened(tmp_path, [step_row(1), evaluation_row(1, seconds=99.0)]).seconds == 99.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7, "7 s"), (89, "89 s"), (600, "10 min"), (11100, "3 h 5 min"), (200000, "2 d 7 h")]
+)
+def test_durations_are_words(seconds, text):
+    assert duration(seconds) == text

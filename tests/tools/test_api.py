@@ -1,0 +1,154 @@
+"""What `from kit import ...` promises: a recipe, a run, its result, and the messages of the command line."""
+
+import io
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+import kit
+from kit.errors import UserError
+from kit.tools import api
+
+
+def test_importing_kit_imports_nothing_else():
+    code = "import kit, sys; print(*[name for name in sys.modules if name.startswith('kit.')], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_what_is_promised_is_there_and_typed():
+    assert (ROOT / "kit/py.typed").is_file()
+    assert set(kit.__all__) == {*api.__all__, "__version__"}
+    for name in api.__all__:
+        assert getattr(kit, name) is getattr(api, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        kit.no_such_name  # noqa: B018
+    text = (ROOT / "docs/python.md").read_text()
+    assert all(f"`{name}" in text for name in api.__all__)
+
+
+def test_a_recipe_is_read_with_changes_and_mistakes_are_those_of_the_command_line():
+    recipe = kit.read_recipe("tiny", max_steps=3, packing=True, dataset_columns={"a": "prompt", "b": "completion"})
+    assert (recipe.max_steps, recipe.packing, recipe.method) == (3, True, "full")
+    assert recipe.dataset_columns == {"a": "prompt", "b": "completion"}
+    values = {"enable_thinking": False, "today": "false", "n": 3}
+    assert kit.read_recipe("tiny", chat_template_kwargs=values).chat_template_kwargs == values
+    with pytest.raises(UserError, match="did you mean 'learning_rate'") as caught:
+        kit.read_recipe("tiny", learning_rat=1, max_steps="many")
+    assert len(caught.value.problems) == 2
+    with pytest.raises(UserError, match="a comma in an item"):
+        kit.read_recipe("tiny", new_tokens=["<a,b>"])
+
+
+class Started(io.StringIO):
+    """Instead of ``subprocess.Popen``: a process that prints, leaves a run and ends."""
+
+    def __init__(self, text="", status=0):
+        super().__init__(text)
+        self.stdout, self.status, self.signals = self, status, []
+
+    def __call__(self, command, **options):
+        self.command = command
+        self.given = next((Path(word[9:]).read_text() for word in command if word.startswith("--recipe=/")), "")
+        return self
+
+    def wait(self):
+        return self.status
+
+    def communicate(self):
+        return self.read(), None
+
+    def send_signal(self, number):
+        self.signals.append(number)
+
+
+@pytest.fixture
+def start(monkeypatch):
+    def start(*values):
+        started = Started(*values)
+        monkeypatch.setattr(api.subprocess, "Popen", started)
+        monkeypatch.setattr(api, "Run", lambda folder: folder)
+        return started
+
+    return start
+
+
+def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, capsys):
+    started = start("step 1\n")
+    recipe = kit.read_recipe("tiny", new_tokens="<a>,<b>")
+    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/recipe-ddp"
+    assert capsys.readouterr().out == "step 1\n"
+    assert started.command[2].endswith("recipes/finetune.py")
+    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/recipe-ddp"]
+    assert '"new_tokens": ["<a>", "<b>"]' in started.given and "learning_rate" in started.given
+    assert "async_save" not in started.given  # a default, which a later version may change
+    start("step 1\n")
+    assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
+    assert capsys.readouterr().out == ""
+
+
+def test_a_recipe_is_the_same_recipe_in_the_process_that_runs_it(start, tmp_path):
+    started = start()
+    entries = [{"path": "a.jsonl", "weight": 1, "columns": {"q": "prompt"}}, {"path": "b,c.jsonl", "weight": 2.5}]
+    settings = {"new_tokens": ["<a>"], "chat_template_kwargs": {"x": "false", "y": False}, "learning_rate": 1e-5}
+    recipe = kit.read_recipe("tiny", dataset=entries, **settings)
+    kit.finetune(recipe)
+    (tmp_path / "again.yaml").write_text(started.given)
+    assert kit.read_recipe(str(tmp_path / "again.yaml")) == recipe
+
+
+def test_what_is_wrong_is_raised_before_anything_is_started(start):
+    started = start()
+    with pytest.raises(UserError, match="unknown flag"):
+        kit.finetune("tiny", learning_rat=1)
+    assert not hasattr(started, "command")
+
+
+def test_the_error_of_the_run_is_raised_with_its_text(start):
+    start("fine-tuning ...\n\nerror: dataset: no file 'x'\n    -> did you mean 'y'?\n", 2)
+    with pytest.raises(UserError) as caught:
+        kit.finetune("tiny", quiet=True)
+    assert str(caught.value) == "error: dataset: no file 'x'\n    -> did you mean 'y'?"
+    start("step 1\nerror: rank 0: loss nan\n", 1)
+    with pytest.raises(kit.RunFailed, match=r"^error: rank 0: loss nan") as failed:
+        kit.finetune("tiny", quiet=True)
+    assert failed.value.status == 1
+    start("", 75)
+    with pytest.raises(kit.RunFailed, match="stopped by a signal, and saved"):
+        kit.finetune("tiny", quiet=True)
+
+
+def test_an_interrupted_cell_lets_the_run_save(start, monkeypatch):
+    started = start("step 1\n")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.print", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kit.finetune("tiny")
+    assert started.signals == [signal.SIGINT]
+
+
+def test_a_folder_without_a_run_is_told(tmp_path):
+    with pytest.raises(UserError, match="no record of a run"):
+        kit.open_run(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation_works(tmp_path, monkeypatch, capsys):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    run = names["again"]
+    assert run.finished_steps == 4 and run.recipe.learning_rate == 1e-3
+    assert len([row for row in run.metrics if "loss" in row]) == 4
+    assert (run.final / "config.json").is_file() and run.report.is_file()
+    assert repr(run) == "Run('runs/from-python', finished after 4 steps)"
+    assert "fine-tuning recipe (full, Single), output_dir runs/from-python" in capsys.readouterr().out
