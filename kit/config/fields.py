@@ -13,7 +13,9 @@ from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 
-def option(group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", **limits: Any) -> Any:
+def option(
+    group: str, default: Any, meaning: str, unit: str = "", *, expected: str = "", identity: bool = False, **limits: Any
+) -> Any:
     """Declare a field of the schema.
 
     Args:
@@ -22,9 +24,10 @@ def option(group: str, default: Any, meaning: str, unit: str = "", *, expected: 
         meaning: one line for ``--help``.
         unit: unit of the value, such as ``tokens``.
         expected: describes the allowed values in messages, if the type does not describe them well.
+        identity: whether it is another run if this setting changes.
         limits: limits of pydantic, such as ``ge``.
     """
-    extra: Any = {"group": group, "unit": unit, "expected": expected}
+    extra: Any = {"group": group, "unit": unit, "expected": expected, "identity": identity}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
@@ -158,6 +161,12 @@ def choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [word for member in get_args(annotation) for word in choices(member)]
+
+
+def is_identity(info: FieldInfo) -> bool:
+    """Return whether the field is part of the identity of a run."""
+    extra: Any = info.json_schema_extra
+    return bool(extra["identity"])
 
 
 def is_optional(info: FieldInfo) -> bool:

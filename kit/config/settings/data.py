@@ -1,0 +1,69 @@
+"""Settings of the data."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.fields import STRICT, TEMPLATE_KWARGS, column_mapping, dataset_entries, option, template_kwargs
+
+_option = partial(option, "Data")
+_identity = partial(option, "Data", identity=True)  # if it changes, it is another run
+
+Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
+ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
+
+
+class DataSettings(BaseModel):
+    """Training data: where it is, how rows become samples, and what is learned from them."""
+
+    model_config = STRICT
+
+    dataset: Entries = _option(..., "file, glob, folder or hub id; several with weights as a list", expected=ENTRIES)
+    dataset_config: str | None = _option(None, "config of a hub id: main for openai/gsm8k")
+    dataset_split: str = _option("train", "split of a hub id or a folder with splits")
+    dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _identity(
+        {},
+        "names of columns: question=prompt,answer=completion; images=ignore",
+        expected="theirs=ours, separated by commas, each of theirs once",
+    )
+    mixing: Literal["samples", "tokens"] = _identity("samples", "what the weights of several data sets are shares of")
+    streaming: bool = _identity(False, "read while training instead of tokenising first; needs max_steps")
+    shuffle: bool = _identity(True, "another order of the samples in each epoch; false: always that of the data")
+    shuffle_buffer_size: int = _identity(1000, "streamed rows that are shuffled together", "rows", ge=1)
+    chat_template: str | None = _identity(None, "name or file of a chat template; default: the tokenizer's own")
+    chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _identity(
+        None, "values for variables of the chat template: enable_thinking=false", expected=TEMPLATE_KWARGS
+    )
+    train_on: Literal["assistant", "last", "all"] = _identity(
+        "assistant", "assistant: every assistant turn, or the completion; last: the last turn only; all: every token"
+    )
+    max_length: int = _identity(2048, "longest sample, and size of a pack", "tokens", ge=8)
+    excess_length_strategy: Literal["truncate", "keep_end", "drop", "error", "split"] = _identity(
+        "truncate",
+        "of samples longer than max_length: cut off the end, or the start; leave out; stop; (text only) cut in pieces",
+    )
+    on_bad_row: Literal["error", "skip"] | None = _option(
+        None, "rows that cannot be used: stop, or leave out and list; default: error, but skip later in a stream"
+    )
+    dedup: bool = _identity(False, "leave out training samples with the same tokens and mask as an earlier one")
+    packing: bool = _identity(False, "several samples in a row of max_length tokens, none of which sees another")
+    max_train_samples: int | None = _identity(
+        None, "train on the first so many only; of several data sets, spread over all", "samples", ge=1
+    )
+    dataset_num_proc: int | None = _option(None, "processes that tokenise; default: one per core", "processes", ge=1)
+
+    @property
+    def datasets(self) -> list[DatasetEntry]:
+        """The data sets to train on, without those of weight 0."""
+        entries = entries_of(self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns)
+        return [entry for entry in entries if entry.weight != 0]
+
+
+def entries_of(
+    value: str | list[DatasetEntry], config: str | None, split: str, columns: dict[str, str]
+) -> list[DatasetEntry]:
+    """Return the value of ``dataset`` or ``eval_dataset`` as entries, each with the defaults that it does not set."""
+    entries = [DatasetEntry(path=value)] if isinstance(value, str) else value
+    return [entry.filled(config, split, columns) for entry in entries]

@@ -1,0 +1,43 @@
+"""Settings of the method."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from kit.config.fields import STRICT, TOKENS, comma_separated, module_names, option, token_list
+from kit.config.settings.model import ModelSettings
+
+_identity = partial(option, "Method", identity=True)  # if it changes, it is another run
+_Patterns = Annotated[list[str], Field(min_length=1)]
+
+
+class MethodSettings(ModelSettings):
+    """What of the model trains: all of it, parts, or adapters. Includes the settings of the model itself."""
+
+    model_config = STRICT
+
+    method: Literal["full", "lora", "qlora"] = _identity(
+        "lora", "full: all weights; lora: adapters; qlora: adapters on a 4-bit base"
+    )
+    lora_r: int = _identity(16, "rank of the adapters", ge=1)
+    lora_alpha: float = _identity(32, "scale of the adapters: alpha / r, or alpha / sqrt(r) with --use_rslora", gt=0)
+    lora_dropout: float = _identity(0.0, "dropout before the adapters", "probability", ge=0, lt=1)
+    lora_target_modules: Annotated[
+        Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(module_names)
+    ] = _identity("all-linear", "all-linear (all but the head), or module names separated by commas")
+    lora_modules_to_save: Annotated[list[str] | None, BeforeValidator(comma_separated)] = _identity(
+        None, "modules that train whole beside the adapters, separated by commas: lm_head,embed_tokens"
+    )
+    trainable_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
+        None, "tokens that exist, whose rows of embedding and head train beside the adapters", expected=TOKENS
+    )
+    use_rslora: bool = _identity(False, "rank-stabilised scaling")
+    use_dora: bool = _identity(False, "weight-decomposed adapters")
+    freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
+        None, "of full: patterns of parameters that do not train, as model.embed_tokens*, separated by commas"
+    )
+    train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
+        None, "of full: patterns of the only parameters that train, as model.layers.3[01].*, separated by commas"
+    )
+    adapter_name_or_path: str | None = _identity(None, "go on training this adapter; its own shape is kept")

@@ -1,0 +1,30 @@
+"""Settings of the model."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator
+
+from kit.config.fields import STRICT, TOKENS, option, token_list
+
+_option = partial(option, "Model")
+_identity = partial(option, "Model", identity=True)  # if it changes, it is another run
+
+
+class ModelSettings(BaseModel):
+    """What is opened: a causal language model, and how its forward pass runs."""
+
+    model_config = STRICT
+
+    model_name_or_path: str = _identity(..., "local folder or hub id of a causal language model (safetensors)")
+    model_revision: str | None = _identity(None, "branch, tag or commit of a hub id")
+    trust_remote_code: bool = _option(False, "run Python code that comes with the model; read it first")
+    new_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
+        None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
+    )
+    attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _option(
+        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa, else eager"
+    )
+    gradient_checkpointing: bool | Literal["auto"] = _option(
+        False, "recompute each layer in the backward pass: less memory, more time; auto: if the plan needs it to fit"
+    )

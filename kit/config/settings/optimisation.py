@@ -1,0 +1,73 @@
+"""Settings of the optimisation."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
+
+_option = partial(option, "Optimisation")
+_identity = partial(option, "Optimisation", identity=True)  # if it changes, it is another run
+
+
+class OptimSettings(BaseModel):
+    """Steps: their size and number, the optimiser, and the schedule of the learning rate."""
+
+    model_config = STRICT
+
+    global_batch_size: int = _identity(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _option(
+        1,
+        "samples, or packs, per micro-batch; accumulation follows; auto: as many as are of use and fit by the plan",
+        "samples",
+        expected="whole number from 1, or auto",
+    )
+    num_train_epochs: float = _option(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
+    max_steps: int | None = _option(None, "optimiser steps; beats num_train_epochs", "steps", ge=1)
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = _identity(
+        "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
+    )
+    # Each optimiser is Adam's, whose update moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
+    learning_rate: float | None = _identity(
+        None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0, le=1
+    )
+    lr_scheduler_type: Literal[
+        "constant",
+        "constant_with_warmup",
+        "linear",
+        "cosine",
+        "cosine_with_min_lr",
+        "inverse_sqrt",
+        "warmup_stable_decay",
+    ] = _identity("cosine", "shape after the warm-up, which each of them has; warmup_stable_decay ends with a cosine")
+    min_lr_rate: float | None = _identity(
+        None, "of cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
+    )
+    lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _identity(
+        None,
+        "of warmup_stable_decay: its last part; below 1 a share of all steps",
+        "steps",
+        gt=0,
+        expected=SHARE_OR_COUNT,
+    )
+    warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _identity(
+        0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
+    )
+    weight_decay: float = _identity(0.0, "decoupled; norms and biases are spared", ge=0)
+    adam_beta1: float = _identity(0.9, "decay of the first moment", ge=0, lt=1)
+    adam_beta2: float = _identity(0.999, "decay of the second moment", ge=0, lt=1)
+    adam_epsilon: float = _identity(1e-8, "added to the denominator", gt=0)
+    router_aux_loss_coef: float | None = _identity(
+        None, "weight of the routers' auxiliary loss; default: the model's own where its config asks for it", ge=0
+    )
+    sync_each_batch: bool | None = _option(
+        None,
+        "reduce gradients after each micro-batch; default: with FSDP (else 4 bytes a parameter more), not with DDP",
+    )
+    max_grad_norm: float = _identity(1.0, "clip the global gradient norm at this; 0 does not clip", ge=0)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """``per_device_train_batch_size`` as a number: 1 as long as it is auto."""
+        return 1 if self.per_device_train_batch_size == "auto" else self.per_device_train_batch_size

@@ -1,0 +1,42 @@
+"""Settings of the output and checkpoints."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator
+
+from kit.config.fields import (
+    STRICT,
+    comma_separated,
+    option,
+)
+
+_option = partial(option, "Output and checkpoints")
+
+
+class OutputSettings(BaseModel):
+    """What a run writes: its folder, checkpoints, metrics and trackers."""
+
+    model_config = STRICT
+
+    output_dir: str | None = _option(None, "folder of the run; default: runs/<recipe>-<config>")
+    overwrite_output_dir: bool = _option(False, "delete what an earlier run left in output_dir")
+    save_strategy: Literal["no", "steps", "epoch"] | None = _option(
+        None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
+    )
+    save_steps: int = _option(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
+    save_total_limit: int = _option(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
+    keep_best: bool = _option(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
+    save_only_model: bool = _option(
+        False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
+    )
+    async_save: bool = _option(
+        True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"
+    )
+    resume_from_checkpoint: str = _option("auto", "auto, none, or the path of a checkpoint")
+    logging_steps: int = _option(1, "write metrics every so many steps", "steps", ge=1)
+    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(comma_separated)] = _option(
+        [], "trackers, separated by commas: tensorboard, wandb, trackio"
+    )
+    run_name: str | None = _option(None, "name of the run in wandb and trackio; default: theirs")
+    project: str = _option("kit", "project in wandb and trackio")
