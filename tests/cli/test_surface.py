@@ -5,6 +5,9 @@
     model/         a model of 1024 positions            chats.jsonl    61 chats
     taken/         somebody's file                      broken.jsonl   a row that is no chat, and one that is no JSON
     *.yaml         recipes, and the config of a strategy that is not offered
+
+Where an answer lists all names of a kind, the file has a placeholder of ``LISTS``, such as ``{recipes}``: a new recipe
+needs no edit there.
 """
 
 import os
@@ -40,9 +43,23 @@ FILES = {
 }
 
 
+def names_in(folder, suffix):
+    return ", ".join(sorted(path.stem for path in (ROOT / folder).glob(f"*{suffix}")))
+
+
+LISTS = {
+    "{recipes}": names_in("recipes", ".yaml"),
+    "{configs}": names_in("accelerate_configs", ".yaml"),
+    "{templates}": names_in("kit/data/chat/templates", ".jinja"),
+    "{commands}": ", ".join(COMMANDS),
+}
+
+
 def wrong_commands():
-    """Each command of the file with what it says."""
+    """Each command of the file with its answer."""
     text = Path(__file__).with_name("surface.txt").read_text(encoding="utf-8")
+    for placeholder, names in LISTS.items():
+        text = text.replace(placeholder, names)
     return [tuple(block.rstrip().split("\n", 1)) for block in text.split("$ ")[1:]]
 
 
