@@ -73,10 +73,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def kind(value: Any) -> str:
-    """Return the type of a value in the words of JSON, for a message: ``a text``, ``an object``, ``null``."""
+    """Return the type of a value in the words of JSON, for a message: ``a string``, ``an object``, ``null``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    names = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    names = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
 

@@ -53,7 +53,7 @@ def test_a_hint_is_given_for_what_is_nearly_a_word():
         (True, "true"),
         (0, "a number"),
         (1.5, "a number"),
-        ("", "a text"),
+        ("", "a string"),
         ([], "a list"),
         ({}, "an object"),
         (b"", "a value of type bytes"),

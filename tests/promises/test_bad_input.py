@@ -54,7 +54,7 @@ CASES = {
     "blank lines only": ("d.jsonl", b"\n \n\n", {}, r"d.jsonl: no rows; expected at least one"),
     "missing column": ("d.jsonl", lines({"a": 1}), {}, r"d.jsonl: columns a; expected messages, or prompt"),
     "mixed schemas": ("d.jsonl", lines(GOOD, {"text": "a"}), {}, r"d.jsonl:2: no 'messages' \(it has text\)"),
-    "wrong type": ("d.jsonl", lines({"text": 3}), {}, r"d.jsonl:1 text: a number; expected text"),
+    "wrong type": ("d.jsonl", lines({"text": 3}), {}, r"d.jsonl:1 text: a number; expected a string"),
     "unknown role": ("d.jsonl", lines(chat(("usr", "a", {}))), {}, r"d.jsonl:1 messages\[0\].role: found 'usr'"),
     "missing content": (
         "d.jsonl",
@@ -79,7 +79,7 @@ CASES = {
         "d.jsonl",
         lines(ODD_TRAIN),
         {},
-        r"d.jsonl:1 messages\[1\].train: a text; expected true",
+        r"d.jsonl:1 messages\[1\].train: a string; expected true",
     ),
     "negative weight": ("d.jsonl", lines(NEGATIVE), {}, r"d.jsonl:1 messages\[1\].weight: -1; expected "),
     "weights all zero": ("d.jsonl", lines(GOOD), {"dataset": "[{path: d.jsonl, weight: 0}]"}, r"all weights are 0"),

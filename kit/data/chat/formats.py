@@ -87,7 +87,7 @@ def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample
 
 
 def listed(value: Any) -> Any:
-    """A list that is written as JSON text, as in a table of cells; any other value as it is."""
+    """A list that is written as a JSON string, as in a table of cells; any other value as it is."""
     try:
         parsed = json.loads(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
     except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ def listed(value: Any) -> Any:
 
 
 def _are_messages(*values: Any) -> bool:
-    """Whether all values are lists of messages that are written as JSON text."""
+    """Whether all values are lists of messages that are written as a JSON string."""
     lists = [listed(value) if isinstance(value, str) else None for value in values]
     return all(
         isinstance(each, list) and each and all(isinstance(item, dict) and "role" in item for item in each)
@@ -109,7 +109,7 @@ def _explain(given: Any, problems: Problems) -> None:
     if isinstance(given, str) and problems:
         is_python = given.lstrip().startswith(("[{'", "[['", "[('"))
         fix = "this is how Python prints it: write json.dumps(...) into the cell" if is_python else ""
-        problems[-1] = replace(problems[-1], found="a text that is no JSON list", fix=fix)
+        problems[-1] = replace(problems[-1], found="a string that is no JSON list", fix=fix)
 
 
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -118,12 +118,12 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
         prompt, completion = listed(prompt), listed(completion)
     if isinstance(prompt, list) != isinstance(completion, list):
         found = f"prompt is {kind(prompt)}, completion {kind(completion)}"
-        problems.append(Problem("prompt", found, "two texts, or two lists of messages"))
+        problems.append(Problem("prompt", found, "two strings, or two lists of messages"))
         return {}
     if not isinstance(prompt, list):
         problems += check_text("prompt", prompt) + check_text("completion", completion)
         if not problems and all(text.lstrip().startswith("[{'") and "'role'" in text for text in (prompt, completion)):
-            problems.append(Problem("prompt", kind(prompt), "a text, or a list of messages"))
+            problems.append(Problem("prompt", kind(prompt), "a string, or a list of messages"))
             _explain(prompt, problems)
         return {"prompt": prompt, "completion": completion} | _tools(values, problems)
     sample = {

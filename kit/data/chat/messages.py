@@ -30,9 +30,9 @@ Message = dict[str, Any]
 
 
 def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Problem]:
-    """The problem of a value that is not text, is blank, or cannot be encoded as UTF-8; an empty list if it is fine."""
+    """The problem of a value that is no string, is blank, or cannot be encoded as UTF-8; empty if there is none."""
     if not isinstance(value, str):
-        return [Problem(where, kind(value), "text")]
+        return [Problem(where, kind(value), "a string")]
     if not may_be_empty and not value.strip():
         return [Problem(where, "empty", "text")]
     try:
@@ -144,7 +144,7 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
         message["content"] = "" if content is None and calls else content
         may_be_empty = bool(role == "tool" or calls or message.get("reasoning_content"))
         if message["content"] is None and content_key not in written:
-            problems.append(Problem(content_at, "missing", "text"))
+            problems.append(Problem(content_at, "missing", "a string"))
         else:
             problems += check_text(content_at, message["content"], may_be_empty)
         weight = _weight(at, given, role)
@@ -177,7 +177,9 @@ def _joined(where: str, content: Any) -> Any:
         if not isinstance(piece, dict) or piece.get("type") != "text" or not isinstance(piece.get("text"), str):
             given = piece.get("type") if isinstance(piece, dict) else None
             found = f"a part of type {given!r}" if given not in (None, "text") else "not a part with text"
-            raise UserError(Problem(f"{where}[{i}]", found, 'text, or parts such as {"type": "text", "text": "..."}'))
+            raise UserError(
+                Problem(f"{where}[{i}]", found, 'a string, or parts such as {"type": "text", "text": "..."}')
+            )
     return "".join(piece["text"] for piece in content)
 
 
@@ -214,7 +216,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
         given = function.get("arguments", {})
-        # Parsed, because templates write the arguments as JSON themselves: JSON text would be quoted a second time.
+        # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
         arguments = _parsed(f"{at}.arguments", given or {})
         if not isinstance(arguments, dict):
             raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
@@ -224,9 +226,9 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
 
 
 def read_tools(where: str, tools: Any) -> list[Any]:
-    """The tools that an assistant may call, as a list of objects; JSON text is parsed. Empty if there are none.
+    """The tools that an assistant may call, as a list of objects; a JSON string is parsed. Empty if there are none.
 
-    Raises ``UserError`` if ``tools`` is neither a list of objects, nor JSON text of one.
+    Raises ``UserError`` if ``tools`` is neither a list of objects, nor a JSON string of one.
     """
     tools = _parsed(where, tools or [])
     if not isinstance(tools, list):
@@ -239,14 +241,14 @@ def read_tools(where: str, tools: Any) -> list[Any]:
         if not isinstance(function, dict):
             raise UserError(Problem(f"{where}[{i}].function", kind(function), "an object with a name"))
         if not isinstance(function.get("name", ""), str):
-            raise UserError(Problem(f"{where}[{i}].name", kind(function["name"]), "text"))
+            raise UserError(Problem(f"{where}[{i}].name", kind(function["name"]), "a string"))
     return _writable(where, tools)
 
 
 def read_kwargs(where: str, kwargs: Any) -> Message:
     """The values that a row gives to variables of the chat template; an empty dict if there are none.
 
-    Raises ``UserError`` if ``kwargs`` is neither an object nor JSON text of one.
+    Raises ``UserError`` if ``kwargs`` is neither an object nor a JSON string of one.
     """
     kwargs = _parsed(where, kwargs or {})
     if not isinstance(kwargs, dict):
@@ -255,10 +257,10 @@ def read_kwargs(where: str, kwargs: Any) -> Message:
 
 
 def _parsed(where: str, value: Any) -> Any:
-    """Parse a value if it is text, and return any other value as it is. Raises ``UserError`` if the text is not JSON.
+    """Parse a value if it is a string, and return any other value as it is. Raises ``UserError`` if it is not JSON.
 
-    Data sets store tool calls as JSON text because objects with different keys do not fit in one Arrow column. Some
-    hold the text of such a text.
+    Data sets store tool calls as JSON strings because objects with different keys do not fit in one Arrow column. Some
+    hold the JSON string of such a string.
     """
     try:
         while isinstance(value, str):
@@ -266,7 +268,7 @@ def _parsed(where: str, value: Any) -> Any:
         return value
     except (ValueError, RecursionError) as error:
         raise UserError(
-            Problem(where, f"not JSON ({str(error).split(':')[0]})", "JSON as text, or what it stands for")
+            Problem(where, f"not JSON ({str(error).split(':')[0]})", "a JSON string, or what it stands for")
         ) from None
 
 

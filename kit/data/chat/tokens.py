@@ -158,7 +158,7 @@ class _Encoder:
             key = "tools" if told[0] else "chat_template_kwargs"
             fix = "add --chat_template, which makes messages of prompt and completion; or leave the column out"
             raise UserError(
-                Problem(key, "given for a prompt and a completion that are texts", "them for messages", fix)
+                Problem(key, "given for a prompt and a completion that are strings", "them for messages", fix)
             )
         return [(yield from self.encode_texts(prompt, completion))]
 

@@ -199,7 +199,7 @@ def _weight(message: dict[str, Any]) -> float:
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with the arguments of its tool calls as JSON text, which some templates expect."""
+    """A message with the arguments of its tool calls as JSON strings, which some templates expect."""
     calls = []
     for call in message.get("tool_calls") or []:
         text = json.dumps(call["function"]["arguments"], ensure_ascii=False)

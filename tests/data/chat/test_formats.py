@@ -76,15 +76,15 @@ def test_all_that_is_said_counts_for_sameness():
 
 
 BAD_ROWS = [
-    ({"prompt": "a", "completion": None}, "completion: null; expected text"),
-    ({"prompt": 3, "completion": "b"}, "prompt: a number; expected text"),
+    ({"prompt": "a", "completion": None}, "completion: null; expected a string"),
+    ({"prompt": 3, "completion": "b"}, "prompt: a number; expected a string"),
     ({"prompt": "a", "completion": " "}, "completion: empty"),
     ({"prompt": "a", "completion": "\ud800"}, "completion: half of a surrogate pair at character 0"),
-    ({"prompt": [], "completion": "b"}, "prompt: prompt is a list, completion a text"),
+    ({"prompt": [], "completion": "b"}, "prompt: prompt is a list, completion a string"),
     ({"prompt": [], "completion": []}, "prompt: empty"),
     ({"prompt": [USER], "completion": [USER]}, "completion: no assistant turn"),
     ({"prompt": [USER], "completion": [SYSTEM, ANSWER]}, "completion[0].role: a system message behind others"),
-    ({"text": ["a"]}, "text: a list; expected text"),
+    ({"text": ["a"]}, "text: a list; expected a string"),
     ({"instruction": "", "output": "b"}, "instruction: empty"),
     ({"instruction": "a", "output": None}, "output: null"),
     ({"instruction": "a", "output": "b", "input": 3}, "input: a number"),
@@ -96,10 +96,10 @@ BAD_ROWS = [
     ({"conversations": [{"from": "function_call", "value": "add"}]}, "conversations[0].value: not JSON"),
     ({"conversations": [{"from": "function_call", "value": "3"}]}, "conversations[0].value: a number"),
     ({"conversations": [{"from": "function_call", "value": ""}]}, "conversations[0].value: empty"),
-    ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: missing; expected text"),
+    ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: missing; expected a string"),
     ({"conversations": [{"from": "system", "value": "a"}], "system": "b"}, "conversations[0].role: a system message"),
     ({"input_ids": []}, "input_ids: empty"),
-    ({"input_ids": "1 2"}, "input_ids: a text; expected a list of ids"),
+    ({"input_ids": "1 2"}, "input_ids: a string; expected a list of ids"),
     ({"input_ids": [1, -1]}, "input_ids[1]: -1; expected a whole number of at least 0"),
     ({"input_ids": [1, 2.0]}, "input_ids[1]: 2.0"),
     ({"input_ids": [True]}, "input_ids[0]: true; expected a whole number"),
@@ -111,8 +111,8 @@ BAD_ROWS = [
     ({"messages": [USER, ANSWER], "tools": "add"}, "tools: not JSON"),
     ({"messages": [USER, ANSWER], "tools": {"name": "add"}}, "tools: an object; expected a list of tools"),
     ({"messages": [USER, ANSWER], "tools": [3]}, "tools[0]: a number; expected an object"),
-    ({"messages": [USER, ANSWER], "tools": [{"function": "add"}]}, "tools[0].function: a text; expected an object"),
-    ({"messages": [USER, ANSWER], "tools": [{"name": None}]}, "tools[0].name: null; expected text"),
+    ({"messages": [USER, ANSWER], "tools": [{"function": "add"}]}, "tools[0].function: a string; expected an object"),
+    ({"messages": [USER, ANSWER], "tools": [{"name": None}]}, "tools[0].name: null; expected a string"),
     ({"messages": [USER, ANSWER], "chat_template_kwargs": [3]}, "chat_template_kwargs: a list; expected an object"),
     ({"messages": [USER, ANSWER], "chat_template_kwargs": "a"}, "chat_template_kwargs: not JSON"),
 ]
@@ -124,7 +124,7 @@ def test_a_bad_row_is_told_with_its_field(row, message):
 
 
 def test_values_of_tables_that_json_lacks_are_told_by_their_type():
-    assert told({"text": b"a"}) == "text: a value of type bytes; expected text"
+    assert told({"text": b"a"}) == "text: a value of type bytes; expected a string"
 
 
 def test_a_row_of_another_kind_than_the_first_is_told_with_what_it_has():
@@ -174,7 +174,7 @@ def test_the_history_of_alpaca_becomes_earlier_turns(as_text):
         ([{"user": "1?"}], "history[0]: an object; expected a [question, answer] pair"),
         ([["1?", ""]], "history[0][1]: empty"),
         ({"a": 1}, "history: an object; expected a list of [question, answer] pairs"),
-        ("[['1?', 'one']]", "history: a text that is no JSON list"),
+        ("[['1?', 'one']]", "history: a string that is no JSON list"),
     ],
 )
 def test_a_bad_history_is_told(history, message):
@@ -185,7 +185,7 @@ def test_messages_may_be_json_text_as_in_a_table_of_cells():
     for field, roles in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
         messages = [dict(zip(roles, pair, strict=True)) for pair in (("user", "Hi"), ("assistant", "Hello"))]
         assert sample_of({field: json.dumps(messages)}) == {"messages": [USER, ANSWER]}
-        assert f"{field}: a text that is no JSON list; expected a list of messages" in told({field: "[{]"})
+        assert f"{field}: a string that is no JSON list; expected a list of messages" in told({field: "[{]"})
         assert "write json.dumps(...) into the cell" in told({field: str(messages)})
     assert "messages[0].role: found 'usr'" in told({"messages": '[{"role": "usr", "content": "a"}]'})
 
@@ -210,6 +210,6 @@ def test_a_prompt_and_a_completion_may_be_messages_as_json_text_but_not_as_pytho
     row = {"prompt": [USER], "completion": [ANSWER]}
     assert sample_of({key: json.dumps(value) for key, value in row.items()}) == row
     printed = told({key: str(value) for key, value in row.items()})
-    assert printed.startswith("prompt: a text that is no JSON list") and "json.dumps" in printed
+    assert printed.startswith("prompt: a string that is no JSON list") and "json.dumps" in printed
     texts = {"prompt": json.dumps([{"role": "user"}]), "completion": "[1, 2]"}
     assert sample_of(texts) == texts

@@ -59,7 +59,9 @@ def test_tools_and_values_for_a_template_do_not_go_with_texts(tokenizer):
     pair = {"prompt": "Hi", "completion": "Hello"}
     template = "{{ tools | tojson if tools }}{{ mode }}" + HEADER + SIMPLE
     for more in ({"tools": [{"name": "add"}]}, {"chat_template_kwargs": {"mode": "x"}}):
-        with pytest.raises(UserError, match=f"{next(iter(more))}: given for a prompt and a completion that are texts"):
+        with pytest.raises(
+            UserError, match=f"{next(iter(more))}: given for a prompt and a completion that are strings"
+        ):
             encode(pair | more, tokenizer, template)
         text = marked(encode(pair | more, tokenizer, template, prompts_as_chat=True), tokenizer)
         assert text.startswith("x" if "mode" in str(more) else '[{"name": "add"}]')
