@@ -50,7 +50,7 @@ from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, UserError, raise_if
 from kit.export.final import save_final
 from kit.model.load import build_meta_model, build_model, check_model, open_config
-from kit.model.parts import four_bit_config, router_aux_loss_coef
+from kit.model.parts import aux_loss_coef, four_bit_config
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.topology import Topology, check_router_loss
 from kit.train.isolation import check_isolation
@@ -160,15 +160,16 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
         optim="adamw_torch",
     )
     config = open_config(recipe)
-    meta_model = build_meta_model(recipe, config)
-    if check_router_loss(asked, router_aux_loss_coef(recipe, meta_model)):  # refused, with this as the cure
-        recipe = recipe.model_copy(update={"router_aux_loss_coef": 0.0})
-    problems = check_model(recipe, config, meta_model) + check_strategy(asked, meta_model)
-    raise_if(problems)
+    meta_model = build_meta_model(recipe, config, packing)
+    coefficient = None
+    if check_router_loss(asked, aux_loss_coef(meta_model, coefficient)):
+        coefficient = 0.0  # as the refusal advises
+    problems = check_model(recipe, config, meta_model, max_length=recipe.max_length, router_aux_loss_coef=coefficient)
+    raise_if(problems + check_strategy(asked, meta_model))
     accelerator, plan = start(recipe, asked)
     torch.set_num_threads(1)
-    model = build_model(recipe, config, plan)
-    if recipe.router_aux_loss_coef == 0:  # then its own loss shall not contain it either
+    model = build_model(recipe, config, plan, packing=packing, seed=recipe.seed, router_aux_loss_coef=coefficient)
+    if coefficient == 0:  # then its own loss shall not contain it either
         for module in model.modules():
             if hasattr(getattr(module, "config", None), "output_router_logits"):
                 module.config.output_router_logits = False

@@ -33,7 +33,8 @@ def main() -> None:
     print("|---|---|---|---|")
     for implementation in ("sdpa", "varlen"):
         chosen = recipe.model_copy(update={"attn_implementation": implementation})
-        model = build_model(chosen, open_config(chosen), LoadPlan(compute_dtype="float32", device="cpu")).eval()
+        plan = LoadPlan(compute_dtype="float32", device="cpu")
+        model = build_model(chosen, open_config(chosen), plan, packing=True).eval()
         worst = np.zeros(3)
         with torch.no_grad():
             for pack in packs:

@@ -17,7 +17,7 @@ from kit.errors import Problem, Problems, raise_if
 from kit.memory.fit import explain_auto, memory_problems, planned, record, settle
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import first_line, open_adapter
-from kit.model.parts import router_aux_loss_coef
+from kit.model.parts import aux_loss_coef
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
@@ -102,8 +102,15 @@ def check(
         if shorten and "max_length" not in recipe.model_fields_set:
             longest = min(recipe.max_length, num_positions(config) or recipe.max_length)
             recipe = recipe.model_copy(update={"max_length": longest})
-        meta_model = build_meta_model(recipe, config)
-        problems += check_model(recipe, config, meta_model, needs_weights=not launch.dry_run)
+        meta_model = build_meta_model(recipe, config, recipe.packing)
+        problems += check_model(
+            recipe,
+            config,
+            meta_model,
+            max_length=recipe.max_length,
+            router_aux_loss_coef=recipe.router_aux_loss_coef,
+            needs_weights=not launch.dry_run,
+        )
         if topology:
             asked, recipe = recipe, settle(recipe, topology, config)
             auto = explain_auto(asked, recipe, topology, config)
@@ -112,7 +119,7 @@ def check(
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = record(workload, topology)
             problems += check_strategy(topology, meta_model)
-            problems += check_router_loss(topology, router_aux_loss_coef(recipe, meta_model))
+            problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
     if sources and tokenizer and meta_model:
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, num_rows(meta_model))

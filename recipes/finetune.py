@@ -74,8 +74,15 @@ def main() -> None:
     state = folder.resume(accelerator, total_steps)  # of an earlier checkpoint, if the newest is damaged
     guard.at(phases.LOADING)
     with together(accelerator):
-        model = build_model(recipe, config, load_plan)
-    parts, stops = describe_parts(model, recipe), new_stops(model, data.stop_tokens)
+        model = build_model(
+            recipe,
+            config,
+            load_plan,
+            packing=recipe.packing,
+            seed=recipe.seed,
+            router_aux_loss_coef=recipe.router_aux_loss_coef,
+        )
+    parts, stops = describe_parts(model, recipe, recipe.router_aux_loss_coef), new_stops(model, data.stop_tokens)
     optimizer = build_optimizer(model, recipe)
     guard.holds(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)

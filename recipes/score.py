@@ -61,7 +61,7 @@ def main() -> None:
     if weights:
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
     guard.at(phases.LOADING)
-    model = build_model(recipe, checked.config, plan)
+    model = build_model(recipe, checked.config, plan, packing=recipe.packing)
     guard.holds(model)
     prepared = prepare(accelerator, topology, model, build_optimizer(model, recipe))
     guard.holds(prepared.model, prepared.optimizer)

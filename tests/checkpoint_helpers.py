@@ -18,7 +18,7 @@ ABOUT = {"identity": {"seed": 1}, "strategy": {"type": "single"}, "versions": {}
 
 def build(folder, **settings):
     recipe = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", learning_rate=1e-2, **settings)
-    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"), seed=recipe.seed)
     return model, build_optimizer(model, recipe)
 
 

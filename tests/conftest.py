@@ -118,7 +118,8 @@ def build(model_folder):
 
     def build(method="full", optim="adamw_torch", compute_dtype="float32", **changes):
         recipe = make(model_name_or_path=str(model_folder), method=method, optim=optim, **changes)
-        model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype=compute_dtype, device="cpu"))
+        plan = LoadPlan(compute_dtype=compute_dtype, device="cpu")
+        model = build_model(recipe, open_config(recipe), plan, packing=recipe.packing, seed=recipe.seed)
         return model, AcceleratedOptimizer(build_optimizer(model, recipe))
 
     return build

@@ -30,7 +30,7 @@ def setting(model_folder, chat_file):
     """Model, tokenizer and 61 samples."""
     recipe = Recipe(model_name_or_path=str(model_folder), dataset=str(chat_file), max_length=256, method="lora")
     tokenizer = open_tokenizer(recipe)
-    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"), seed=recipe.seed)
     with torch.no_grad():  # of different lengths for different prompts
         for parameter in model.parameters():
             parameter.mul_(3.0)

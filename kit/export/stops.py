@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from kit.config.recipe import Recipe
+from kit.config.settings.model import ModelSettings
 from kit.model.locate import hub_options, locate_model
 
 _FILE = "generation_config.json"  # PEFT reads none beside an adapter; the model card loads it, and so does a merge
@@ -45,11 +45,11 @@ def read_stops(folder: Path, tokenizer: Any) -> dict[str, int]:
         return {}
 
 
-def open_generation_config(recipe: Recipe, model: Any) -> None:
+def open_generation_config(settings: ModelSettings, model: Any) -> None:
     """Give a model that was built without weights the generation settings of its base, if the base has a file."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        name = locate_model(recipe.model_name_or_path, recipe.model_revision)
-        model.generation_config = GenerationConfig.from_pretrained(name, **hub_options(recipe, is_checked=True))
+        name = locate_model(settings.model_name_or_path, settings.model_revision)
+        model.generation_config = GenerationConfig.from_pretrained(name, **hub_options(settings, is_checked=True))
 
 
 def describe_stops(stops: Mapping[str, int], where: str) -> list[str]:

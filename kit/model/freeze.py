@@ -7,22 +7,22 @@ A tied weight has several names, and is chosen by any of them.
 from fnmatch import fnmatchcase
 from typing import Any
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, did_you_mean
 from kit.model.reach import out_of_reach
 
 
-def freeze(model: Any, recipe: Recipe) -> None:
+def freeze(model: Any, settings: MethodSettings) -> None:
     """Freeze the parameters that match ``freeze``, or all that do not match ``train_only``."""
-    chosen = _chosen(model, recipe.freeze or recipe.train_only or [])
+    chosen = _chosen(model, settings.freeze or settings.train_only or [])
     for parameter in model.parameters():
-        if (id(parameter) in chosen) != bool(recipe.train_only):
+        if (id(parameter) in chosen) != bool(settings.train_only):
             parameter.requires_grad_(False)
 
 
-def check_freeze(recipe: Recipe, meta_model: Any) -> list[Problem]:
+def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check that every pattern matches a parameter, and that something is left to train. Does not change the model."""
-    field, patterns = ("freeze", recipe.freeze) if recipe.freeze else ("train_only", recipe.train_only)
+    field, patterns = ("freeze", settings.freeze) if settings.freeze else ("train_only", settings.train_only)
     names = [name for name, _ in meta_model.named_parameters(remove_duplicate=False)]
     problems = [
         Problem(field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", _hint(pattern, names))
@@ -32,7 +32,7 @@ def check_freeze(recipe: Recipe, meta_model: Any) -> list[Problem]:
     chosen = _chosen(meta_model, patterns or [])
     away = _chosen(meta_model, [f"{name}*" for name in out_of_reach(meta_model)])
     rest = {id(p) for p in meta_model.parameters()} - away
-    if not problems and patterns and not (rest - chosen if recipe.freeze else rest & chosen):
+    if not problems and patterns and not (rest - chosen if settings.freeze else rest & chosen):
         problems.append(Problem(field, "nothing is left to train", "some parameter that no pattern matches"))
     return problems
 

@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
+from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import NOT_CAUSAL, VARLEN, supports_sdpa, unfit
@@ -32,7 +33,7 @@ from kit.model.four_bit import made_on, packed_on_meta
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, has_weights, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
-from kit.model.parts import check_parts, four_bit_config, router_aux_loss_coef
+from kit.model.parts import aux_loss_coef, check_parts, four_bit_config
 from kit.model.plan import LoadPlan
 from kit.model.reach import freeze_out_of_reach, only_chooses
 from kit.model.token_rows import grow
@@ -40,25 +41,25 @@ from kit.model.token_rows import grow
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
 
-def open_config(recipe: Recipe) -> Any:
+def open_config(settings: ModelSettings) -> Any:
     """Open the model's config. Raises ``UserError`` if the folder or hub id has none that can be read."""
-    name = locate_model(recipe.model_name_or_path, recipe.model_revision)
+    name = locate_model(settings.model_name_or_path, settings.model_revision)
     try:
-        return AutoConfig.from_pretrained(name, **hub_options(recipe))
+        return AutoConfig.from_pretrained(name, **hub_options(settings))
     except Exception as error:
-        found = f"{recipe.model_name_or_path}: {first_line(error)}"
+        found = f"{settings.model_name_or_path}: {first_line(error)}"
         raise UserError(Problem("model_name_or_path", found, fix=hint_trust(error))) from None
 
 
-def fingerprint(recipe: Recipe) -> str:
+def fingerprint(settings: ModelSettings) -> str:
     """Return a text that identifies the base model.
 
     For a hub id it is the commit. For a folder it is ``folder_fingerprint``; hashing whole weight files would take
     minutes.
     """
-    if commit := commit_of(recipe.model_name_or_path, recipe.model_revision):
+    if commit := commit_of(settings.model_name_or_path, settings.model_revision):
         return commit
-    return folder_fingerprint(Path(os.path.expanduser(recipe.model_name_or_path)), "config.json")
+    return folder_fingerprint(Path(os.path.expanduser(settings.model_name_or_path)), "config.json")
 
 
 def folder_fingerprint(folder: Path, config_name: str) -> str:
@@ -78,13 +79,16 @@ def num_positions(config: Any) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def build_meta_model(recipe: Recipe, config: Any) -> Any:
+def build_meta_model(settings: MethodSettings, config: Any, packing: bool = False) -> Any:
     """Build the model on the meta device: modules and shapes, without weights, for checks.
+
+    Args:
+        packing: whether its batches will be packed, see ``attention_of``.
 
     Raises:
         UserError: it is not a causal language model, or does not support the attention kernel.
     """
-    found = f"{recipe.model_name_or_path} is not a causal language model"
+    found = f"{settings.model_name_or_path} is not a causal language model"
     # Some encoders can be opened as causal models, but would see the token that they must predict.
     encoders = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
     is_encoder = config.model_type in encoders and not getattr(config, "is_decoder", False)
@@ -93,46 +97,60 @@ def build_meta_model(recipe: Recipe, config: Any) -> Any:
         raise UserError(Problem("model_name_or_path", f"{found}: {config.model_type} is {kind}"))
     if config.model_type in NOT_CAUSAL:
         raise UserError(Problem("model_name_or_path", f"{found}: in {config.model_type} tokens attend to later ones"))
-    attention = attention_of(recipe, config)
+    attention = attention_of(settings, config, packing)
     try:
-        model = _on_meta(recipe, config, attention)
+        model = _on_meta(settings, config, attention)
     except Exception as error:
         try:
-            other = _on_meta(recipe, config, "eager")
+            other = _on_meta(settings, config, "eager")
         except Exception:
             raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
         found = f"{type(other).__name__} has no {attention} attention here"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
-    grow(model, recipe)
+    grow(model, settings)
     return model
 
 
-def attention_of(recipe: Recipe, config: Any) -> str:
-    """Return the attention kernel of the recipe, by its name in transformers. Registers ``VARLEN``."""
+def attention_of(settings: ModelSettings, config: Any, packing: bool) -> str:
+    """Return the attention kernel to use, by its name in transformers. Registers ``VARLEN``.
+
+    Args:
+        packing: whether batches are packed; then ``auto`` is ``VARLEN`` where the model can use it.
+    """
     register_attention()
-    if recipe.attn_implementation == "auto":
+    if settings.attn_implementation == "auto":
         if not supports_sdpa(config):
             return "eager"
-        return VARLEN if recipe.packing and not unfit(config) else "sdpa"
-    return VARLEN if recipe.attn_implementation == "varlen" else recipe.attn_implementation
+        return VARLEN if packing and not unfit(config) else "sdpa"
+    return VARLEN if settings.attn_implementation == "varlen" else settings.attn_implementation
 
 
-def _on_meta(recipe: Recipe, config: Any, attention: str) -> Any:
+def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), attn_implementation=attention, trust_remote_code=recipe.trust_remote_code
+            copy.deepcopy(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
         )
 
 
-def check_model(recipe: Recipe, config: Any, meta_model: Any, needs_weights: bool = True) -> list[Problem]:
-    """Check the recipe against the model's config and shapes, before any weight is read.
+def check_model(
+    settings: MethodSettings,
+    config: Any,
+    meta_model: Any,
+    *,
+    max_length: int | None = None,
+    router_aux_loss_coef: float | None = None,
+    needs_weights: bool = True,
+) -> list[Problem]:
+    """Check the settings against the model's config and shapes, before any weight is read.
 
     Args:
+        max_length: tokens of the longest sample; None: not known.
+        router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
     problems = []
-    folder = Path(os.path.expanduser(recipe.model_name_or_path))
-    if os.path.isdir(folder) and not has_weights(recipe):
+    folder = Path(os.path.expanduser(settings.model_name_or_path))
+    if os.path.isdir(folder) and not has_weights(settings):
         pickled = ", ".join(sorted(p.name for p in folder.glob("*.bin")))
         fix = "convert them: pickled weights are never opened" if pickled else ""
         if pickled or needs_weights:
@@ -147,33 +165,48 @@ def check_model(recipe: Recipe, config: Any, meta_model: Any, needs_weights: boo
                 "--method qlora quantises it",
             )
         )
-    if recipe.attn_implementation == "varlen" and (reason := unfit(config)):
+    if settings.attn_implementation == "varlen" and (reason := unfit(config)):
         problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
     positions = num_positions(config)
-    if positions and recipe.max_length > positions:
-        found = f"{recipe.max_length} tokens, the model has {positions} positions"
+    if positions and max_length is not None and max_length > positions:
+        found = f"{max_length} tokens, the model has {positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
-    check_method = check_freeze if recipe.method == "full" else check_adapter
-    return problems + check_parts(recipe, meta_model) + check_method(recipe, meta_model)
+    check_method = check_freeze if settings.method == "full" else check_adapter
+    problems += check_parts(settings, meta_model, router_aux_loss_coef)
+    return problems + check_method(settings, meta_model)
 
 
-def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
+def build_model(
+    settings: MethodSettings,
+    config: Any,
+    plan: LoadPlan,
+    *,
+    packing: bool = False,
+    seed: int = 0,
+    router_aux_loss_coef: float | None = None,
+) -> torch.nn.Module:
     """Load the weights, quantise them, attach adapters, and install the loss head. Every rank builds the same adapters.
+
+    Args:
+        packing: whether batches are packed, see ``attention_of``.
+        seed: of the initial values of new adapters.
+        router_aux_loss_coef: weight of the routers' auxiliary loss in training; None: the model's own.
 
     Raises:
         UserError: weights are missing, or do not fit the config.
     """
+    attention = attention_of(settings, config, packing)
     if plan.reads_weights:
-        model = _read_model(recipe, config, plan)
+        model = _read_model(settings, config, plan, attention)
     else:
-        model = _on_meta(recipe, config, attention_of(recipe, config))
-        if recipe.method == "qlora":
+        model = _on_meta(settings, config, attention)
+        if settings.method == "qlora":
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
-    grow(model, recipe)
+    grow(model, settings)
     model.config.use_cache = False
-    if recipe.gradient_checkpointing:
+    if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
@@ -181,52 +214,50 @@ def build_model(recipe: Recipe, config: Any, plan: LoadPlan) -> torch.nn.Module:
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     base = model
-    model = attach_adapter(model, recipe)
+    model = attach_adapter(model, settings, seed)
     freeze_out_of_reach(base)
-    if recipe.method == "full":  # everything was loaded in float32
+    if settings.method == "full":  # everything was loaded in float32
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad and not only_chooses(name):  # rounding could change which expert is chosen
                 parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
-    install_loss_head(base, router_aux_loss_coef=router_aux_loss_coef(recipe, base))
+    install_loss_head(base, router_aux_loss_coef=aux_loss_coef(base, router_aux_loss_coef))
     model.train()
     return model
 
 
-def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
+def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:
     """Read the weights, quantised for QLoRA. Raises ``UserError`` as ``build_model`` does."""
     compute = getattr(torch, plan.compute_dtype)
     loader: Any = AutoModelForCausalLM
-    options: dict[str, Any] = {"dtype": torch.float32 if recipe.method == "full" else compute}
-    if plan.device != "cpu" or recipe.method == "qlora":  # 4-bit weights go to a GPU unless they are told not to
+    options: dict[str, Any] = {"dtype": torch.float32 if settings.method == "full" else compute}
+    if plan.device != "cpu" or settings.method == "qlora":  # 4-bit weights go to a GPU unless they are told not to
         options["device_map"] = {"": plan.device}
     quantise_on = plan.quantise_on or plan.device
-    elsewhere = recipe.method == "qlora" and quantise_on != plan.device
-    if recipe.method == "qlora":
-        options["quantization_config"] = four_bit_config(
-            compute, _on_meta(recipe, config, attention_of(recipe, config))
-        )
+    elsewhere = settings.method == "qlora" and quantise_on != plan.device
+    if settings.method == "qlora":
+        options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
     try:
-        with _nothing_unpickled(recipe), made_on(quantise_on) if elsewhere else nullcontext():
+        with _nothing_unpickled(settings), made_on(quantise_on) if elsewhere else nullcontext():
             model, loaded = loader.from_pretrained(
-                locate_model(recipe.model_name_or_path, recipe.model_revision),
+                locate_model(settings.model_name_or_path, settings.model_revision),
                 config=config,
-                attn_implementation=attention_of(recipe, config),
+                attn_implementation=attention,
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
-                **hub_options(recipe, is_checked=True),
+                **hub_options(settings, is_checked=True),
             )
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error):
             raise
-        raise UserError(Problem("model_name_or_path", f"{recipe.model_name_or_path}: {first_line(error)}")) from None
+        raise UserError(Problem("model_name_or_path", f"{settings.model_name_or_path}: {first_line(error)}")) from None
     if hasattr(model, "peft_config"):  # transformers loads an adapter that it finds there
-        found = f"{recipe.model_name_or_path} has an adapter beside its weights"
+        found = f"{settings.model_name_or_path} has an adapter beside its weights"
         fix = "take adapter_config.json out; to go on training it, give it as --adapter_name_or_path"
         raise UserError(Problem("model_name_or_path", found, "a model only", fix))
     missing = sorted(loaded["missing_keys"])
     if missing:
-        found = f"{len(missing)} weights are not in {recipe.model_name_or_path}: {', '.join(missing[:3])}"
+        found = f"{len(missing)} weights are not in {settings.model_name_or_path}: {', '.join(missing[:3])}"
         raise UserError(
             Problem("model_name_or_path", found, "a complete checkpoint: random weights are not trained on")
         )
@@ -234,7 +265,7 @@ def _read_model(recipe: Recipe, config: Any, plan: LoadPlan) -> Any:
 
 
 @contextmanager
-def _nothing_unpickled(recipe: Recipe) -> Iterator[None]:
+def _nothing_unpickled(settings: ModelSettings) -> Iterator[None]:
     """Refuse to unpickle weights in the ``with`` block.
 
     ``use_safetensors`` only concerns the file that is opened first. An index, a config or an adapter may name pickled
@@ -242,7 +273,7 @@ def _nothing_unpickled(recipe: Recipe) -> Iterator[None]:
     """
 
     def refuse(file: Any, *args: Any, **kwargs: Any) -> None:
-        found = f"{recipe.model_name_or_path} names {os.path.basename(str(file))} as weights"
+        found = f"{settings.model_name_or_path} names {os.path.basename(str(file))} as weights"
         fix = "convert them: pickled weights are never opened"
         raise UserError(Problem("model_name_or_path", found, "*.safetensors", fix))
 

@@ -14,7 +14,7 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from kit import hub
 from kit.config.other_kits import GGUF
-from kit.config.recipe import Recipe
+from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, kind
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -65,12 +65,12 @@ def commit_of(name: str, revision: str | None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else revision or "main"
 
 
-def has_weights(recipe: Recipe) -> bool:
+def has_weights(settings: ModelSettings) -> bool:
     """Return whether the model's folder, or the hub's cache, holds weights of the model in safetensors."""
-    name = recipe.model_name_or_path
+    name = settings.model_name_or_path
     config: Any = os.path.join(os.path.expanduser(name), "config.json")
     if not _is_local(name):
-        config = try_to_load_from_cache(name, "config.json", revision=recipe.model_revision)
+        config = try_to_load_from_cache(name, "config.json", revision=settings.model_revision)
     return isinstance(config, str) and any(Path(config).parent.glob("*.safetensors"))
 
 
@@ -219,13 +219,13 @@ def hint_trust(error: Exception) -> str:
     return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
 
 
-def hub_options(recipe: Recipe, is_checked: bool = False) -> dict[str, Any]:
+def hub_options(settings: ModelSettings, is_checked: bool = False) -> dict[str, Any]:
     """The arguments of each ``from_pretrained`` of the base model.
 
     Args:
         is_checked: its config was fetched. Then what else is fetched is of the same commit, and the hub is not asked
             about files that are in the cache.
     """
-    revision = recipe.model_revision or "main"
-    commit = commit_of(recipe.model_name_or_path, recipe.model_revision) if is_checked else None
-    return {"revision": commit or revision, "trust_remote_code": recipe.trust_remote_code}
+    revision = settings.model_revision or "main"
+    commit = commit_of(settings.model_name_or_path, settings.model_revision) if is_checked else None
+    return {"revision": commit or revision, "trust_remote_code": settings.trust_remote_code}

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import AutoHfQuantizer
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import Problem
 from kit.model.reach import beyond_text, out_of_reach
 
@@ -130,10 +130,14 @@ def fused_experts(model: Any) -> list[str]:
     return list(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names))
 
 
-def router_aux_loss_coef(recipe: Recipe, model: Any) -> float:
-    """Return the weight of the routers' auxiliary loss: the recipe's, or the model's own if its config asks for it."""
-    if recipe.router_aux_loss_coef is not None:
-        return recipe.router_aux_loss_coef
+def aux_loss_coef(model: Any, router_aux_loss_coef: float | None) -> float:
+    """Return the weight of the routers' auxiliary loss.
+
+    Args:
+        router_aux_loss_coef: of the recipe; None: the model's own if its config asks for the loss, else 0.
+    """
+    if router_aux_loss_coef is not None:
+        return router_aux_loss_coef
     if not has_router_loss(model) or not getattr(model.config.get_text_config(), "output_router_logits", False):
         return 0.0
     return float(getattr(model, "router_aux_loss_coef", None) or getattr(model, "aux_loss_coef", None) or 0.0)
@@ -144,20 +148,22 @@ def has_router_loss(model: Any) -> bool:
     return "output_router_logits" in inspect.signature(type(model).forward).parameters
 
 
-def check_parts(recipe: Recipe, meta_model: Any) -> list[Problem]:
-    """Check that the model has what the recipe's method needs, before any weight is read."""
+def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef: float | None = None) -> list[Problem]:
+    """Check that the model has what the method and the auxiliary loss need, before any weight is read."""
     problems, name = [], type(meta_model).__name__
-    if recipe.router_aux_loss_coef is not None and not has_router_loss(meta_model):
-        found = f"{recipe.router_aux_loss_coef:g}, but {name} computes no auxiliary loss of routers"
+    if router_aux_loss_coef is not None and not has_router_loss(meta_model):
+        found = f"{router_aux_loss_coef:g}, but {name} computes no auxiliary loss of routers"
         problems.append(Problem("router_aux_loss_coef", found, fix="leave it out"))
     if getattr(meta_model.config, "rescale_every", 0):
         found = f"rescale_every {meta_model.config.rescale_every}: {name} divides its weights whenever it evaluates"
         fix = 'write "rescale_every": 0 into its config.json; only float16 needs it'
         problems.append(Problem("model_name_or_path", found, "weights that only training changes", fix))
-    if recipe.method == "full" and _is_only_a_part(meta_model.config):
+    if settings.method == "full" and _is_only_a_part(meta_model.config):
         found = f"final/ of a full run could not be opened: transformers knows {name} only as a part of another model"
         problems.append(Problem("method", found, fix="use --method lora"))
-    if recipe.method == "qlora" and not any(kind == "4-bit" for kind, _, _ in _weights(quantised_on_meta(meta_model))):
+    if settings.method == "qlora" and not any(
+        kind == "4-bit" for kind, _, _ in _weights(quantised_on_meta(meta_model))
+    ):
         kinds = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
         found = f"qlora would quantise none of the weights of {name}"
         why = f": its linear layers are {', '.join(sorted(kinds - {'Linear'}))}, which bitsandbytes does not know"
@@ -192,7 +198,7 @@ def _is_only_a_part(config: Any) -> bool:
     return own and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def describe_parts(model: Any, recipe: Recipe) -> list[str]:
+def describe_parts(model: Any, settings: MethodSettings, router_aux_loss_coef: float | None = None) -> list[str]:
     """Describe in one line what the method made of the model; further lines say what it could not do.
 
     Args:
@@ -207,7 +213,7 @@ def describe_parts(model: Any, recipe: Recipe) -> list[str]:
     num_base, num_all = total.total() - total["adapters"], total.total()
     adapted = Counter(type(m.get_base_layer()).__name__ for m in model.modules() if hasattr(m, "lora_A"))
     parts = [f"weights: {num_base:,} parameters"]
-    if recipe.method == "qlora":
+    if settings.method == "qlora":
         parts.append(f"{total['4-bit'] / num_base:.1%} in 4 bit")
     if adapted:
         parts.append("adapters on " + ", ".join(f"{number} {kind}" for kind, number in adapted.most_common()))
@@ -216,10 +222,10 @@ def describe_parts(model: Any, recipe: Recipe) -> list[str]:
         parts.append("frozen: " + _shares(frozen, num_all))
     lines = ["; ".join(parts)]
     experts = f"{total['fused experts'] / num_base:.0%}"
-    if recipe.method == "qlora" and (rest := 1 - total["4-bit"] / num_base) > _LARGE_SHARE:
+    if settings.method == "qlora" and (rest := 1 - total["4-bit"] / num_base) > _LARGE_SHARE:
         which = f" ({experts} are fused experts, which bitsandbytes does not load)" if total["fused experts"] else ""
         lines.append(f"warning: qlora leaves {rest:.0%} of the parameters unquantised{which}")
-    if recipe.method != "full" and recipe.lora_target_modules == "all-linear" and not recipe.adapter_name_or_path:
+    if settings.method != "full" and settings.lora_target_modules == "all-linear" and not settings.adapter_name_or_path:
         if names := fused_experts(base):
             named = ",".join(names)
             found = f"note: all-linear leaves out fused experts ({experts} of the parameters)"
@@ -230,9 +236,9 @@ def describe_parts(model: Any, recipe: Recipe) -> list[str]:
             lines.append(f"note: peft would not find adapters of {_few(lost)} again: not adapted")
     if away := out_of_reach(base):
         lines.append(f"note: text does not reach {_few(away)}: frozen" + (", not adapted" if adapted else ""))
-    if coefficient := router_aux_loss_coef(recipe, base):
+    if coefficient := aux_loss_coef(base, router_aux_loss_coef):
         lines.append(f"note: the training loss contains {coefficient:g} x the auxiliary loss of the routers")
-    if recipe.attn_implementation == "auto" and base.config._attn_implementation == "eager":
+    if settings.attn_implementation == "auto" and base.config._attn_implementation == "eager":
         lines.append(f"note: eager attention, because {type(base).__name__} takes no sdpa")
     return lines
 

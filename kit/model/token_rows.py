@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
+from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, open_adapter
 from kit.model.tokenizer import ids_of, open_tokenizer
@@ -25,19 +26,19 @@ def num_rows(model: Any) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
-def grow(model: Any, recipe: Recipe) -> None:
-    """Give ``model`` a row for each new token of ``recipe``, or for each token of an adapter that trained some rows.
+def grow(model: Any, settings: MethodSettings) -> None:
+    """Give ``model`` a row for each new token of ``settings``, or for each token of an adapter that trained some rows.
 
     ``model`` may be on meta. Its config then has the new number of rows too.
 
     Raises:
         UserError: as ``open_tokenizer``.
     """
-    if recipe.new_tokens:
-        ids = ids_of(open_tokenizer(recipe), recipe.new_tokens)
-    elif recipe.adapter_name_or_path and _trains_rows(recipe.adapter_name_or_path):
+    if settings.new_tokens:
+        ids = ids_of(open_tokenizer(settings), settings.new_tokens)
+    elif settings.adapter_name_or_path and _trains_rows(settings.adapter_name_or_path):
         # As AutoPeftModel does. All rows that are added come from the adapter.
-        ids = list(range(num_rows(model), len(open_tokenizer(recipe))))
+        ids = list(range(num_rows(model), len(open_tokenizer(settings))))
     else:
         return
     if not ids:
@@ -59,16 +60,16 @@ def _trains_rows(adapter: str) -> bool:
         return False
 
 
-def describe_new_rows(recipe: Recipe, tokenizer: Any, rows_before: int) -> list[str]:
+def describe_new_rows(settings: ModelSettings, tokenizer: Any, rows_before: int) -> list[str]:
     """Say which ids the new tokens have and where their rows come from, as lines for the user.
 
     Args:
         rows_before: of the model as it lies on disk.
     """
-    ids = ids_of(tokenizer, recipe.new_tokens)
+    ids = ids_of(tokenizer, settings.new_tokens)
     if not ids:
         return []
-    shown = ", ".join(f"{token} ({id_})" for token, id_ in list(zip(recipe.new_tokens or [], ids, strict=True))[:8])
+    shown = ", ".join(f"{token} ({id_})" for token, id_ in list(zip(settings.new_tokens or [], ids, strict=True))[:8])
     more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
     free = sum(id_ < rows_before for id_ in ids)
     where = [f"{free} in free rows of the padded vocabulary"] * bool(free)
@@ -76,29 +77,29 @@ def describe_new_rows(recipe: Recipe, tokenizer: Any, rows_before: int) -> list[
     return [f"new tokens: {shown}{more}; {', '.join(where)}; they start as the mean of the others"]
 
 
-def beside_adapters(model: Any, recipe: Recipe) -> dict[str, Any]:
+def beside_adapters(model: Any, settings: MethodSettings) -> dict[str, Any]:
     """Return the arguments of ``LoraConfig`` for what trains beside the adapters."""
-    whole = [name for end in recipe.lora_modules_to_save or [] for name in _for_peft(model, end)]
+    whole = [name for end in settings.lora_modules_to_save or [] for name in _for_peft(model, end)]
     options: dict[str, Any] = {}
     names = _table_names(model)
     is_tied = len(names) == 1
     if whole:
         options = {"modules_to_save": whole, "ensure_weight_tying": is_tied and _is_among(names[0], whole)}
-    tokens = [*(recipe.new_tokens or []), *(recipe.trainable_tokens or [])]
+    tokens = [*(settings.new_tokens or []), *(settings.trainable_tokens or [])]
     names = [name for name in names if not _is_among(name, whole)]
     if tokens and names:
-        ids = sorted(set(ids_of(open_tokenizer(recipe), tokens)))
+        ids = sorted(set(ids_of(open_tokenizer(settings), tokens)))
         options["trainable_token_indices"] = {name: ids for name in names}
     return options
 
 
-def check_beside(recipe: Recipe, meta_model: Any) -> list[Problem]:
+def check_beside(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check ``lora_modules_to_save``, and whether rows of this model can train alone."""
-    whole, problems = list(recipe.lora_modules_to_save or []), []
+    whole, problems = list(settings.lora_modules_to_save or []), []
     modules = dict(meta_model.named_modules())
     tables = _table_names(meta_model)
     head = meta_model.get_output_embeddings()
-    adapted = _is_adapted(recipe, meta_model)
+    adapted = _is_adapted(settings, meta_model)
     able = {
         name.rsplit(".", 1)[-1]
         for name, module in modules.items()
@@ -117,8 +118,8 @@ def check_beside(recipe: Recipe, meta_model: Any) -> list[Problem]:
         if not _is_among(tables[0], whole):
             found = "the output head without the embedding, to which it is tied in this model"
             problems.append(Problem("lora_modules_to_save", found, fix=f"--lora_modules_to_save {embedding}"))
-    field = "new_tokens" if recipe.new_tokens else "trainable_tokens"
-    if getattr(recipe, field):
+    field = "new_tokens" if settings.new_tokens else "trainable_tokens"
+    if getattr(settings, field):
         for name in tables:
             if not _is_among(name, whole) and (found := _unfit(modules[name], adapted(name, modules[name]))):
                 short = ",".join(table.rsplit(".", 1)[-1] for table in tables)
@@ -145,9 +146,9 @@ def _for_peft(model: Any, end: str) -> list[str]:
     return [end] if meant == ending else meant
 
 
-def _is_adapted(recipe: Recipe, model: Any) -> Any:
+def _is_adapted(settings: MethodSettings, model: Any) -> Any:
     """A function that tells of a module, by name and module, whether it gets an adapter."""
-    targets, head = recipe.lora_target_modules, model.get_output_embeddings()
+    targets, head = settings.lora_target_modules, model.get_output_embeddings()
 
     def adapted(name: str, module: Any) -> bool:
         if isinstance(targets, list):

@@ -1,4 +1,4 @@
-"""Open the tokenizer of a recipe, with the recipe's new tokens in it.
+"""Open the tokenizer of a model or of its adapter, with the recipe's new tokens in it.
 
 Promises: the same recipe gives the same ids on every rank and at every start; a new token never takes the id or the
 text of another one.
@@ -9,12 +9,12 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.model.locate import first_line, hint_trust, hub_options, locate_model, tokenizer_of_adapter
 
 
-def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
     """Open the adapter's tokenizer if it has one, since it has the chat template of its training; else the model's.
 
     The recipe's ``new_tokens`` are added to it as special tokens.
@@ -22,19 +22,19 @@ def open_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     Raises:
         UserError: there is no tokenizer, or only a slow one; a new token exists already, or one to train does not.
     """
-    adapter = recipe.adapter_name_or_path
+    adapter = settings.adapter_name_or_path
     folder = tokenizer_of_adapter(adapter) if adapter else None
     field = "adapter_name_or_path" if folder else "model_name_or_path"
-    name = str(folder) if folder else locate_model(recipe.model_name_or_path, recipe.model_revision)
+    name = str(folder) if folder else locate_model(settings.model_name_or_path, settings.model_revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **hub_options(recipe))
+        tokenizer = AutoTokenizer.from_pretrained(name, **hub_options(settings))
     except Exception as error:
         found = f"no tokenizer in {name}: {first_line(error)}"
         raise UserError(Problem(field, found, "tokenizer.json beside the weights", hint_trust(error))) from None
     if not tokenizer.is_fast:
         raise UserError(Problem(field, "a slow tokenizer only", "a tokenizer.json"))
-    _add(tokenizer, recipe.new_tokens or [])
-    _check_known(tokenizer, recipe.trainable_tokens or [])
+    _add(tokenizer, settings.new_tokens or [])
+    _check_known(tokenizer, settings.trainable_tokens or [])
     return tokenizer
 
 

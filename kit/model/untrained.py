@@ -19,7 +19,8 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
+from kit.config.settings.model import ModelSettings
 from kit.errors import Problem
 from kit.model.adapter import attach_adapter
 
@@ -31,20 +32,22 @@ NUM_SPECIAL = 512  # rows of special tokens and of padding to compare with, at m
 CLOSE, AT_MEAN, ZERO = 0.5, 0.1, 0.01
 
 
-def check_stop_tokens(recipe: Recipe, meta_model: Any, tokenizer: Any, stop_ids: Iterable[int]) -> list[Problem]:
+def check_stop_tokens(
+    settings: MethodSettings, meta_model: Any, tokenizer: Any, stop_ids: Iterable[int]
+) -> list[Problem]:
     """Return a problem for each token that ends answers of the data, and that this run cannot learn to write.
 
-    That is: its output row was never trained (``is_untrained``), and the recipe freezes it. It is a problem and no
+    That is: its output row was never trained (``is_untrained``), and ``settings`` freeze it. It is a problem and no
     warning, because such a run is waste and the cure costs one row: ``trainable_tokens``. Where the finding was wrong,
     the same flag goes on, and does no harm.
 
     Args:
-        meta_model: the model of the recipe on meta; it is not changed.
+        meta_model: the model on meta; it is not changed.
         stop_ids: the tokens that end answers.
     """
-    if recipe.method == "full" or not (ids := sorted(stop_ids)):
+    if settings.method == "full" or not (ids := sorted(stop_ids)):
         return []
-    table = _Table.open(recipe, meta_model)
+    table = _Table.open(settings, meta_model)
     if table is None:
         return []
     special = [i for i in tokenizer.added_tokens_decoder if i < table.num_rows]
@@ -56,13 +59,13 @@ def check_stop_tokens(recipe: Recipe, meta_model: Any, tokenizer: Any, stop_ids:
     def looks_untrained(i: int) -> bool:
         return is_untrained(table.row(i), _without(others, i), _without(sample, i))
 
-    found = [i for i in ids if i < table.num_rows and looks_untrained(i) and not _trains(recipe, meta_model, i)]
+    found = [i for i in ids if i < table.num_rows and looks_untrained(i) and not _trains(settings, meta_model, i)]
     if not found:
         return []
     names = ",".join(tokenizer.convert_ids_to_tokens(found))
     heads = ",".join(dict.fromkeys(name.split(".")[-2] for name in table.names))
     told = (
-        f"{names} ends the answers, but this model was never trained to write it, and {recipe.method} freezes its row"
+        f"{names} ends the answers, but this model was never trained to write it, and {settings.method} freezes its row"
     )
     fix = f"--trainable_tokens '{names}' trains that row too; or --lora_modules_to_save {heads}; or --method full"
     return [Problem("trainable_tokens", told, "a run that can learn to stop", fix)]
@@ -104,9 +107,9 @@ def _without(rows: dict[int, torch.Tensor], i: int) -> torch.Tensor:
     return torch.stack(others) if others else next(iter(rows.values())).new_empty(0, len(next(iter(rows.values()))))
 
 
-def _trains(recipe: Recipe, meta_model: Any, token_id: int) -> bool:
-    """Whether the output row of a token trains under this recipe, by an adapter, alone or with the whole head."""
-    adapted: Any = attach_adapter(copy.deepcopy(meta_model), recipe)
+def _trains(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
+    """Whether the output row of a token trains under these settings, by an adapter, alone or with the whole head."""
+    adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
     head = adapted.get_base_model().get_output_embeddings()
     if hasattr(head, "token_adapter"):
         return token_id in head.token_adapter.token_indices["default"]
@@ -128,12 +131,12 @@ class _Table:
         return self.rows(i, i + 1)[0]
 
     @classmethod
-    def open(cls, recipe: Recipe, meta_model: Any) -> "_Table | None":
+    def open(cls, settings: ModelSettings, meta_model: Any) -> "_Table | None":
         """Open the table; None if the files are not on this machine yet, or use other names than the model."""
         weight = meta_model.get_output_embeddings().weight
         names = [name for name, p in meta_model.named_parameters(remove_duplicate=False) if p is weight]
         for name in reversed(names):  # a head of its own, if the files have one
-            path = _file_with(recipe, name)
+            path = _file_with(settings, name)
             try:
                 if path:
                     return cls(names, safe_open(path, "pt").__enter__(), name)
@@ -142,14 +145,14 @@ class _Table:
         return None
 
 
-def _file_with(recipe: Recipe, tensor: str) -> str | None:
+def _file_with(settings: ModelSettings, tensor: str) -> str | None:
     """The path of the safetensors file that should hold a tensor; None if it is not on this machine."""
 
     def local(file: str) -> str | None:
-        folder = Path(os.path.expanduser(recipe.model_name_or_path))
+        folder = Path(os.path.expanduser(settings.model_name_or_path))
         if folder.is_dir():
             return str(folder / file) if (folder / file).is_file() else None
-        found = try_to_load_from_cache(recipe.model_name_or_path, file, revision=recipe.model_revision)
+        found = try_to_load_from_cache(settings.model_name_or_path, file, revision=settings.model_revision)
         return found if isinstance(found, str) else None
 
     if whole := local("model.safetensors"):

@@ -103,7 +103,7 @@ def test_a_family_without_sdpa_gets_eager_attention_unless_sdpa_is_asked_for(rec
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     folder = changed(**Gemma2Config(**shape, head_dim=8, intermediate_size=64, vocab_size=320).to_dict())
     for mine in (recipe(folder), recipe(folder, packing=True)):
-        assert attention_of(mine, open_config(mine)) == "eager" and problems(mine) == ""
+        assert attention_of(mine, open_config(mine), mine.packing) == "eager" and problems(mine) == ""
     with pytest.raises(UserError, match="sdpa") as caught:
         problems(recipe(folder, attn_implementation="sdpa"))
     assert str(caught.value).startswith("error: attn_implementation: Gemma2ForCausalLM has no sdpa attention")

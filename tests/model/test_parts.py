@@ -5,14 +5,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.parts import (
     adaptable,
+    aux_loss_coef,
     check_parts,
     describe_parts,
     quantised_on_meta,
-    router_aux_loss_coef,
 )
 from kit.model.reach import freeze_out_of_reach
 
@@ -22,17 +22,17 @@ def on_meta(family):
         return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
-def recipe(**changes):
-    return Recipe(**{"model_name_or_path": "m", "dataset": "d.jsonl", **changes})
+def settings(**changes):
+    return MethodSettings(**{"model_name_or_path": "m", **changes})
 
 
-def problems(family, **changes):
-    return "\n".join(map(str, check_parts(recipe(**changes), on_meta(family))))
+def problems(family, router_aux_loss_coef=None, **changes):
+    return "\n".join(map(str, check_parts(settings(**changes), on_meta(family), router_aux_loss_coef)))
 
 
 def described(family, **changes):
     """As a dry run describes it."""
-    mine, model = recipe(**changes), on_meta(family)
+    mine, model = settings(**changes), on_meta(family)
     model = quantised_on_meta(model) if mine.method == "qlora" else model
     freeze_out_of_reach(model)
     return describe_parts(attach_adapter(model, mine), mine)
@@ -67,7 +67,7 @@ def test_all_linear_adapts_experts_but_no_router_and_nothing_without_a_gradient(
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "phimoe", "mamba", "gemma3"])
 def test_peft_adapts_what_all_linear_names_and_nothing_else(family):
     names = adaptable(on_meta(family))
-    adapted = attach_adapter(on_meta(family), recipe()).get_base_model()
+    adapted = attach_adapter(on_meta(family), settings()).get_base_model()
     assert {name for name, module in adapted.named_modules() if hasattr(module, "lora_A")} == set(names)
 
 
@@ -79,7 +79,7 @@ def test_fused_experts_are_adapted_if_they_are_named():
     targets = "q_proj,experts.gate_up_proj,experts.down_proj"
     names = {
         name
-        for name, p in attach_adapter(on_meta("mixtral"), recipe(lora_target_modules=targets)).named_parameters()
+        for name, p in attach_adapter(on_meta("mixtral"), settings(lora_target_modules=targets)).named_parameters()
         if p.requires_grad
     }
     assert any("q_proj" in name for name in names) and any("experts" in name for name in names)
@@ -89,17 +89,17 @@ def test_fused_experts_are_adapted_if_they_are_named():
 @pytest.mark.slow
 def test_what_peft_would_not_find_again_is_said_and_refused_if_it_is_named():
     assert "peft would not find adapters of model.layers.1.mlp.shared_experts.gate_proj" in str(described("laguna"))
-    named = recipe(lora_target_modules="q_proj,up_proj")
+    named = settings(lora_target_modules="q_proj,up_proj")
     (problem,) = check_adapter(named, on_meta("laguna"))
     assert "'up_proj' is also model.layers.1.mlp.shared_experts.up_proj" in str(problem)
-    assert not check_adapter(recipe(lora_target_modules="q_proj"), on_meta("laguna"))
+    assert not check_adapter(settings(lora_target_modules="q_proj"), on_meta("laguna"))
 
 
 def test_a_model_that_changes_its_weights_to_evaluate_is_refused_with_the_line_that_cures_it():
     model = on_meta("rwkv")
-    assert not check_parts(recipe(method="lora"), model)
+    assert not check_parts(settings(method="lora"), model)
     model.config.rescale_every = 6
-    (problem,) = check_parts(recipe(method="lora"), model)
+    (problem,) = check_parts(settings(method="lora"), model)
     assert "divides its weights" in problem.found and '"rescale_every": 0' in problem.fix
 
 
@@ -133,10 +133,10 @@ def test_qlora_leaves_routers_and_weights_that_are_read_past_their_module(family
 def test_the_weight_of_the_routers_loss_is_the_models_own_unless_it_is_set():
     asked, silent, dense = on_meta("mixtral"), on_meta("mixtral"), on_meta("llama")
     silent.config.output_router_logits = False
-    assert router_aux_loss_coef(recipe(), asked) == 0.1
-    assert router_aux_loss_coef(recipe(), silent) == router_aux_loss_coef(recipe(), dense) == 0
-    assert router_aux_loss_coef(recipe(router_aux_loss_coef=0.5), silent) == 0.5
-    assert router_aux_loss_coef(recipe(router_aux_loss_coef=0), asked) == 0
+    assert aux_loss_coef(asked, None) == 0.1
+    assert aux_loss_coef(silent, None) == aux_loss_coef(dense, None) == 0
+    assert aux_loss_coef(silent, 0.5) == 0.5
+    assert aux_loss_coef(asked, 0) == 0
     assert "0.1 x the auxiliary loss" in str(described("mixtral"))
 
 
@@ -157,7 +157,7 @@ def test_a_part_that_could_not_be_opened_again_is_not_trained_whole():
 def test_a_dense_model_is_described_in_one_line():
     model = on_meta("llama")
     total = sum(p.numel() for p in model.parameters())
-    (line,) = describe_parts(attach_adapter(model, recipe()), recipe())
+    (line,) = describe_parts(attach_adapter(model, settings()), settings())
     assert line.startswith(f"weights: {total:,} parameters; adapters on 14 Linear; trained: adapters ")
     assert "frozen: Linear " in line and "Embedding " in line
 
@@ -167,5 +167,5 @@ def test_tied_embeddings_count_once():
     config.tie_word_embeddings = True
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    (line,) = describe_parts(model, recipe(method="full"))
+    (line,) = describe_parts(model, settings(method="full"))
     assert line.startswith(f"weights: {model.num_parameters():,} parameters; trained: Linear")

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_families import tiny_config
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.model.parts import describe_parts
 from kit.model.reach import beyond_text, freeze_out_of_reach, out_of_reach
 
@@ -33,7 +33,7 @@ def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
     freeze_out_of_reach(model)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     assert all(name.startswith(tuple(found)) for name in frozen) and bool(frozen) == bool(parts)
-    lines = "\n".join(describe_parts(model, Recipe(model_name_or_path="m", dataset="d.jsonl", method="full")))
+    lines = "\n".join(describe_parts(model, MethodSettings(model_name_or_path="m", method="full")))
     assert all(part in lines for part in parts[:3])
 
 

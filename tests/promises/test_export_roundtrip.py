@@ -144,10 +144,10 @@ def test_final_opened_plainly_answers_as_the_model_that_was_trained(trained, bas
     assert torch.cat(losses).mean().item() == pytest.approx(logged["eval_loss"], rel=1e-5)
     # Against its last checkpoint, logit by logit.
     recipe, _ = read_run(run.folder / "run.json")
-    live = build_model(recipe, open_config(recipe), FP32)
+    live = build_model(recipe, open_config(recipe), FP32, packing=recipe.packing, seed=recipe.seed)
     load_weights(live, last_checkpoint(run))
     assert largest(plain, ask(live, sequences)) <= 1e-5
-    untrained = build_model(recipe, open_config(recipe), FP32)
+    untrained = build_model(recipe, open_config(recipe), FP32, packing=recipe.packing, seed=recipe.seed)
     assert largest(plain, ask(untrained, sequences)) > 0.1
 
 

@@ -90,7 +90,7 @@ def open_model(folder, **settings):
     recipe = Recipe(model_name_or_path=str(folder), dataset="none", max_length=8, method="full", **settings)
     open_tokenizer(recipe)
     config = open_config(recipe)
-    problems = check_model(recipe, config, build_meta_model(recipe, config))
+    problems = check_model(recipe, config, build_meta_model(recipe, config), max_length=recipe.max_length)
     if problems:
         raise UserError(*problems)
     return build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))

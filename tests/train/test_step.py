@@ -37,7 +37,7 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
     packing = any(len(pack) > 1 for rows_ in rows for pack in rows_)
     recipe = recipe.model_copy(update={"packing": packing, "attn_implementation": implementation})
     torch.set_num_threads(1)
-    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"), packing=packing)
     spoil(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])

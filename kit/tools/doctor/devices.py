@@ -146,7 +146,7 @@ def check_attention(recipe: Recipe, config: Any, topology: Topology) -> Result:
     found = f"{', '.join(works)} run on {device} in {str(dtype).removeprefix('torch.')}"
     if config is None:
         return ok("attention", found)
-    taken = attention_of(recipe, config)
+    taken = attention_of(recipe, config, recipe.packing)
     if taken == VARLEN:
         taken = "varlen" if has_kernel(query[0]) else "varlen by a loop over the samples"
     backend = {"flash_attention_2": "flash_attn package", "flex_attention": "flex"}.get(taken, taken)

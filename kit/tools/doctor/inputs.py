@@ -34,8 +34,14 @@ def check_model_opens(recipe: Recipe, opened: Opened) -> Result:
     """Open the model's config and build it without weights into ``opened``; fail with all that is wrong with it."""
     silence_libraries()
     opened.config = open_config(recipe)
-    opened.meta_model = build_meta_model(recipe, opened.config)
-    problems = check_model(recipe, opened.config, opened.meta_model)
+    opened.meta_model = build_meta_model(recipe, opened.config, recipe.packing)
+    problems = check_model(
+        recipe,
+        opened.config,
+        opened.meta_model,
+        max_length=recipe.max_length,
+        router_aux_loss_coef=recipe.router_aux_loss_coef,
+    )
     number = sum(parameter.numel() for parameter in opened.meta_model.parameters())
     if not problems:
         adapted = copy.deepcopy(opened.meta_model)

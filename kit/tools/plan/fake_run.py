@@ -106,9 +106,16 @@ class FakeRun:
         """Build what a run builds before its first step. Returns the compute dtype."""
         recipe, topology, config = self._recipe, self._topology, open_config(self._recipe)
         self._vocab_size = config.get_text_config().vocab_size
-        attention_of(recipe, config)
+        attention_of(recipe, config, recipe.packing)
         accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
-        model = build_model(recipe, config, plan)
+        model = build_model(
+            recipe,
+            config,
+            plan,
+            packing=recipe.packing,
+            seed=recipe.seed,
+            router_aux_loss_coef=recipe.router_aux_loss_coef,
+        )
         optimizer = build_optimizer(model, recipe)
         self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
         del model, optimizer
