@@ -40,6 +40,8 @@ class Preflight:
     tokenizer: Any  # with the chat template that is saved with the model
     sources: list[Opened]  # the data sets, with the columns that are read
     data: Data | Stream
+    notes: tuple[str, ...]  # lines for the user: those of the data, and what the checks found besides
+    stop_tokens: dict[str, int]  # that end answers, with their ids; of a run only, and none if all data are plain text
     folder: RunFolder | None  # None for a command without an output folder
     total_steps: int  # optimiser steps of the whole run
     plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
@@ -48,6 +50,10 @@ class Preflight:
     def vocab_size(self) -> int:
         """The number of rows of the model's embedding."""
         return num_rows(self.meta_model)
+
+    def describe_data(self) -> dict[str, Any]:
+        """Return the entry ``data`` for ``run.json``."""
+        return {**self.data.describe(), "stop_tokens": self.stop_tokens}
 
     def facts(self, topology: Topology) -> list[Fact]:
         """Return what the ranks of all machines compare before they load weights; nothing for a single process."""
@@ -91,7 +97,8 @@ def check(
     problems = Problems()
     sources = tokenizer = config = meta_model = data = folder = None
     plan: dict[str, Any] = {}
-    auto: list[str] = []  # what its settings took without a plan
+    notes: list[str] = []  # beside those of the data
+    stop_tokens: dict[str, int] = {}
     with problems.caught():
         sources = open_sources(recipe)
     with problems.caught(), asked_once("tokenizer", recipe):
@@ -113,7 +120,7 @@ def check(
         )
         if topology:
             asked, recipe = recipe, settle(recipe, topology, config)
-            auto = explain_auto(asked, recipe, topology, config)
+            notes += explain_auto(asked, recipe, topology, config)
             if recipe_name is not None:  # else nothing is trained
                 workload = planned(recipe, topology, config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
@@ -123,21 +130,32 @@ def check(
     if sources and tokenizer and meta_model:
         with problems.caught():
             data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
-            data.notes.extend(auto)
-            data.notes.extend(describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size))
+            notes += describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids)
                     if any("text" not in opened.fields for opened in sources):
-                        data.stop_tokens.update(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
+                        stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()
     assert sources is not None and tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
     total_steps = data.total_steps(recipe)
-    return Preflight(recipe, config, meta_model, tokenizer, sources, data, folder, total_steps, plan)
+    return Preflight(
+        recipe=recipe,
+        config=config,
+        meta_model=meta_model,
+        tokenizer=tokenizer,
+        sources=sources,
+        data=data,
+        notes=(*data.notes, *notes),
+        stop_tokens=stop_tokens,
+        folder=folder,
+        total_steps=total_steps,
+        plan=plan,
+    )
 
 
 def check_bitsandbytes(recipe: Recipe) -> list[Problem]:

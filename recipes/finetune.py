@@ -82,7 +82,7 @@ def main() -> None:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
-    parts, stops = describe_parts(model, recipe, recipe.router_aux_loss_coef), new_stops(model, data.stop_tokens)
+    parts, stops = describe_parts(model, recipe, recipe.router_aux_loss_coef), new_stops(model, checked.stop_tokens)
     optimizer = build_optimizer(model, recipe)
     guard.holds(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
@@ -91,13 +91,13 @@ def main() -> None:
         check_isolation(prepared, checked.vocab_size)
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
-    folder.begin(prepared.strategy, data.describe(), state.step, total_steps, data.skipped_rows(), checked.plan)
+    folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
     log = Log(accelerator, recipe, folder.path, state, total_steps, data.names)
     saver = Saver(accelerator, recipe, folder.checkpoints, folder.about, log.path, guard.watch.at_save)
     exits.finish_first(saver.finish)
     feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed)
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
-    say(prepared.strategy.describe(recipe), *parts, *data.notes, *feed.notes(), *check_replicas.notes())
+    say(prepared.strategy.describe(recipe), *parts, *checked.notes, *feed.notes(), *check_replicas.notes())
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = SupervisedLoss(data.names)

@@ -12,7 +12,8 @@ from kit.tools.report.samples_page import look
 
 
 def looked(tokenizer, num_samples=5, **flags):
-    return look(recipe(**flags), tokenizer, open_all(tokenizer, **flags), num_samples)
+    data = open_all(tokenizer, **flags)
+    return look(recipe(**flags), tokenizer, data, data.notes, num_samples)
 
 
 def checks(gathered):

@@ -102,8 +102,8 @@ def test_a_model_that_reads_more_does_not_lengthen_what_nobody_set(recipe, model
 def test_a_run_says_what_auto_took_without_a_plan(recipe, monkeypatch):
     monkeypatch.setattr("kit.memory.fit.gpu_memory", lambda topology: 2**36)
     unknown = recipe(method="lora", use_dora=True, per_device_train_batch_size="auto")
-    assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, SINGLE).data.notes
-    assert not any("auto" in note for note in preflight.check(recipe(), SINGLE).data.notes)
+    assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, SINGLE).notes
+    assert not any("auto" in note for note in preflight.check(recipe(), SINGLE).notes)
 
 
 @pytest.mark.slow
@@ -113,9 +113,7 @@ def test_a_template_gets_the_tokens_that_it_needs(recipe):
     assert "--new_tokens '<|im_sep|>'" in str(caught.value)
     checked = preflight.check(recipe(chat_template="phi4", new_tokens="<|im_sep|>"))
     assert checked.vocab_size == 321 == len(checked.tokenizer)
-    assert any(
-        "new tokens: <|im_sep|> (320); embeddings grow from 320 to 321 rows" in note for note in checked.data.notes
-    )
+    assert any("new tokens: <|im_sep|> (320); embeddings grow from 320 to 321 rows" in note for note in checked.notes)
     # 320 is in every sample: the tokenizer of the base would split it
     assert all(320 in checked.data.train[i][0] for i in range(5))
 

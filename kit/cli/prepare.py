@@ -25,12 +25,13 @@ def run(argv: list[str]) -> int:
         return {(path, path.stat().st_mtime_ns) for path in cache_folder().glob(f"samples/[!.]*/{ENTRY}")}
 
     before = entries()
-    data = preflight.check(recipe).data
+    checked = preflight.check(recipe)
+    data = checked.data
     if recipe.streaming:
         raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
     feed = data.open_feed(recipe, Ranks(), 0, {})
     num = len(entries() - before)
     done = f"{num} data set{'s' * (num > 1)} tokenised" if num else "nothing to do: all is there"
     lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]
-    show("\n".join([*data.notes, *feed.notes(), *lines]))
+    show("\n".join([*checked.notes, *feed.notes(), *lines]))
     return 0

@@ -9,7 +9,7 @@ Promises:
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,7 @@ class Data:
     evaluation: Samples | None
     order: Order
     chat_template: Jinja  # to be saved with the model
-    notes: list[str] = field(default_factory=list)  # lines for the user
-    # That end answers, with their ids; of a run only, and none where all data are plain text. Preflight fills it.
-    stop_tokens: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...]  # lines for the user
 
     @property
     def fingerprint(self) -> str:
@@ -77,11 +75,11 @@ class Data:
         return self.train.names
 
     def describe(self) -> dict[str, Any]:
-        """Return the entry ``data`` for ``run.json``."""
+        """Return what ``run.json`` records of the data."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         sources = [store.report for store in self._stores()]
         described = {"train": self.train.report, "evaluation": evaluation, "sources": sources}
-        return {"fingerprint": self.fingerprint, **described, "stop_tokens": self.stop_tokens}
+        return {"fingerprint": self.fingerprint, **described}
 
 
 def open_sources(recipe: Recipe) -> list[Opened]:
@@ -145,7 +143,8 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
     evaluation = Samples([samples.stores[0] for samples in parts[True]]) if parts[True] else None
     training = [opened for opened in sources if not opened.is_evaluation]
     if recipe.streaming:
-        return Stream(training, encoder, vocab_size, limited_evaluation(evaluation, recipe, notes), template, notes)
+        evaluation = limited_evaluation(evaluation, recipe, notes)
+        return Stream(training, encoder, vocab_size, evaluation, template, tuple(notes))
     train = Samples([samples.stores[0] for samples in parts[False]])
     weights = [opened.entry.weight for opened in training]
     if recipe.dedup:
@@ -169,7 +168,7 @@ def open_data(recipe: Recipe, sources: list[Opened], tokenizer: Any, vocab_size:
         items = "packs" if recipe.packing else "samples"
         few = f"{order.num_items(0)} {items} are fewer than global_batch_size {recipe.global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
-    return Data(train, evaluation, order, template, [_summary(train), *notes])
+    return Data(train, evaluation, order, template, (_summary(train), *notes))
 
 
 def _format_problems(recipe: Recipe, sources: list[Opened]) -> list[Problem]:

@@ -373,7 +373,8 @@ def test_a_page_shows_no_secret_that_several_tokens_spell(monkeypatch, tmp_path)
     tokenizer = byte_level_tokenizer()
     settings = {"dataset": str(tmp_path / "train.jsonl"), "dataset_num_proc": 1}
     recipe = Recipe(model_name_or_path="m", **settings)
-    gathered = look(recipe, tokenizer, open_all(tokenizer, **settings), 3)
+    data = open_all(tokenizer, **settings)
+    gathered = look(recipe, tokenizer, data, data.notes, 3)
     for text in (as_text(gathered, colour=True), as_text(gathered, colour=False), as_page(gathered)):
         plain = re.sub(r"<[^>]*>|\033\[\d+m", "", text)
         assert "it is***" in plain.replace(" ***", "***") and "n0t" not in plain and "you" not in plain

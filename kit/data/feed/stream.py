@@ -13,7 +13,7 @@ Promises:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,7 @@ class Stream:
     vocab_size: int  # rows of the model's embedding
     evaluation: Samples | None
     chat_template: Jinja  # to be saved with the model
-    notes: list[str] = field(default_factory=list)  # lines for the user
-    # That end answers, with their ids; of a run only, and none where all data are plain text. Preflight fills it.
-    stop_tokens: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...]  # lines for the user
 
     @property
     def fingerprint(self) -> str:
@@ -84,12 +82,12 @@ class Stream:
         return StreamFeed(self, recipe, ranks, pad_token_id, state)
 
     def describe(self) -> dict[str, Any]:
-        """Return the entry ``data`` for ``run.json``."""
+        """Return what ``run.json`` records of the data."""
         evaluation = self.evaluation and {"fingerprint": self.evaluation.fingerprint, **self.evaluation.report}
         train = {"num_files": sum(len(opened.source.parts) for opened in self.opened)}
         sources = [{"name": name} for name in self.names]
         described = {"train": train, "evaluation": evaluation, "sources": sources}
-        return {"fingerprint": self.fingerprint, **described, "stop_tokens": self.stop_tokens}
+        return {"fingerprint": self.fingerprint, **described}
 
 
 def check_beginning(opened: Opened, encoder: Encoder, skips: bool) -> tuple[int, list[str]]:

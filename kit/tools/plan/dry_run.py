@@ -47,7 +47,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
     workload = planned(recipe, topology, checked.config)
     plan = describe_plan(workload, recipe, data, topology.device_type == "cuda")
     outlook = checked.folder.outlook(checked.total_steps) if checked.folder else []
-    return [*lines, *plan, *data.notes, *feed.notes(), *outlook, steps]
+    return [*lines, *plan, *checked.notes, *feed.notes(), *outlook, steps]
 
 
 def describe_plan(workload: Workload | None, recipe: Recipe, data: Data | Stream, on_gpus: bool) -> list[str]:

@@ -5,6 +5,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,22 +73,23 @@ class Look:
     samples: list[Shown]
 
 
-def look(recipe: Recipe, tokenizer: Any, data: Any, num_samples: int) -> Look:
+def look(recipe: Recipe, tokenizer: Any, data: Any, notes: Sequence[str], num_samples: int) -> Look:
     """Gather what ``kit inspect`` shows.
 
     Args:
         data: as ``open_data`` returned it.
+        notes: lines for the user, those of ``data`` included.
         num_samples: number of samples to show, spread evenly over the data. No sample is shown twice. Unless it is 0,
             at least one sample of each source is shown, even if that makes more than ``num_samples``.
     """
     train: Samples = data.train
     feed = data.open_feed(recipe, Ranks(), 0, {})
-    notes = [store.source.name for store in train.stores if store.source.name != store.name]
-    notes += [note for note in data.notes if LEAK not in note and NOT_USED not in note]  # these are shown apart
-    notes += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
+    lines = [store.source.name for store in train.stores if store.source.name != store.name]
+    lines += [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown apart
+    lines += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
     return Look(
         ", ".join(train.names),
-        [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", note) for note in notes],
+        [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", line) for line in lines],
         sources_table(train, data.evaluation if recipe.eval_split_size else None),
         unused_table(train),
         check(train, data.evaluation, tokenizer, recipe),
