@@ -54,9 +54,9 @@ def check_recipe(
     doubts = set(in_doubt).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
     known = {key: value for key, value in values.items() if key in Recipe.model_fields}
     recipe, problems, wrong = validate(Recipe, known, where, doubts)
-    for fields, found, fix in find_conflicts(recipe):
-        if not doubts.union(wrong).intersection(fields):
-            problems.append(Problem(where.get(fields[0], fields[0]), found, fix=fix))
+    for conflict in find_conflicts(recipe):
+        if not doubts.union(wrong).intersection(conflict.keys):
+            problems.append(conflict.problem(where))
     return None if wrong else recipe, unknown + problems
 
 

@@ -47,7 +47,7 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
     ],
 )
 def test_settings_that_contradict_each_other_are_named(settings, named):
-    assert {c.fields[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named
+    assert {c.keys[0] for c in find_conflicts(Recipe(**REQUIRED, **settings))} == named
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_settings_that_contradict_each_other_are_named(settings, named):
 )
 def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, found):
     (conflict,) = find_conflicts(Recipe(**{"model_name_or_path": "m", "dataset": "d", **changes}))
-    assert conflict.fields[0] == field and conflict.found == found
+    assert conflict.keys[0] == field and conflict.found == found
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,20 @@ def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, 
         (32, 16, 4, "--per_device_train_batch_size 8: the same maths"),
         (30, 4, 1, "--per_device_train_batch_size 3: the same maths"),
         (8, 16, 1, "--per_device_train_batch_size 8: the same maths"),
-        (30, 2, 4, "--num_processes 3: the same maths; or another global batch, 28 or 32, which learns differently"),
+        (
+            30,
+            2,
+            4,
+            "--num_processes 3: the same maths; or another global batch, 28 or 32, which changes what is learned",
+        ),
         (
             9,
             2,
             4,
             "--num_processes 3 --per_device_train_batch_size 1: the same maths; "
-            "or another global batch, 8 or 12, which learns differently",
+            "or another global batch, 8 or 12, which changes what is learned",
         ),
-        (3, 1, 4, "--num_processes 3: the same maths; or another global batch, 4, which learns differently"),
+        (3, 1, 4, "--num_processes 3: the same maths; or another global batch, 4, which changes what is learned"),
     ],
 )
 def test_a_batch_that_cannot_be_dealt_is_dealt_otherwise_before_it_is_another(batch, micro_batch, num_processes, fix):

@@ -1,1 +1,8 @@
-"""The settings of a recipe by subject. A function that needs some takes the part that has them."""
+"""The settings of a recipe by subject: one class for each, of which ``kit.config.recipe.Recipe`` inherits.
+
+A function that needs some settings takes the class that declares them. A recipe is one of each.
+
+Each setting is declared with ``_option``, so that it may have another value at the next start of a run, or with
+``_identity``: with another value the steps would compute something else, so it is another run. ``kit.run.identity``
+compares the settings of the second kind. docs/recovery.md lists both kinds, and a test compares it with the declarations.
+"""

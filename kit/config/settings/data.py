@@ -9,7 +9,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import STRICT, TEMPLATE_KWARGS, column_mapping, dataset_entries, option, template_kwargs
 
 _option = partial(option, "Data")
-_identity = partial(option, "Data", identity=True)  # if it changes, it is another run
+_identity = partial(option, "Data", identity=True)
 
 Entries = Annotated[str | Annotated[list[DatasetEntry], Field(min_length=1)], BeforeValidator(dataset_entries)]
 ENTRIES = "file, glob, folder or hub id, or a list of {path: ..., weight: ...}"
@@ -28,9 +28,13 @@ class DataSettings(BaseModel):
         "names of columns: question=prompt,answer=completion; images=ignore",
         expected="theirs=ours, separated by commas, each of theirs once",
     )
-    mixing: Literal["samples", "tokens"] = _identity("samples", "what the weights of several data sets are shares of")
-    streaming: bool = _identity(False, "read while training instead of tokenising first; needs max_steps")
-    shuffle: bool = _identity(True, "another order of the samples in each epoch; false: always that of the data")
+    mixing: Literal["samples", "tokens"] = _identity(
+        "samples", "the weights of several data sets are shares of the samples, or of the tokens"
+    )
+    streaming: bool = _identity(
+        False, "read and tokenise rows while training instead of all of them first; needs max_steps"
+    )
+    shuffle: bool = _identity(True, "shuffle the samples anew in each epoch; false: keep the order of the data")
     shuffle_buffer_size: int = _identity(1000, "streamed rows that are shuffled together", "rows", ge=1)
     chat_template: str | None = _identity(None, "name or file of a chat template; default: the tokenizer's own")
     chat_template_kwargs: Annotated[dict[str, Any] | None, BeforeValidator(template_kwargs)] = _identity(
@@ -42,15 +46,16 @@ class DataSettings(BaseModel):
     max_length: int = _identity(2048, "longest sample, and size of a pack", "tokens", ge=8)
     excess_length_strategy: Literal["truncate", "keep_end", "drop", "error", "split"] = _identity(
         "truncate",
-        "of samples longer than max_length: cut off the end, or the start; leave out; stop; (text only) cut in pieces",
+        "longer samples: truncate cuts the end, keep_end the start; drop leaves out; error stops; split (text) divides",
     )
     on_bad_row: Literal["error", "skip"] | None = _option(
-        None, "rows that cannot be used: stop, or leave out and list; default: error, but skip later in a stream"
+        None,
+        "rows that cannot be used: stop, or leave out and list; default: error; in a stream, skip after its beginning",
     )
     dedup: bool = _identity(False, "leave out training samples with the same tokens and mask as an earlier one")
-    packing: bool = _identity(False, "several samples in a row of max_length tokens, none of which sees another")
+    packing: bool = _identity(False, "put several samples into a row of max_length tokens; no sample sees another")
     max_train_samples: int | None = _identity(
-        None, "train on the first so many only; of several data sets, spread over all", "samples", ge=1
+        None, "train on the first N samples only; with several data sets, N in total, spread over all", "samples", ge=1
     )
     dataset_num_proc: int | None = _option(None, "processes that tokenise; default: one per core", "processes", ge=1)
 

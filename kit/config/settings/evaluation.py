@@ -21,28 +21,36 @@ class EvalSettings(BaseModel):
 
     model_config = STRICT
 
-    eval_dataset: Entries | None = _option(None, "like dataset; default: a seeded split of it", expected=ENTRIES)
+    eval_dataset: Entries | None = _option(
+        None, "evaluation data, given like dataset; default: the split of eval_split_size", expected=ENTRIES
+    )
     eval_dataset_config: str | None = _option(None, "config of eval_dataset; default: dataset_config")
     eval_dataset_split: str = _option("test", "split of eval_dataset where it has several")
     eval_split_size: Annotated[float, AfterValidator(share_or_count)] = _option(
-        0.0, "held out of dataset; below 1 a share; 0: none", "samples", ge=0, expected=SHARE_OR_COUNT
+        0.0,
+        "held out of dataset for evaluation, chosen by seed; below 1 a share; 0: none",
+        "samples",
+        ge=0,
+        expected=SHARE_OR_COUNT,
     )
-    max_eval_samples: int | None = _option(None, "evaluate on the first so many only", "samples", ge=1)
+    max_eval_samples: int | None = _option(None, "evaluate on the first N samples only", "samples", ge=1)
     per_device_eval_batch_size: int | None = _option(
         None, "samples per evaluation micro-batch; default: per_device_train_batch_size", "samples", ge=1
     )
     eval_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to evaluate before the end: every eval_steps, after each epoch, or not; default: follows eval_steps"
     )
-    eval_steps: int = _option(0, "evaluate every so many steps; 0: at the end only", "steps", ge=0)
+    eval_steps: int = _option(0, "evaluate every N steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _option(False, "evaluate before the first step too")
     early_stopping_patience: int | None = _option(
-        None, "end the run after so many evaluations in a row without a lower eval_loss", "evaluations", ge=1
+        None, "end the run after N evaluations in a row without a lower eval_loss", "evaluations", ge=1
     )
     early_stopping_threshold: float = _option(
-        0.0, "eval_loss must be lower than the lowest so far by more than this", ge=0
+        0.0, "an eval_loss counts as lower only if it is below the lowest so far by more than this", ge=0
     )
-    predict_with_generate: bool = _option(False, "also answer each sample's last turn greedily; exact match of these")
+    predict_with_generate: bool = _option(
+        False, "also generate each sample's last answer greedily, and report the share of exact matches"
+    )
     max_new_tokens: int = _option(128, "longest generated answer", "tokens", ge=1)
 
     @property

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from kit.config.fields import STRICT, TOKENS, comma_separated, module_names, option, token_list
 from kit.config.settings.model import ModelSettings
 
-_identity = partial(option, "Method", identity=True)  # if it changes, it is another run
+_identity = partial(option, "Method", identity=True)
 _Patterns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -35,9 +35,11 @@ class MethodSettings(ModelSettings):
     use_rslora: bool = _identity(False, "rank-stabilised scaling")
     use_dora: bool = _identity(False, "weight-decomposed adapters")
     freeze: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "of full: patterns of parameters that do not train, as model.embed_tokens*, separated by commas"
+        None, "with method full: patterns of parameters that do not train, separated by commas: model.embed_tokens*"
     )
     train_only: Annotated[_Patterns | None, BeforeValidator(comma_separated)] = _identity(
-        None, "of full: patterns of the only parameters that train, as model.layers.3[01].*, separated by commas"
+        None, "with method full: patterns of the only parameters that train, separated by commas: model.layers.3[01].*"
     )
-    adapter_name_or_path: str | None = _identity(None, "go on training this adapter; its own shape is kept")
+    adapter_name_or_path: str | None = _identity(
+        None, "continue training this adapter, with its own rank, scale and modules"
+    )

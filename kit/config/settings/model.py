@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator
 from kit.config.fields import STRICT, TOKENS, option, token_list
 
 _option = partial(option, "Model")
-_identity = partial(option, "Model", identity=True)  # if it changes, it is another run
+_identity = partial(option, "Model", identity=True)
 
 
 class ModelSettings(BaseModel):
@@ -23,7 +23,7 @@ class ModelSettings(BaseModel):
         None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS
     )
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _option(
-        "auto", "attention kernel; auto: varlen for packed data where the model can, else sdpa, else eager"
+        "auto", "attention kernel; auto: varlen for packed data where the model supports it, else sdpa, else eager"
     )
     gradient_checkpointing: bool | Literal["auto"] = _option(
         False, "recompute each layer in the backward pass: less memory, more time; auto: if the plan needs it to fit"

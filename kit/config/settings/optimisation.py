@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
 
 _option = partial(option, "Optimisation")
-_identity = partial(option, "Optimisation", identity=True)  # if it changes, it is another run
+_identity = partial(option, "Optimisation", identity=True)
 
 
 class OptimSettings(BaseModel):
@@ -19,12 +19,12 @@ class OptimSettings(BaseModel):
     global_batch_size: int = _identity(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
     per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _option(
         1,
-        "samples, or packs, per micro-batch; accumulation follows; auto: as many as are of use and fit by the plan",
+        "samples, or packs, per micro-batch; accumulation follows from it; auto: the number that the plan finds best",
         "samples",
         expected="whole number from 1, or auto",
     )
     num_train_epochs: float = _option(1.0, "passes over the data, unless max_steps is set", "epochs", gt=0)
-    max_steps: int | None = _option(None, "optimiser steps; beats num_train_epochs", "steps", ge=1)
+    max_steps: int | None = _option(None, "optimiser steps; overrides num_train_epochs", "steps", ge=1)
     optim: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = _identity(
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
@@ -40,13 +40,15 @@ class OptimSettings(BaseModel):
         "cosine_with_min_lr",
         "inverse_sqrt",
         "warmup_stable_decay",
-    ] = _identity("cosine", "shape after the warm-up, which each of them has; warmup_stable_decay ends with a cosine")
+    ] = _identity(
+        "cosine", "schedule of the rate after the warm-up, which all have; warmup_stable_decay ends with a cosine"
+    )
     min_lr_rate: float | None = _identity(
-        None, "of cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
+        None, "for cosine_with_min_lr and warmup_stable_decay: the last rate as a share of learning_rate", ge=0, lt=1
     )
     lr_decay_steps: Annotated[float | None, AfterValidator(share_or_count)] = _identity(
         None,
-        "of warmup_stable_decay: its last part; below 1 a share of all steps",
+        "for warmup_stable_decay: length of the decay at its end; below 1 a share of all steps",
         "steps",
         gt=0,
         expected=SHARE_OR_COUNT,
@@ -54,18 +56,20 @@ class OptimSettings(BaseModel):
     warmup_steps: Annotated[float, AfterValidator(share_or_count)] = _identity(
         0.03, "linear warm-up; below 1 a share of all steps", "steps", ge=0, expected=SHARE_OR_COUNT
     )
-    weight_decay: float = _identity(0.0, "decoupled; norms and biases are spared", ge=0)
+    weight_decay: float = _identity(0.0, "decoupled weight decay; not applied to norms and biases", ge=0)
     adam_beta1: float = _identity(0.9, "decay of the first moment", ge=0, lt=1)
     adam_beta2: float = _identity(0.999, "decay of the second moment", ge=0, lt=1)
     adam_epsilon: float = _identity(1e-8, "added to the denominator", gt=0)
     router_aux_loss_coef: float | None = _identity(
-        None, "weight of the routers' auxiliary loss; default: the model's own where its config asks for it", ge=0
+        None,
+        "weight of the routers' auxiliary loss; default: that of the model's config, if it asks for this loss",
+        ge=0,
     )
     sync_each_batch: bool | None = _option(
         None,
-        "reduce gradients after each micro-batch; default: with FSDP (else 4 bytes a parameter more), not with DDP",
+        "reduce gradients after each micro-batch; default: true with FSDP (false: 4 more bytes a weight)",
     )
-    max_grad_norm: float = _identity(1.0, "clip the global gradient norm at this; 0 does not clip", ge=0)
+    max_grad_norm: float = _identity(1.0, "clip the global gradient norm to this value; 0: do not clip", ge=0)
 
     @property
     def micro_batch_size(self) -> int:

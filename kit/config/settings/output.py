@@ -24,7 +24,7 @@ class OutputSettings(BaseModel):
     save_strategy: Literal["no", "steps", "epoch"] | None = _option(
         None, "when to save before the end: every save_steps, after each epoch, or not; default: follows save_steps"
     )
-    save_steps: int = _option(0, "checkpoint every so many steps; 0: at the end only", "steps", ge=0)
+    save_steps: int = _option(0, "save a checkpoint every N steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _option(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
     keep_best: bool = _option(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
     save_only_model: bool = _option(
@@ -34,9 +34,9 @@ class OutputSettings(BaseModel):
         True, "write checkpoints while training goes on; takes memory for one more copy of what is saved"
     )
     resume_from_checkpoint: str = _option("auto", "auto, none, or the path of a checkpoint")
-    logging_steps: int = _option(1, "write metrics every so many steps", "steps", ge=1)
+    logging_steps: int = _option(1, "write metrics every N steps", "steps", ge=1)
     report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(comma_separated)] = _option(
         [], "trackers, separated by commas: tensorboard, wandb, trackio"
     )
-    run_name: str | None = _option(None, "name of the run in wandb and trackio; default: theirs")
+    run_name: str | None = _option(None, "name of the run in wandb and trackio; default: the name that they choose")
     project: str = _option("kit", "project in wandb and trackio")

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from kit.config.fields import STRICT, option
 
 _option = partial(option, "Process")
-_identity = partial(option, "Process", identity=True)  # if it changes, it is another run
+_identity = partial(option, "Process", identity=True)
 
 
 class ProcessSettings(BaseModel):
@@ -16,18 +16,18 @@ class ProcessSettings(BaseModel):
     model_config = STRICT
 
     max_nonfinite_steps: int = _option(
-        0, "steps in a row with a loss or gradient that is not finite to skip; one more stops the run", "steps", ge=0
+        0, "skip up to N steps in a row whose loss or gradient is not finite; one more stops the run", "steps", ge=0
     )
     loss_spike_ratio: float = _option(
-        0.0, "report the samples of a step whose loss is so many times the median of the last 50; 0: off", ge=0
+        0.0, "report the samples of a step whose loss is above N times the median of the last 50; 0: off", ge=0
     )
     check_replicas: int = _option(
-        0, "compare weights and gradients of all processes every so many steps; 0: never", "steps", ge=0
+        0, "compare weights and gradients of all processes every N steps; 0: never", "steps", ge=0
     )
-    seed: int = _identity(42, "of data order, adapters and dropout", ge=0, lt=2**31)
+    seed: int = _identity(42, "seed of the data order, new adapters and dropout", ge=0, lt=2**31)
     tf32: bool | None = _option(
-        None, "round inputs of float32 products to TF32 on a GPU; default: only with mixed_precision bf16"
+        None, "round inputs of float32 matrix products to TF32 on a GPU; default: only with mixed_precision bf16"
     )
     deterministic: bool = _option(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
-    ddp_timeout: int = _option(1800, "give up on a rank that is silent for so long", "seconds", ge=10)
-    ddp_bucket_cap_mb: int = _option(25, "gradients that DDP reduces in one collective", "MiB", ge=1)
+    ddp_timeout: int = _option(1800, "end the run if a rank is silent for this time", "seconds", ge=10)
+    ddp_bucket_cap_mb: int = _option(25, "size of the gradients that DDP reduces in one collective", "MiB", ge=1)
