@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from kit.config.recipe import Recipe
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import to_sample
-from kit.data.chat.template import REQUIRED_TOKENS, resolve_template
+from kit.data.chat.shipped import SHIPPED
+from kit.data.chat.template import resolve_template
 from kit.data.open import open_data, open_sources
 from kit.data.read.archives import TAR_COMPRESSIONS
 from kit.data.read.sources import open_source, read_rows
@@ -42,6 +43,10 @@ SPECIAL = """
 <|CHATBOT_TOKEN|> <|START_RESPONSE|> <|END_RESPONSE|> <|start_of_role|> <|end_of_role|> <|end_of_text|> <|start|>
 <|message|> <|channel|> <|return|>
 """.split()
+TOKENS_OF_TEMPLATES = [
+    token for template in SHIPPED.values() for token in template.tokens if not token.endswith("_token")
+]
+SPECIAL = list(dict.fromkeys([*SPECIAL, *TOKENS_OF_TEMPLATES]))
 
 
 def byte_level_tokenizer(special=tuple(SPECIAL), **tokens):
@@ -229,7 +234,7 @@ def with_keys(sample, **keys):
 
 
 def template_of(shape, tokenizer):
-    return resolve_template(tokenizer, shape if shape in REQUIRED_TOKENS else str(GOLDEN / f"{shape}.jinja"))
+    return resolve_template(tokenizer, shape if shape in SHIPPED else str(GOLDEN / f"{shape}.jinja"))
 
 
 # Conversations that every chat template is tried with.

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import kit
+from kit.data.chat.shipped import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "red green blue small large round cat dog bird fish house river stone paper cloud seven eight nine".split()
@@ -49,7 +50,7 @@ def make_model(folder: Path, **changes: Any) -> Path:
         [" ".join(WORDS)] * 4, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = (ROOT / "kit/data/chat/templates/chatml.jinja").read_text()
+    tokenizer.chat_template = SHIPPED["chatml"].source
     tokenizer.save_pretrained(folder)
     shape = {
         "vocab_size": 320,

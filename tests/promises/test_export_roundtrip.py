@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, Finetune, export, forge, make_model, matrix
+from helpers import Finetune, export, forge, make_model, matrix
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from kit.checkpoint.load import load_weights
+from kit.data.chat.shipped import SHIPPED
 from kit.errors import TrainingError, UserError
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
@@ -191,7 +192,7 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
         export(short.folder / "final", tmp_path / "same")
         assert contents(tmp_path / "merged") == contents(tmp_path / "same")
         asked = AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
-        assert asked == (ROOT / "kit/data/chat/templates/alpaca.jinja").read_text()
+        assert asked == SHIPPED["alpaca"].source
     else:
         assert {tensor.dtype for tensor in weights_of(tmp_path / "model").values()} == {torch.bfloat16}
         export(last_checkpoint(long, 2), tmp_path / "wide", "--dtype=float32")

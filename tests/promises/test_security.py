@@ -22,6 +22,7 @@ from kit.checkpoint.manifest import find_checkpoint, list_checkpoints
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
 from kit.console import say
+from kit.data.chat.shipped import SHIPPED
 from kit.errors import UserError
 from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -212,9 +213,7 @@ ESCAPES = {
 
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_a_chat_template_cannot_leave_its_sandbox(escape, marker, tmp_path):
-    source = (ROOT / "kit/data/chat/templates/chatml.jinja").read_text() + ESCAPES[escape].replace(
-        "MARKER", str(marker)
-    )
+    source = SHIPPED["chatml"].source + ESCAPES[escape].replace("MARKER", str(marker))
     (tmp_path / "mine.jinja").write_text(source)
     write(tmp_path / "train.jsonl", {"messages": [{"role": "user", "content": "Hi"}, *ANSWER]})
     with pytest.raises(UserError, match=r"the template fails|not a Jinja template"):

@@ -25,23 +25,9 @@ from jinja2 import ext, meta, nodes
 # inference. The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date.
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
 from kit.errors import Problem, UserError, did_you_mean
 
-TEMPLATES = Path(__file__).parent / "templates"
-# The kit's own templates, each with what a tokenizer must have as single tokens.
-REQUIRED_TOKENS = {
-    "alpaca": ["eos_token"],
-    "chatml": ["<|im_start|>", "<|im_end|>"],
-    "gemma": ["bos_token", "<start_of_turn>", "<end_of_turn>"],
-    "llama2": ["bos_token", "eos_token"],
-    "llama3": ["bos_token", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-    "mistral": ["bos_token", "eos_token", "[INST]", "[/INST]"],
-    "phi3": ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"],
-    "phi4": ["<|im_start|>", "<|im_sep|>", "<|im_end|>"],
-    "tulu": ["eos_token"],
-    "vicuna": ["eos_token"],
-    "zephyr": ["eos_token"],
-}
 TODAY = datetime.datetime(2024, 7, 26)  # the date in Llama 3.1's own template if none is given
 FIXED_DATE = f"the chat template writes today's date: these samples say {TODAY:%Y-%m-%d}, whatever the day"
 
@@ -121,57 +107,30 @@ def _found(tokenizer: Any, name_or_file: str | None) -> Jinja:
             return tokenizer.get_chat_template() if named else None
         except ValueError as error:  # several named templates, none of them the default
             raise UserError(Problem("chat_template", str(error).splitlines()[0], "a name or a file")) from None
-    if name_or_file in REQUIRED_TOKENS:
-        missing = _missing_tokens(tokenizer, name_or_file)
-        if missing:
+    if name_or_file in SHIPPED:
+        shipped = SHIPPED[name_or_file]
+        if missing := shipped.missing_tokens(tokenizer):
             found = f"{name_or_file!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
             expected = "a tokenizer that has them, or " + fitting(tokenizer)
             # A BOS or EOS has a role too, which only the tokenizer can give it.
             can_add = not {"bos_token", "eos_token"}.intersection(missing)
             fix = f"--new_tokens '{','.join(missing)}' adds them and trains their rows" if can_add else ""
             raise UserError(Problem("chat_template", found, expected, fix))
-        return _named(name_or_file)
+        return shipped.source
     if not os.path.isfile(name_or_file):  # Path.is_file() raises OSError if the name is too long for a file
-        expected = f"a file, or one of {', '.join(REQUIRED_TOKENS)}"
+        expected = f"a file, or one of {', '.join(SHIPPED)}"
         if "{%" in name_or_file or "{{" in name_or_file:
             raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
         found = f"no template {name_or_file[:80]!r}"
-        raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, REQUIRED_TOKENS)))
+        raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, SHIPPED)))
     try:
-        template = Path(name_or_file).read_text(encoding="utf-8")
-        _compile_jinja_template(template)
+        text = Path(name_or_file).read_text(encoding="utf-8")
+        _compile_jinja_template(text)
     except jinja2.TemplateSyntaxError as error:
         raise UserError(Problem(f"{name_or_file}:{error.lineno}", f"not a Jinja template ({error.message})")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(Problem(name_or_file, f"cannot be read ({error})", "a UTF-8 text file")) from None
-    return template
-
-
-def _named(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-
-
-def _missing_tokens(tokenizer: Any, name: str) -> list[str]:
-    """The tokens that the named template needs and the tokenizer would split, or does not have."""
-    missing = []
-    for token in REQUIRED_TOKENS[name]:
-        text = getattr(tokenizer, token) if token in ("bos_token", "eos_token") else token
-        if text is None or not _is_one_token(tokenizer, text):
-            missing.append(token)
-    return missing
-
-
-def _is_one_token(tokenizer: Any, text: str) -> bool:
-    return len(tokenizer(text, add_special_tokens=False).input_ids) == 1
-
-
-def fitting(tokenizer: Any, word: str = "") -> str:
-    """Advice for a message: the named templates that fit the tokenizer, as flags, or to write a template file.
-
-    A template fits if the tokenizer has its special tokens, and if ``word`` occurs in it.
-    """
-    names = [name for name in REQUIRED_TOKENS if word in _named(name) and not _missing_tokens(tokenizer, name)]
-    return f"--chat_template {' | '.join(names)}, which fit this one" if names else "a template file of your own"
+    return without_header(text)  # so that a template of the kit is the same by its name and by its file
 
 
 class _Marks(ext.Extension):
@@ -238,13 +197,13 @@ class Template:
     @cached_property
     def split_literals(self) -> list[str]:
         """What looks like a special token in the template, but is split by the tokenizer."""
-        if self.source in map(_named, REQUIRED_TOKENS):  # their special tokens are checked, the rest is plain text
-            return []
+        if any(self.source == shipped.source for shipped in SHIPPED.values()):
+            return []  # the tokens that it needs were checked, all else in it is plain text
         tree = self._compiled.environment.parse(self.source)
         texts = [node.data for node in tree.find_all(nodes.TemplateData)]
         texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         literals = {literal for text in texts for literal in _SPECIAL.findall(text)}
-        return sorted(literal for literal in literals if not _is_one_token(self._tokenizer, literal))
+        return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
         """The conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, Answer, Finder, first_difference
 from kit.data.chat.messages import REASONING
+from kit.data.chat.shipped import fitting
 from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Jinja, Messages, Template, Tools, fitting
+from kit.data.chat.template import Jinja, Messages, Template, Tools
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"

@@ -23,7 +23,8 @@ from data_helpers import (
 from transformers.utils import chat_template_utils
 
 from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OTHER_PROMPT
-from kit.data.chat.template import FIXED_DATE, REQUIRED_TOKENS, TODAY, resolve_template
+from kit.data.chat.shipped import SHIPPED
+from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED, Encoded, encode
 from kit.data.chat.turns import NO_END_OF_TURN
 from kit.errors import UserError
@@ -64,7 +65,7 @@ def test_golden(shape, case, tokenizer_with_bos):
 
 
 def test_every_named_template_and_every_file_has_golden_texts_for_every_case():
-    assert set(SHAPES) == {*REQUIRED_TOKENS, *(path.stem for path in GOLDEN.glob("*.jinja"))}
+    assert set(SHAPES) == {*SHIPPED, *(path.stem for path in GOLDEN.glob("*.jinja"))}
     assert all(list(golden(shape)) == list(CHATS) for shape in SHAPES)
 
 
