@@ -23,7 +23,7 @@ FRAGMENT = 8  # bytes per token of the norms' two factors
 
 def kept(workload: Workload) -> int:
     """Bytes per token that one layer keeps for its backward pass."""
-    shape, plain = workload.shape, 2 if workload.bf16 else 4
+    shape, plain = workload.shape, workload.compute_bytes
     h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
     attention = plain * (2 * q + 2 * k) + 4 * shape.num_heads
     if workload.eager:
@@ -50,7 +50,7 @@ def kept(workload: Workload) -> int:
 
 def _scores(workload: Workload) -> int:
     """Bytes per token that eager attention keeps of its scores [H, T, T]."""
-    plain = 2 if workload.bf16 else 4
+    plain = workload.compute_bytes
     copies = (plain if workload.bf16 else 0) + (plain if workload.shape.caps_scores else 0)
     return workload.shape.num_heads * workload.length * (4 + copies)
 
@@ -58,7 +58,7 @@ def _scores(workload: Workload) -> int:
 def masks(workload: Workload) -> int:
     """Bytes per token of the masks [T, T] that eager attention adds to scores: one for each kind of layer."""
     kinds = 2 if workload.shape.eager else 1
-    return workload.eager * kinds * (2 if workload.bf16 else 4) * workload.length
+    return workload.eager * kinds * workload.compute_bytes * workload.length
 
 
 def _fused(workload: Workload) -> int:
@@ -84,7 +84,7 @@ def passing(workload: Workload) -> int:
     what is kept. Of eager attention it may be in softmax: its gradient and that of its input in float32, where the copy
     in bf16 and what the feed-forward part kept are free again.
     """
-    shape, plain = workload.shape, 2 if workload.bf16 else 4
+    shape, plain = workload.shape, workload.compute_bytes
     around = 1 if is_autocast(workload) else 5
     feed_forward = plain * (shape.intermediate_size + around * shape.hidden_size)
     if not workload.eager:

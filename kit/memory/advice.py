@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
 from kit.memory.shortage import Shortage, measure, size
+from kit.memory.sizes import has_8_bit_moments
 from kit.phases import EVALUATING, GENERATING, LOADING
 from kit.strategy.topology import takes_optimizer, ways_to_share
 
@@ -94,7 +95,7 @@ def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list
     if device.is_cpu or counts(held.total):
         options += [_set(*option) for option in ways_to_share(topology, recipe, device.is_cpu)]
     shrinkable = not loading and counts(moments)
-    if shrinkable and "8bit" not in recipe.optim and takes_optimizer(topology.strategy, "adamw_8bit"):
+    if shrinkable and not has_8_bit_moments(recipe.optim) and takes_optimizer(topology.strategy, "adamw_8bit"):
         options.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state"))
     if shrinkable and recipe.optim == "adamw_8bit" and not device.is_cpu:
         options.append(_set("optim", "paged_adamw_8bit", "speed: CPU memory takes what is too much"))

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 
 from kit.memory.activations import is_autocast, kept, masks, passing, stream
 from kit.memory.host import disk_bytes, host_bytes
+from kit.memory.sizes import (
+    GRADIENT_BYTES,
+    NF4_PACKED_BYTES,
+    NF4_TABLE_BYTES,
+    WEIGHT_BYTES,
+    has_8_bit_moments,
+    moment_bytes,
+)
 from kit.memory.workload import Workload
+from kit.model.chunks import chunk_size
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.
 TENSORS = (
@@ -37,9 +46,6 @@ ASSUMED = {
     FRAGMENTATION: "5 % of what comes and goes within a step: pieces that the allocator cannot use",
 }
 CONTEXT_BYTES, NCCL_BYTES, FRAGMENTATION_SHARE = int(0.6 * 2**30), int(0.4 * 2**30), 0.05
-# NF4: half a byte, a scale in 8 bits for 64 weights, and one of float32 for 256 of these.
-TABLES = 1 / 64 + 4 / (64 * 256)
-CHUNK_BYTES = 128 * 2**20  # of ``kit.model.loss_head``, which is not imported because it imports torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,7 @@ def predict(workload: Workload) -> Memory:
     components[FRAGMENTATION] = int(FRAGMENTATION_SHARE * (peak - held).total())
     # Of an offloaded run, what is divided is in the host's memory.
     share = sum(_frozen(workload, workload.num_shards).values()) + sum(_trained(workload).values())
-    whole = sum(_frozen(workload, shards=1).values()) or 4 * workload.trainable_parameters
+    whole = sum(_frozen(workload, shards=1).values()) or WEIGHT_BYTES * workload.trainable_parameters
     host = host_bytes(workload, share, int(whole))
     return Memory(components=components, moment=moment, host=host, disk=disk_bytes(workload))
 
@@ -89,15 +95,18 @@ def _frozen(workload: Workload, shards: int) -> dict[str, float]:
         return {}
     shape = workload.shape
     four_bit = shape.num_layers * shape.layer_linear_weights if workload.method == "qlora" else 0
-    plain = 2 if workload.bf16 else 4
-    return {FROZEN: plain * (shape.num_parameters - four_bit) / shards, FOUR_BIT: four_bit * (0.5 / shards + TABLES)}
+    plain = workload.compute_bytes
+    return {
+        FROZEN: plain * (shape.num_parameters - four_bit) / shards,
+        FOUR_BIT: four_bit * (NF4_PACKED_BYTES / shards + NF4_TABLE_BYTES),
+    }
 
 
 def _trained(workload: Workload) -> dict[str, float]:
     """Bytes of the trainable weights and their optimiser on one GPU; of offloaded ones, of one GPU's share."""
     number = workload.trainable_parameters / workload.num_shards
-    size = 2 if workload.pure_bf16 else 4
-    return {TRAINABLE: size * number, OPTIMISER: (2 if "8bit" in workload.optim else 2 * size) * number}
+    size = 2 if workload.pure_bf16 else WEIGHT_BYTES
+    return {TRAINABLE: size * number, OPTIMISER: moment_bytes(has_8_bit_moments(workload.optim), size) * number}
 
 
 def _held(workload: Workload) -> "Counter[str]":
@@ -117,7 +126,7 @@ def _gradients(workload: Workload) -> float:
         return 0
     unreduced = workload.sharded and workload.sync_each_batch is False
     shards = 1 if unreduced else workload.num_shards
-    return (2 if workload.pure_bf16 else 4) * workload.trainable_parameters / shards
+    return (2 if workload.pure_bf16 else GRADIENT_BYTES) * workload.trainable_parameters / shards
 
 
 def _accumulates(workload: Workload) -> bool:
@@ -144,16 +153,14 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
 
 def chunk_tokens(workload: Workload) -> int:
     """Tokens of a chunk of the loss head, as ``install_loss_head`` chooses it."""
-    tokens = max(1, CHUNK_BYTES // (4 * workload.shape.vocab_size))
-    if workload.method == "full":
-        tokens = max(tokens, workload.shape.hidden_size // 8)
-    return min(tokens, workload.tokens)
+    size = chunk_size(workload.shape.vocab_size, workload.shape.hidden_size, head_trains=workload.method == "full")
+    return min(size, workload.tokens)
 
 
 def _gathered_layer(workload: Workload) -> float:
     """Bytes of one layer as FSDP2 gathers it."""
     shape = workload.shape
-    plain = 2 if workload.bf16 else 4
+    plain = workload.compute_bytes
     adapters = plain * workload.adapter_parameters / shape.num_layers
     if workload.method == "qlora":
         return 0.5 * shape.layer_linear_weights + plain * shape.layer_vectors + adapters
@@ -166,7 +173,7 @@ def _gathering(workload: Workload) -> "Counter[str]":
     A head that is tied to the embedding is gathered before the first layer, any other after the last.
     """
     shape, layer = workload.shape, _gathered_layer(workload)
-    head = (2 if workload.bf16 else 4) * shape.embedding_parameters
+    head = workload.compute_bytes * shape.embedding_parameters
     if shape.tied:
         return Counter({GATHERED: 2 * (head + layer)})
     of_layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
@@ -176,7 +183,7 @@ def _gathering(workload: Workload) -> "Counter[str]":
 def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     """While logits are computed, and while the gradient of the head is."""
     shape, tokens = workload.shape, workload.tokens
-    plain, autocast = (2 if workload.bf16 else 4), is_autocast(workload)
+    plain, autocast = workload.compute_bytes, is_autocast(workload)
     head = plain * shape.embedding_parameters
     logits = shape.vocab_size * chunk_tokens(workload)
     layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
@@ -222,7 +229,7 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
     full = workload.method == "full"
     gathered = 2 * _gathered_layer(workload) if workload.sharded else 0.0
     if workload.sharded and shape.tied:  # it is needed again, as the embedding
-        gathered += (2 if workload.bf16 else 4) * shape.embedding_parameters
+        gathered += workload.compute_bytes * shape.embedding_parameters
     # FSDP reduces in float32. The input of the last reduction stays until the next one.
     layer_gradients = 4 * (shape.layer_parameters if full else workload.adapter_parameters / shape.num_layers)
     head = shape.embedding_parameters if full else 0

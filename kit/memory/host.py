@@ -4,9 +4,11 @@ Promises: host memory is that of its worst moment, which is either loading or tr
 which takes the most.
 """
 
+from kit.memory.sizes import GRADIENT_BYTES, checkpoint_bytes, copied_bytes, final_bytes
 from kit.memory.workload import Workload
 
 PROCESS_BYTES = 3 * 2**30  # Python and the libraries of one rank: assumed
+FILE_BYTES = 2  # of a weight in the model's own files, bf16 as a rule
 
 
 def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
@@ -22,27 +24,31 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     if workload.sharded:  # rank 0 reads all weights, and sends them to all others, whichever copy they share
         loading["loading"] = whole
     if workload.strategy == "offload":
-        gradients = 4 * workload.trainable_parameters / workload.num_shards
+        gradients = GRADIENT_BYTES * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
-    if workload.async_save:  # each rank copies its shards, also those of which other ranks save a copy
-        num_parts = workload.num_gpus // workload.num_replicas
-        training["copies of a save"] = _checkpoint(workload) * num_here // num_parts
+    if workload.async_save:
+        copies = copied_bytes(_checkpoint(workload), num_here, workload.num_gpus, workload.num_replicas)
+        training["copies of a save"] = copies
     worst = max(loading, training, key=lambda parts: sum(parts.values()))
     return {"Python and libraries": num_here * PROCESS_BYTES, **worst}
 
 
-def _checkpoint(workload: Workload) -> int:
-    moments = 0 if workload.save_only_model else 2 if "8bit" in workload.optim else 8
-    return (4 + moments) * workload.trainable_parameters
-
-
 def disk_bytes(workload: Workload) -> dict[str, int]:
-    """Return the bytes on the disk of ``output_dir``, and of the model in the hub's cache, by what takes them."""
-    # The newest is complete before an older one is deleted.
-    kept_checkpoints = (workload.save_total_limit or 1) + 1 if workload.saves else 1
-    full = workload.method == "full"
+    """Return the bytes on the disk of ``output_dir``, and of the model in the hub's cache, by what takes them.
+
+    Where a run keeps all checkpoints, and only the data says how many these are, the bytes are those of one.
+    """
+    if workload.num_checkpoints is None:
+        checkpoints = {"each checkpoint, all are kept": _checkpoint(workload)}
+    else:
+        checkpoints = {"checkpoints": workload.num_checkpoints * _checkpoint(workload)}
+    num_parameters = workload.shape.num_parameters
     return {
-        "checkpoints": kept_checkpoints * _checkpoint(workload),
-        "final model": (2 if full else 4) * workload.trainable_parameters,
-        "the model's own files": 2 * workload.shape.num_parameters,
+        **checkpoints,
+        "final model": final_bytes(workload.method, num_parameters, workload.trainable_parameters),
+        "the model's own files": FILE_BYTES * num_parameters,
     }
+
+
+def _checkpoint(workload: Workload) -> int:
+    return checkpoint_bytes(workload.trainable_parameters, workload.optim, workload.save_only_model)

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from kit.errors import causes, out_of_memory
+from kit.memory.sizes import GRADIENT_BYTES, has_8_bit_moments, moment_bytes
 from kit.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_shards, rank_and_world
@@ -138,7 +139,9 @@ def measure(
         module,
         asked=_bytes_in_message(cause, rf"(?:allocate|mmap) {_SIZE}"),
         device=device,
-        held=_with_accumulated(components(model, optimizer, device.is_cpu, "8bit" in recipe.optim), model, recipe),
+        held=_with_accumulated(
+            components(model, optimizer, device.is_cpu, has_8_bit_moments(recipe.optim)), model, recipe
+        ),
         rank=_rank(error),
         trains_here=device.is_cpu == (topology.device_type == "cpu"),
         is_saving=phase is SAVING or any(_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values()),
@@ -267,7 +270,7 @@ def _with_accumulated(held: Held, model: torch.nn.Module | None, recipe: "Recipe
     """``held`` with the float32 gradients of the whole model that ``sync_each_batch`` false keeps under FSDP."""
     if model is None or not held.sharded or recipe.sync_each_batch is not False:
         return held
-    whole = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    whole = sum(GRADIENT_BYTES * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return replace(held, gradients=held.gradients + whole)
 
 
@@ -279,7 +282,8 @@ def _own(tensor: Any) -> torch.Tensor:
 
 def _moments(parameter: torch.Tensor, in_8_bits: bool) -> int:
     """Bytes of AdamW's two moments for ``parameter``; bitsandbytes quantises them from 4096 elements on."""
-    return 2 * parameter.numel() * (1 if in_8_bits and parameter.numel() >= 4096 else parameter.element_size())
+    in_8_bits = in_8_bits and parameter.numel() >= 4096
+    return parameter.numel() * moment_bytes(in_8_bits, parameter.element_size())
 
 
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from kit.config.recipe import Recipe
 from kit.memory.shape import Shape
+from kit.memory.sizes import compute_bytes, num_checkpoints
 
 Strategy = Literal["single", "ddp", "fsdp2", "offload"]
 # The Accelerate config of each strategy, as ``--config`` takes it.
@@ -43,10 +44,9 @@ class Workload:
     bf16: bool = True  # the mixed_precision of the Accelerate config; else float32
     eager: bool = False  # attention that holds the scores of all pairs of tokens
     sync_each_batch: bool | None = None  # None: with FSDP, not with DDP
-    saves: bool = True  # whether checkpoints are written before the end
     async_save: bool = True
     save_only_model: bool = False
-    save_total_limit: int = 2  # checkpoints to keep; 0: all
+    num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
     # What this kit does not do. With these the same formulas describe other kits' published runs.
     pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
     loss: Literal["chunks", "whole", "kept chunks"] = (
@@ -77,10 +77,9 @@ class Workload:
             optim=recipe.optim,
             eager=recipe.attn_implementation == "eager" or (shape.eager and recipe.attn_implementation == "auto"),
             sync_each_batch=recipe.sync_each_batch,
-            saves=bool(recipe.save_steps) or recipe.save_strategy == "epoch" or recipe.keep_best,
             async_save=recipe.async_save,
             save_only_model=recipe.save_only_model,
-            save_total_limit=recipe.save_total_limit,
+            num_checkpoints=num_checkpoints(recipe, recipe.max_steps, recipe.num_train_epochs),
         )
 
     @property
@@ -92,6 +91,11 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of a micro-batch, padding included."""
         return self.rows * self.length
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a frozen weight, or of a value that passes through a layer."""
+        return compute_bytes(self.bf16)
 
     @property
     def sharded(self) -> bool:

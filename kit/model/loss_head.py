@@ -27,12 +27,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
+from kit.model.chunks import chunk_size
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-# Size of a chunk's logits in float32. In all, a chunk of a frozen head takes twice as much, and one of a trained head,
-# which torch differentiates, four times.
-CHUNK_BYTES = 128 * 2**20
 
 
 def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_loss_coef: float = 0.0) -> None:
@@ -45,7 +43,7 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     loss leaves out.
 
     Args:
-        chunk_tokens: positions per chunk of logits; None: as many as ``CHUNK_BYTES`` allows.
+        chunk_tokens: positions per chunk of logits; None: ``kit.model.chunks.chunk_size``.
         router_aux_loss_coef: in training, add so many times the auxiliary loss of the routers to the loss of each
             target. A mean over targets then contains the auxiliary losses of the micro-batches, each weighted by its
             targets. It is not a sum over tokens, so it depends on how a global batch is cut into micro-batches.
@@ -61,10 +59,7 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     needs_no_mask = not needs_mask(model.config)
     head_trains = any(parameter.requires_grad for parameter in head.parameters())
     if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_BYTES // (4 * text_config.vocab_size))
-        if head_trains:
-            # Each chunk adds to the gradient [V, h] of the head. Many small chunks would spend their time on that.
-            chunk_tokens = max(chunk_tokens, head.weight.shape[-1] // 8)
+        chunk_tokens = chunk_size(text_config.vocab_size, head.weight.shape[-1], head_trains)
 
     def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = transform(plain_head_forward(hidden).float())

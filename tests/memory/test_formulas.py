@@ -93,10 +93,6 @@ def test_what_is_assumed_is_named_and_apart_from_the_tensors():
 
 
 def test_the_loss_heads_chunks_are_those_of_the_kit():
-    from kit.memory import formulas as memory
-    from kit.model import loss_head
-
-    assert memory.CHUNK_BYTES == loss_head.CHUNK_BYTES
     assert chunk_tokens(workload("llama-8b", "lora")) == 2**27 // (4 * 128256)
     assert chunk_tokens(workload("llama-8b", "full")) == 4096 // 8
     assert chunk_tokens(workload("llama-8b", "full", length=64)) == 64

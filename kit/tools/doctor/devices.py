@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.errors import Problem
+from kit.memory.needs import RunNeeds
 from kit.memory.shortage import size
 from kit.strategy.topology import Topology
-from kit.tools.doctor.needs import Needs
 from kit.tools.doctor.result import Result, of_problems, ok
 
 _NVIDIA = "/proc/driver/nvidia/version"
@@ -59,7 +59,7 @@ def _driver() -> str:
         return ""
 
 
-def check_gpus(topology: Topology, needs: Needs | None, local_world: int, refused: Sequence[Problem] = ()) -> Result:
+def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, refused: Sequence[Problem] = ()) -> Result:
     """Fail if a GPU is too small for weights, gradients and optimiser state; warn if a run meant for GPUs has none.
 
     Args:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from kit.config.recipe import Recipe
+from kit.memory.needs import RunNeeds
 from kit.memory.shortage import size
 from kit.strategy.machines import DEFAULT_PORT
 from kit.strategy.network import check_main_address, check_own_name
-from kit.tools.doctor.needs import Needs, num_checkpoints
 from kit.tools.doctor.result import Result, of_problems, ok
 from kit.tools.plan.hardware import host_memory
 
@@ -22,17 +21,18 @@ from kit.tools.plan.hardware import host_memory
 _OWN_FILES, _FILES_PER_RANK = 128, 3
 
 
-def check_disk(recipe: Recipe, needs: Needs) -> Result:
+def check_disk(output_dir: str | None, needs: RunNeeds) -> Result:
     """Fail if the disk of ``output_dir`` has no room for the final model and one checkpoint; warn if not for all."""
-    folder = Path(os.path.expanduser(recipe.output_dir or ".")).absolute()
+    folder = Path(os.path.expanduser(output_dir or ".")).absolute()
     folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
         return Result("disk", "fail", f"{folder} cannot be written to", "choose another --output_dir")
-    number = num_checkpoints(recipe)
+    number = needs.num_checkpoints
     least = needs.final + needs.checkpoint
     wanted = needs.final + needs.checkpoint * (number or 1)
-    plan = f"{number or 'all'} checkpoints of {size(needs.checkpoint)} and final/ of {size(needs.final)}"
+    checkpoints = "1 checkpoint" if number == 1 else f"{number or 'all'} checkpoints"
+    plan = f"{checkpoints} of {size(needs.checkpoint)} and final/ of {size(needs.final)}"
     found = f"{size(free)} free in {folder}, needed for {plan}: {size(wanted)}" + ("" if number else " for one")
     cure = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
     if free < least:
@@ -40,7 +40,7 @@ def check_disk(recipe: Recipe, needs: Needs) -> Result:
     return Result("disk", "warn", found, cure) if free < wanted else ok("disk", found)
 
 
-def check_memory(needs: Needs, local_world: int) -> Result:
+def check_memory(needs: RunNeeds, local_world: int) -> Result:
     """Fail if host memory is too small for loading, or for what training and saving keep there.
 
     Each rank also needs what this process holds by now: Python and the libraries.

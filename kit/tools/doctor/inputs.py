@@ -22,7 +22,7 @@ from kit.tools.doctor.result import Result, of_problems, ok
 
 
 @dataclass
-class Opened:
+class OpenedModel:
     """The model as far as it could be opened."""
 
     config: Any = None
@@ -30,7 +30,7 @@ class Opened:
     adapted: Any = None  # the same with adapters, and quantised if the run quantises it
 
 
-def check_model_opens(recipe: Recipe, opened: Opened) -> Result:
+def check_model_opens(recipe: Recipe, opened: OpenedModel) -> Result:
     """Open the model's config and build it without weights into ``opened``; fail with all that is wrong with it."""
     silence_libraries()
     opened.config = open_config(recipe)

@@ -38,17 +38,17 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
     report.run("4-bit product", lambda: devices.check_four_bit(recipe, topology.device_type))
 
     from kit.memory import fit as plan
+    from kit.memory.needs import needs_of_run
     from kit.tools.doctor import inputs  # transformers takes seconds
-    from kit.tools.doctor.needs import measure
 
-    opened = inputs.Opened()
+    opened = inputs.OpenedModel()
     report.run("model", lambda: inputs.check_model_opens(recipe, opened))
     report.run("data", lambda: inputs.check_data(recipe))
     meta_model, adapted, needs, refused = opened.meta_model, opened.adapted, None, []
     if meta_model is not None:
         report.run("wrap class", lambda: inputs.check_wrap_class(topology, meta_model))
     if adapted is not None:
-        needs = measure(recipe, topology, adapted, local_world, opened.config.dtype)
+        needs = needs_of_run(recipe, topology, adapted, local_world, opened.config.dtype)
         settled = plan.settle(recipe, topology, opened.config)
         refused = plan.memory_problems(plan.planned(settled, topology, opened.config), topology)
     report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
@@ -58,7 +58,7 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
         report.add(Result("memory and disk", "warn", "not checked: the model could not be opened", cure))
         return
     report.run("memory", lambda: check_memory(needs, local_world))
-    report.run("disk", lambda: check_disk(recipe, needs))
+    report.run("disk", lambda: check_disk(recipe.output_dir, needs))
 
 
 def _check_launch(planned: Planned, launched: LaunchedRank | None) -> Result:

@@ -105,7 +105,7 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
     if num == 1:
         return 0.0
     reductions = workload.micro_batches if workload.sharded and workload.sync_each_batch is not False else 1
-    plain = 2 if workload.bf16 else 4
+    plain = workload.compute_bytes
     weights = float(plain * (shape.num_parameters + (0 if workload.method == "full" else trained)))
     if workload.method == "qlora":
         weights -= (plain - 0.5) * shape.num_layers * shape.layer_linear_weights

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kit.errors import Problem
+from kit.memory.needs import RunNeeds
 from kit.tools.doctor import devices
 from kit.tools.doctor.devices import check_attention, check_bf16, check_driver, check_four_bit, check_gpus
-from kit.tools.doctor.needs import Needs
 
 GIB = 1 << 30
 
@@ -27,7 +27,7 @@ def gpus(monkeypatch):
 
 
 def needs(gibibytes):
-    return Needs(loading=0, host=0, device=int(gibibytes * GIB), checkpoint=0, final=0)
+    return RunNeeds(loading=0, host=0, device=int(gibibytes * GIB), checkpoint=0, num_checkpoints=1, final=0)
 
 
 @pytest.mark.parametrize(("gibibytes", "status"), [(30, "ok"), (70, "warn"), (90, "fail")])

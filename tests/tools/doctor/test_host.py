@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.memory.needs import RunNeeds
 from kit.strategy import network
 from kit.tools.doctor import host
 from kit.tools.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
-from kit.tools.doctor.needs import Needs
 
-NEEDS = Needs(loading=100, host=50, device=0, checkpoint=1000, final=500)
+NEEDS = RunNeeds(loading=100, host=50, device=0, checkpoint=1000, num_checkpoints=3, final=500)
 
 
 @pytest.fixture
@@ -22,21 +22,21 @@ def free(monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "status"), [(1499, "fail"), (1500, "warn"), (3499, "warn"), (3500, "ok")])
-def test_a_disk_takes_one_checkpoint_or_all_that_are_kept(number, status, free, recipe):
+def test_a_disk_takes_one_checkpoint_or_all_that_are_kept(number, status, free):
     free(number)
-    result = check_disk(recipe.model_copy(update={"save_steps": 5, "save_total_limit": 2}), NEEDS)
+    result = check_disk("runs/mine", NEEDS)
     assert result.status == status
     assert "3 checkpoints of 1000 bytes and final/ of 500 bytes: 3.4 KiB" in result.found
     assert status == "ok" or "--save_total_limit" in result.cure
 
 
-def test_the_disk_is_that_of_the_output_folder_which_need_not_be_there(recipe, tmp_path, monkeypatch):
+def test_the_disk_is_that_of_the_output_folder_which_need_not_be_there(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: asked.append(folder) or SimpleNamespace(free=1 << 40))
-    assert check_disk(recipe.model_copy(update={"output_dir": str(tmp_path / "a/b")}), NEEDS).status == "ok"
+    assert check_disk(str(tmp_path / "a/b"), NEEDS).status == "ok"
     assert asked == [tmp_path]
     monkeypatch.setattr(host.os, "access", lambda path, mode: False)
-    assert check_disk(recipe, NEEDS).found.endswith("cannot be written to")
+    assert check_disk(None, NEEDS).found.endswith("cannot be written to")
 
 
 @pytest.mark.parametrize(("number", "status"), [(299, "fail"), (300, "ok")])

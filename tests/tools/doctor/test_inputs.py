@@ -4,11 +4,11 @@ import pytest
 
 from kit.errors import Problem, UserError
 from kit.tools.doctor import inputs
-from kit.tools.doctor.inputs import Opened, check_data, check_model_opens, check_wrap_class
+from kit.tools.doctor.inputs import OpenedModel, check_data, check_model_opens, check_wrap_class
 
 
 def test_the_model_opens_with_its_adapters(recipe):
-    opened = Opened()
+    opened = OpenedModel()
     lora = recipe.model_copy(update={"method": "lora"})
     assert check_model_opens(lora, opened).status == "ok"
     assert 0 < sum(p.numel() for p in opened.adapted.parameters() if p.requires_grad) < 200_000
@@ -16,7 +16,7 @@ def test_the_model_opens_with_its_adapters(recipe):
 
 
 def test_a_model_that_cannot_train_so_is_told_with_all_that_is_wrong(recipe):
-    opened = Opened()
+    opened = OpenedModel()
     result = check_model_opens(recipe.model_copy(update={"max_length": 10**6}), opened)
     assert result.status == "fail" and "positions" in result.found and "--max_length" in result.cure
     assert opened.adapted is None and opened.meta_model is not None
@@ -25,12 +25,12 @@ def test_a_model_that_cannot_train_so_is_told_with_all_that_is_wrong(recipe):
 def test_a_hub_model_that_is_not_in_the_cache_fails_offline(recipe, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"org/none.*not in the cache; HF_HUB_OFFLINE forbids"):
-        check_model_opens(recipe.model_copy(update={"model_name_or_path": "org/none"}), Opened())
+        check_model_opens(recipe.model_copy(update={"model_name_or_path": "org/none"}), OpenedModel())
 
 
 @pytest.fixture
 def meta_model(recipe):
-    opened = Opened()
+    opened = OpenedModel()
     check_model_opens(recipe, opened)
     return opened.meta_model
 

@@ -4,7 +4,29 @@ import pytest
 import torch
 from torch import nn
 
-from kit.tools.doctor.needs import NF4_BYTES, frozen_bytes, measure, num_checkpoints
+from kit.config.command_line import read_recipe
+from kit.memory.formulas import predict
+from kit.memory.needs import frozen_bytes, needs_of_run
+from kit.memory.sizes import NF4_BYTES
+from kit.memory.workload import Workload
+from kit.strategy.topology import Topology
+from kit.tools.doctor.inputs import OpenedModel, check_model_opens
+from kit.tools.plan.models import find_shape
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The recipe tiny, with an output folder."""
+    return read_recipe([]).model_copy(update={"output_dir": "runs/tiny-ddp"})
+
+
+@pytest.fixture
+def topology():
+    def topology(**changes):
+        values = {"strategy": "ddp", "config_name": "ddp", "num_processes": 2, "mixed_precision": "bf16"}
+        return Topology(**({**values, "device_type": "cpu", "rehearsal": True} | changes))
+
+    return topology
 
 
 @pytest.fixture
@@ -17,7 +39,7 @@ def model():
 
 
 def needs(recipe, topology, model, local_world=2, **changes):
-    return measure(
+    return needs_of_run(
         recipe.model_copy(update={"method": "lora", **changes}), topology, model, local_world, torch.bfloat16
     )
 
@@ -72,15 +94,46 @@ def test_4_bit_weights_count_with_their_scales():
     assert pytest.approx(0.5159, abs=1e-4) == NF4_BYTES
 
 
+SAVES = {
+    "no": {"save_strategy": "no", "save_steps": 0},
+    "epoch": {"save_strategy": "epoch", "save_steps": 0, "max_steps": None, "num_train_epochs": 5},
+    "epoch of unknown number": {"save_strategy": "epoch", "save_steps": 0, "max_steps": 100},
+    "steps": {"save_strategy": "steps", "save_steps": 10, "max_steps": 45},
+    "steps of unknown number": {"save_strategy": "steps", "save_steps": 10, "max_steps": None},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(recipe):
+    """The model of the recipe tiny, on meta."""
+    opened = OpenedModel()
+    assert check_model_opens(recipe.model_copy(update={"method": "full"}), opened).status == "ok"
+    return opened.adapted
+
+
+@pytest.mark.parametrize("save_only_model", [False, True])
+@pytest.mark.parametrize("limit", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("settings", "number"),
+    ("saves", "numbers"),
     [
-        ({"save_steps": 0}, 1),
-        ({"save_steps": 10, "save_total_limit": 2}, 3),
-        ({"save_steps": 10, "save_total_limit": 0, "max_steps": 25}, 3),
-        ({"save_steps": 10, "save_total_limit": 0, "max_steps": None}, None),
-        ({"save_steps": 10, "save_strategy": "no"}, 1),
+        ("no", (1, 1, 1)),
+        ("epoch", (5, 2, 3)),
+        ("epoch of unknown number", (None, 2, 3)),
+        ("steps", (5, 2, 3)),
+        ("steps of unknown number", (None, 2, 3)),
     ],
 )
-def test_the_checkpoint_that_is_being_written_counts_too(recipe, settings, number):
-    assert num_checkpoints(recipe.model_copy(update=settings)) == number
+def test_the_plan_and_the_doctor_count_the_same_checkpoints_of_the_same_size(
+    saves, numbers, limit, save_only_model, recipe, topology, tiny
+):
+    """``numbers``: for a ``save_total_limit`` of 0, which keeps all, 1 and 2. The newest is written before one goes."""
+    settings = {"method": "full", "save_total_limit": limit, "save_only_model": save_only_model, **SAVES[saves]}
+    recipe = recipe.model_copy(update=settings)
+    doctors = needs_of_run(recipe, topology(), tiny, 2, torch.float32)
+    plans = predict(Workload.of(recipe, find_shape(recipe.model_name_or_path))).disk
+    each = sum(parameter.numel() for parameter in tiny.parameters()) * (4 if save_only_model else 12)
+    assert (doctors.num_checkpoints, doctors.checkpoint) == (numbers[limit], each)
+    if numbers[limit] is None:
+        assert plans["each checkpoint, all are kept"] == each and "checkpoints" not in plans
+    else:
+        assert plans["checkpoints"] == numbers[limit] * each

@@ -1,0 +1,84 @@
+"""Bytes of the parts of a run: of a trained weight, its gradient and moments, a 4-bit weight, a checkpoint.
+
+The only home of these numbers: formulas (``kit.memory.formulas``), needs by the parameters of a model
+(``kit.memory.needs``) and the report after running out (``kit.memory.shortage``) all count with them.
+"""
+
+import math
+
+from kit.config.settings.output import OutputSettings
+
+WEIGHT_BYTES = 4  # of a trained weight: float32, whatever the compute dtype
+GRADIENT_BYTES = 4
+# NF4 with double quantisation: half a byte a weight; a scale in 8 bits for 64 weights, and one of float32 for 256 of
+# these scales.
+NF4_PACKED_BYTES = 1 / 2
+NF4_TABLE_BYTES = 1 / 64 + 4 / (64 * 256)
+NF4_BYTES = NF4_PACKED_BYTES + NF4_TABLE_BYTES
+FINAL_BYTES = 2  # of a weight of a full model in ``final/``, which has the dtype of the model's files: bf16 as a rule
+
+
+def compute_bytes(bf16: bool) -> int:
+    """Return the bytes of a frozen weight, or of a value that passes through a layer."""
+    return 2 if bf16 else 4
+
+
+def moment_bytes(in_8_bits: bool, weight_bytes: int = WEIGHT_BYTES) -> int:
+    """Return the bytes of AdamW's two moments of one weight: in 8 bits, or in the dtype of the weight."""
+    return 2 * (1 if in_8_bits else weight_bytes)
+
+
+def has_8_bit_moments(optim: str) -> bool:
+    """Return whether the optimiser ``optim`` keeps its moments in 8 bits."""
+    return "8bit" in optim
+
+
+def checkpoint_bytes(num_trainable: int, optim: str, save_only_model: bool) -> int:
+    """Return the bytes of a checkpoint: the weights that train and, unless it has weights only, their moments."""
+    moments = 0 if save_only_model else moment_bytes(has_8_bit_moments(optim))
+    return num_trainable * (WEIGHT_BYTES + moments)
+
+
+def final_bytes(method: str, num_parameters: int, num_trainable: int, dtype_bytes: int = FINAL_BYTES) -> int:
+    """Return the bytes of ``final/``: the whole model in its own dtype, or an adapter in float32."""
+    return num_parameters * dtype_bytes if method == "full" else num_trainable * WEIGHT_BYTES
+
+
+def copied_bytes(checkpoint: int, ranks_here: int, num_processes: int, num_replicas: int) -> int:
+    """Return the host memory of a machine for the copies that saves in the background are written from.
+
+    Each rank copies its shards, also those of which other ranks save a copy.
+
+    Args:
+        checkpoint: bytes of a whole checkpoint.
+        ranks_here: ranks of the machine.
+        num_replicas: copies of a sharded model; 1 without hybrid sharding.
+    """
+    return checkpoint * ranks_here // (num_processes // num_replicas)
+
+
+def num_checkpoints(settings: OutputSettings, max_steps: int | None, num_epochs: float) -> int | None:
+    """Return the largest number of checkpoints that are on the disk at once; None if it depends on the data.
+
+    A run keeps ``save_total_limit`` checkpoints and, with ``keep_best``, the best one. The newest is complete before an
+    older one is deleted, so there is one more. A run that keeps all has as many as it writes.
+
+    Args:
+        max_steps: of the run; None: ``num_epochs`` passes over the data.
+    """
+    num_written = _num_written(settings, max_steps, num_epochs)
+    if settings.save_total_limit == 0:
+        return num_written
+    most = settings.save_total_limit + 1 + (1 if settings.keep_best else 0)
+    return most if num_written is None else min(most, num_written)
+
+
+def _num_written(settings: OutputSettings, max_steps: int | None, num_epochs: float) -> int | None:
+    """The number of checkpoints that the run writes, the one at its end included; None if it depends on the data."""
+    if settings.keep_best:  # after each evaluation that is better than all before
+        return None
+    if settings.save_strategy == "epoch":
+        return math.ceil(num_epochs) if max_steps is None else None
+    if settings.save_strategy == "no" or not settings.save_steps:
+        return 1
+    return math.ceil(max_steps / settings.save_steps) if max_steps else None

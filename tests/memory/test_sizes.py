@@ -1,0 +1,61 @@
+"""A checkpoint has a size, and a run as many of them on the disk as the saver leaves there."""
+
+import pytest
+from checkpoint_helpers import saver_of
+from torch import nn
+
+from kit.checkpoint.manifest import list_checkpoints
+from kit.checkpoint.save import Saver
+from kit.config.settings.output import OutputSettings
+from kit.memory.sizes import checkpoint_bytes, copied_bytes, final_bytes, num_checkpoints
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_steps", "number"),
+    [
+        ({"save_steps": 0}, 160, 1),
+        ({"save_steps": 10, "save_total_limit": 2}, 160, 3),
+        ({"save_steps": 10, "save_total_limit": 2}, None, 3),
+        ({"save_steps": 10, "save_total_limit": 2}, 15, 2),
+        ({"save_steps": 10, "save_total_limit": 0}, 25, 3),
+        ({"save_steps": 10, "save_total_limit": 0}, None, None),
+        ({"save_steps": 10, "save_strategy": "no"}, 160, 1),
+        ({"save_steps": 10, "save_total_limit": 2, "keep_best": True}, 160, 4),
+        ({"save_total_limit": 0, "keep_best": True}, 160, None),
+    ],
+)
+def test_the_checkpoint_that_is_being_written_counts_too(settings, max_steps, number):
+    assert num_checkpoints(OutputSettings(**settings), max_steps, 3.0) == number
+
+
+@pytest.mark.parametrize(("limit", "keep_best"), [(0, False), (1, False), (2, False), (1, True)])
+def test_a_saver_never_has_more_on_the_disk_than_is_counted(limit, keep_best, tmp_path, monkeypatch):
+    """The most are there before an older one is deleted. The first checkpoint is the best one."""
+    found, prune = [], Saver._prune
+
+    def counted(self, best_step):
+        found.append(len(list_checkpoints(tmp_path)))
+        prune(self, best_step)
+
+    monkeypatch.setattr(Saver, "_prune", counted)
+    settings = {"save_steps": 1, "save_total_limit": limit, "keep_best": keep_best}
+    saver, model = saver_of(tmp_path, async_save=False, **settings), nn.Linear(2, 2)
+    for step in range(1, 7):
+        saver.save(model, None, {"step": step, "best": {"step": 1}}, weights_only=True)
+    assert max(found) == num_checkpoints(OutputSettings(**settings), 6, 1.0)
+
+
+def test_a_checkpoint_has_trained_weights_and_both_moments():
+    assert checkpoint_bytes(100, "adamw_torch_fused", save_only_model=False) == 100 * 12
+    assert checkpoint_bytes(100, "adamw_8bit", save_only_model=False) == 100 * 6
+    assert checkpoint_bytes(100, "adamw_torch_fused", save_only_model=True) == 100 * 4
+
+
+def test_a_machine_copies_its_share_of_a_checkpoint_and_of_hybrid_sharding_a_whole_one():
+    assert copied_bytes(1200, ranks_here=2, num_processes=4, num_replicas=1) == 600
+    assert copied_bytes(1200, ranks_here=2, num_processes=4, num_replicas=2) == 1200
+
+
+def test_final_is_the_adapter_or_the_whole_model_in_its_dtype():
+    assert final_bytes("lora", 1000, 100) == 100 * 4
+    assert final_bytes("full", 1000, 1000) == 1000 * 2 and final_bytes("full", 1000, 1000, 4) == 1000 * 4
