@@ -52,6 +52,7 @@ from kit.export.final import save_final
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.parts import aux_loss_coef, four_bit_config
 from kit.strategy.accelerator import check_strategy, prepare, start
+from kit.strategy.strategies import Strategy
 from kit.strategy.topology import Topology, check_router_loss
 from kit.train.isolation import check_isolation
 from kit.train.objective import SupervisedLoss
@@ -142,7 +143,7 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     """
     world = TOPOLOGIES[topology]
     asked = Topology(
-        strategy=topology,  # type: ignore[arg-type]
+        strategy=Strategy(topology),  # type: ignore[arg-type]
         config_name=topology,
         num_processes=world,
         mixed_precision="no",

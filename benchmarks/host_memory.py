@@ -22,6 +22,7 @@ from kit.export import shards
 from kit.export.final import save_final
 from kit.model.load import build_model, open_config
 from kit.strategy.accelerator import prepare, start
+from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 from kit.train.optim import build_optimizer
 
@@ -38,7 +39,7 @@ def main() -> None:
     shards.MAX_SHARD_BYTES = args.shard_bytes
     recipe = Recipe(model_name_or_path=str(args.folder / "model"), dataset="d", method="full")
     topology = Topology(
-        strategy="fsdp2",
+        strategy=FSDP2,
         config_name="fsdp",
         num_processes=int(os.environ["WORLD_SIZE"]),
         mixed_precision="no",

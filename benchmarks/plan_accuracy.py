@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP2
 from kit.tools.plan.hardware import GB, GPUS, Gpu
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import step
@@ -54,7 +55,7 @@ def torchtune(size: str, **fields) -> Workload:
 
 def torchtitan(shape: str, **fields) -> Workload:
     """torchtitan with FSDP2: float32 shards, bf16 products, all logits at once."""
-    values = dict(method="full", strategy="fsdp2", num_gpus=64, length=8192, loss="whole")
+    values = dict(method="full", strategy=FSDP2, num_gpus=64, length=8192, loss="whole")
     return Workload(shape=find_shape(shape), **(values | fields))
 
 
@@ -68,7 +69,7 @@ def fsdp_qlora(method: str, rows: int = 1, length: int = 2048, **fields) -> Work
     """fsdp_qlora on two GPUs: Llama 2 7B, adapters of rank 64, all logits at once."""
     targets = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
     adapters = dict(method=method, lora_r=64, lora_targets=targets, lora_dropout=True)
-    values = dict(strategy="fsdp2", num_gpus=2, gradient_checkpointing=True, loss="whole")
+    values = dict(strategy=FSDP2, num_gpus=2, gradient_checkpointing=True, loss="whole")
     return Workload(shape=find_shape("llama-2-7b"), rows=rows, length=length, **(adapters | values | fields))
 
 
@@ -155,7 +156,7 @@ ROWS = [
             "llama-70b",
             **LORA | dict(method="lora", lora_r=16, lora_targets=("q_proj", "k_proj", "v_proj")),
             pure_bf16=False,
-            strategy="fsdp2",
+            strategy=FSDP2,
             num_gpus=8,
         ),
         A100,
@@ -168,7 +169,7 @@ ROWS = [
     Row("  nf4-dq", litgpt("llama-2-13b", method="qlora"), A100_40, 22.55 * GB / GIB, memory_off=OLD_PRODUCTS),
     Row("fsdp_qlora 7B LoRA, 2 GPUs, 512", fsdp_qlora("lora", length=512), RTX3090, 8.28),
     Row("  2048", fsdp_qlora("lora"), RTX3090, 9.16),
-    Row("  DDP, 4 x 2048 (reserved)", fsdp_qlora("lora", 4, strategy="ddp"), RTX4090, 22.04, 2399, BOOST),
+    Row("  DDP, 4 x 2048 (reserved)", fsdp_qlora("lora", 4, strategy=DDP), RTX4090, 22.04, 2399, BOOST),
     Row("fsdp_qlora 7B QLoRA, 10 x 2048", fsdp_qlora("qlora", 10), RTX4090, 20.97, 2250, BOOST, RESERVED),
     Row(
         "fsdp_qlora Yi 34B QLoRA, 2 x 2048",

@@ -23,6 +23,7 @@ from live_bytes import real_step
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from kit.memory.workload import Workload  # noqa: E402
+from kit.strategy.strategies import Strategy  # noqa: E402
 from kit.tools.plan.models import read_shape  # noqa: E402
 from kit.tools.plan.simulate import simulate  # noqa: E402
 
@@ -82,7 +83,7 @@ def compare(
     workload = Workload(
         shape=read_shape(model / "config.json", "random"),
         method=method,
-        strategy=strategy,
+        strategy=Strategy(strategy),
         num_gpus=num_processes,
         rows=2,
         length=length,

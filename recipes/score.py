@@ -73,7 +73,7 @@ def main() -> None:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
-    say(json.dumps({"model": scored, "strategy": prepared.strategy.type, **result.metrics}))
+    say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics}))
 
 
 def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:

@@ -109,14 +109,14 @@ class Simulation:
 
     def _check_weights(self, prepared: Any, topology: Any, compute_dtype: torch.dtype) -> None:
         """Check the weights' devices and dtypes."""
-        self._device = "cpu" if topology.offload else "cuda"
+        self._device = "cpu" if topology.strategy.offloads else "cuda"
         for name, parameter in prepared.model.named_parameters():
             self._expect(name, parameter, torch.float32 if parameter.requires_grad else compute_dtype)
         for name, buffer in prepared.model.named_buffers():
             if buffer.device.type != "cuda":
                 self._misplaced[name] = f"a buffer on {buffer.device.type}"
         local = (getattr(p, "_local_tensor", p) for p in prepared.model.parameters() if p.requires_grad)
-        on_gpu = not topology.offload
+        on_gpu = not topology.strategy.offloads
         self._report["gradient bytes"] = on_gpu * sum(4 * tensor.numel() for tensor in local)
         self._report["misplaced"] = self._misplaced
 

@@ -5,6 +5,7 @@ import pytest
 from kit.config.recipe import Recipe
 from kit.memory.advice import explain
 from kit.phases import PHASES
+from kit.strategy.strategies import DDP, SINGLE
 from kit.strategy.topology import Topology
 
 GIB = 2**30
@@ -27,8 +28,8 @@ def make(**changes):
 
 
 def placed(num_processes=1, strategy=None, device_type="cpu", **more):
-    strategy = strategy or ("single" if num_processes == 1 else "ddp")
-    plain = {"config_name": strategy, "mixed_precision": "bf16"}
+    strategy = strategy or (SINGLE if num_processes == 1 else DDP)
+    plain = {"config_name": strategy.config, "mixed_precision": "bf16"}
     return Topology(strategy=strategy, num_processes=num_processes, device_type=device_type, **plain, **more)
 
 

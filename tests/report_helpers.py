@@ -1,7 +1,6 @@
 """Samples looked at as `kit inspect` does, and forged runs for a report."""
 
 import json
-from dataclasses import asdict
 
 from data_helpers import open_all, recipe
 from helpers import actual_strategy
@@ -25,7 +24,7 @@ def record(**changes):
     data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"num_samples": 3}}
     data["sources"] = [{"name": "one", "num_samples": 7}]
     settings = Recipe(model_name_or_path="m", method="lora", dataset="<b>.jsonl", max_steps=9).model_dump(mode="json")
-    values = {"recipe": settings, "strategy": asdict(actual_strategy()), "data": data, "versions": {"torch": "2.13.0"}}
+    values = {"recipe": settings, "strategy": actual_strategy().record(), "data": data, "versions": {"torch": "2.13.0"}}
     return values | {"total_steps": 9} | changes
 
 

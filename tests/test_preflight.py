@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from kit import preflight
 from kit.config.recipe import Recipe
 from kit.errors import UserError
+from kit.strategy.strategies import FSDP2, SINGLE
 from kit.strategy.topology import Topology
 
 SINGLE = Topology(
-    strategy="single", config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
+    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
 )
 
 
@@ -37,7 +38,7 @@ def test_model_data_and_strategy_are_all_told_at_once(recipe, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"messages": 3}\n')
     mine = recipe(dataset=str(tmp_path / "rows.jsonl"), max_length=4096, lora_target_modules="q_porj")
     sharded = Topology(
-        strategy="fsdp2",
+        strategy=FSDP2,
         config_name="fsdp",
         num_processes=2,
         mixed_precision="no",

@@ -12,6 +12,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.strategy.launch import look, settle
 from kit.strategy.launcher import LaunchedRank, launched_rank
+from kit.strategy.strategies import SINGLE
 from kit.tools.doctor.result import FAILED, Report, Result
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
@@ -51,7 +52,7 @@ def run(argv: list[str]) -> int:
     from kit.tools.doctor.machine import check_machine
 
     check_machine(report, planned, None)
-    if planned.topology.strategy != "single" and planned.settings.num_machines == 1 and not planned.problems:
+    if planned.topology.strategy != SINGLE and planned.settings.num_machines == 1 and not planned.problems:
         from kit.tools.doctor.starting import start_ranks
 
         num_processes = planned.topology.num_processes

@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     recommended = recommend(found, base.method)
     lengths = _lengths(question, recommended[0] if recommended else found[0])
     simulated = _simulate(recommended, question.recipe) if "simulate" in ask.switches else None
-    grown = next((each for each in own if each.strategy == "fsdp2"), own[0])
+    grown = next((each for each in own if each.strategy.shards and not each.strategy.offloads), own[0])
     scaled = scaling(grown, ask.gpu) if "scale" in ask.switches else []
     if ask.write:
         _write(ask, question, recommended)

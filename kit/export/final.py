@@ -169,7 +169,8 @@ def model_card(
     items = "packs" if recipe.packing else "samples"
     lines += [f"- data: {named}, {steps} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
-    lines += [f"- {strategy.type} on {strategy.num_processes} process(es), mixed_precision {strategy.mixed_precision}"]
+    num_processes, precision = strategy.num_processes, strategy.mixed_precision
+    lines += [f"- {strategy.type.name} on {num_processes} process(es), mixed_precision {precision}"]
     lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
     if recipe.new_tokens:
         tokens = ", ".join(f"`{token}`" for token in recipe.new_tokens)

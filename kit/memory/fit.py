@@ -13,15 +13,14 @@ from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import Memory, predict
 from kit.memory.operations import operations_per_token
-from kit.memory.workload import Strategy, Workload, uncovered
-from kit.strategy.topology import Topology, shards
+from kit.memory.workload import Workload, uncovered
+from kit.strategy.topology import Topology
 
 GIB = 2**30
 # Of a GPU's memory, that a plan leaves free: so far the formulas may be wrong.
 MARGIN = 0.05
 # Of a micro-batch. Beyond this, larger products are hardly faster, and a longer step only takes more memory.
 ENOUGH_TOKENS = 16384
-STRATEGIES: dict[str, Strategy] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp2"}
 
 
 def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
@@ -112,19 +111,19 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     if _unknown(recipe, topology, config):
         return None
     shape = shape_of(config.to_dict(), recipe.model_name_or_path)
-    strategy = "offload" if topology.offload else STRATEGIES[topology.strategy]
-    workload = Workload.of(recipe, shape, strategy, topology.num_processes)
-    return replace(workload, bf16=topology.mixed_precision == "bf16", num_replicas=topology.num_replicas)
+    num_gpus, num_replicas = topology.num_processes, topology.num_replicas
+    workload = Workload.of(recipe, shape, topology.strategy, num_gpus, num_replicas=num_replicas)
+    return replace(workload, bf16=topology.mixed_precision == "bf16")
 
 
 def _unknown(recipe: Recipe, topology: Topology, config: Any) -> str:
     """What of the run the formulas do not describe; empty if they describe all of it."""
     found = [f"--{key}" for key in uncovered(recipe)]
-    if topology.strategy not in STRATEGIES:
-        found.append(topology.strategy)
+    if topology.strategy.name == "fsdp1":
+        found.append(topology.strategy.name)
     elif not topology.reshard_after_forward:
         found.append("weights that stay gathered")
-    if shards(topology) and recipe.method == "qlora" and not topology.load_on_rank0:
+    if topology.strategy.shards and recipe.method == "qlora" and not topology.load_on_rank0:
         found.append("a whole model in 4 bits on each GPU while it is loaded")
     try:
         shape_of(config.to_dict(), recipe.model_name_or_path)

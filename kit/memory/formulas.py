@@ -24,6 +24,7 @@ from kit.memory.sizes import (
 )
 from kit.memory.workload import Workload
 from kit.model.chunks import chunk_size
+from kit.strategy.strategies import DDP
 
 # What tensors take of a GPU. A simulation sees these, and not the rest.
 TENSORS = (
@@ -111,7 +112,7 @@ def _trained(workload: Workload) -> dict[str, float]:
 
 def _held(workload: Workload) -> "Counter[str]":
     """Bytes that a GPU holds in every moment of a step, from the second step on."""
-    if workload.strategy == "offload":
+    if workload.strategy.offloads:
         return Counter({FOUR_BIT: _frozen(workload, workload.num_shards).get(FOUR_BIT, 0)})
     held = Counter(_trained(workload))
     held.update(_frozen(workload, workload.num_shards))
@@ -122,7 +123,7 @@ def _held(workload: Workload) -> "Counter[str]":
 
 def _gradients(workload: Workload) -> float:
     """Bytes of all gradients of one GPU; of hybrid sharding also those that are not yet added to other copies'."""
-    if workload.strategy == "offload":
+    if workload.strategy.offloads:
         return 0
     unreduced = workload.sharded and workload.sync_each_batch is False
     shards = 1 if unreduced else workload.num_shards
@@ -131,7 +132,7 @@ def _gradients(workload: Workload) -> float:
 
 def _accumulates(workload: Workload) -> bool:
     """Whether gradients are there while a micro-batch begins. Those of DDP lie in its buckets all the time."""
-    return workload.micro_batches > 1 or workload.strategy == "ddp"
+    return workload.micro_batches > 1 or workload.strategy == DDP
 
 
 # --- what comes and goes

@@ -23,7 +23,7 @@ def host_bytes(workload: Workload, share: float, whole: int) -> dict[str, int]:
     training: dict[str, int] = {}
     if workload.sharded:  # rank 0 reads all weights, and sends them to all others, whichever copy they share
         loading["loading"] = whole
-    if workload.strategy == "offload":
+    if workload.strategy.offloads:
         gradients = GRADIENT_BYTES * workload.trainable_parameters / workload.num_shards
         training["offloaded weights and optimiser"] = int(num_here * (share + gradients))
     if workload.async_save:

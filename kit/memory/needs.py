@@ -20,7 +20,7 @@ from kit.memory.sizes import (
     moment_bytes,
     num_checkpoints,
 )
-from kit.strategy.topology import Topology, shards
+from kit.strategy.topology import Topology
 
 if TYPE_CHECKING:
     import torch
@@ -62,18 +62,18 @@ def needs_of_run(
     state = (frozen + trainable * trained_bytes) // topology.num_shards
 
     on_cpu = topology.device_type == "cpu"
-    reads_into_cpu = on_cpu or (shards(topology) and (recipe.method != "qlora" or topology.load_on_rank0))
+    reads_into_cpu = on_cpu or (topology.strategy.shards and (recipe.method != "qlora" or topology.load_on_rank0))
     num_readers = 1 if topology.load_on_rank0 else local_world
     loading = num_readers * (frozen + trainable * WEIGHT_BYTES) if reads_into_cpu else 0
 
     checkpoint = checkpoint_bytes(trainable, recipe.optim, recipe.save_only_model)
-    host = local_world * state if on_cpu or topology.offload else 0
+    host = local_world * state if on_cpu or topology.strategy.offloads else 0
     if recipe.async_save:
         host += copied_bytes(checkpoint, local_world, topology.num_processes, topology.num_replicas)
     return RunNeeds(
         loading=loading,
         host=host,
-        device=0 if on_cpu or topology.offload else state,
+        device=0 if on_cpu or topology.strategy.offloads else state,
         checkpoint=checkpoint,
         num_checkpoints=num_checkpoints(recipe, recipe.max_steps, recipe.num_train_epochs),
         final=final_bytes(recipe.method, num_parameters, trainable, getattr(dtype, "itemsize", 4)),

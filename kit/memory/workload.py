@@ -9,11 +9,7 @@ from typing import Literal
 from kit.config.recipe import Recipe
 from kit.memory.shape import Shape
 from kit.memory.sizes import compute_bytes, num_checkpoints
-
-Strategy = Literal["single", "ddp", "fsdp2", "offload"]
-# The Accelerate config of each strategy, as ``--config`` takes it.
-CONFIGS: dict[Strategy, str] = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "offload": "fsdp_offload"}
-HYBRID = "fsdp_hybrid"  # of fsdp2 with several copies
+from kit.strategy.strategies import SINGLE, Strategy
 
 
 def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
@@ -28,7 +24,7 @@ class Workload:
 
     shape: Shape
     method: Literal["full", "lora", "qlora"]
-    strategy: Strategy = "single"
+    strategy: Strategy = SINGLE
     num_gpus: int = 1  # over all machines
     gpus_per_machine: int = 8
     num_replicas: int = 1  # copies of a sharded model (hybrid sharding); 1: sharded over all GPUs
@@ -54,9 +50,18 @@ class Workload:
     )
     fuses: bool = False  # compiled layers, which keep fewer tensors
 
+    def __post_init__(self) -> None:
+        assert self.strategy.replicates == (self.num_replicas > 1)
+
     @classmethod
     def of(
-        cls, recipe: Recipe, shape: Shape, strategy: Strategy = "single", num_gpus: int = 1, gpus_per_machine: int = 8
+        cls,
+        recipe: Recipe,
+        shape: Shape,
+        strategy: Strategy = SINGLE,
+        num_gpus: int = 1,
+        gpus_per_machine: int = 8,
+        num_replicas: int = 1,
     ) -> "Workload":
         """Return what ``recipe`` would run. The micro-batch must not divide the global batch: that is for a run."""
         targets = None if recipe.lora_target_modules == "all-linear" else tuple(recipe.lora_target_modules)
@@ -66,6 +71,7 @@ class Workload:
             strategy=strategy,
             num_gpus=num_gpus,
             gpus_per_machine=gpus_per_machine,
+            num_replicas=num_replicas,
             rows=recipe.micro_batch_size,
             length=recipe.max_length,
             micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
@@ -85,7 +91,7 @@ class Workload:
     @property
     def config(self) -> str:
         """The name of the Accelerate config."""
-        return HYBRID if self.strategy == "fsdp2" and self.num_replicas > 1 else CONFIGS[self.strategy]
+        return self.strategy.config
 
     @property
     def tokens(self) -> int:
@@ -100,7 +106,7 @@ class Workload:
     @property
     def sharded(self) -> bool:
         """Whether each GPU keeps only a part of the weights."""
-        return self.strategy in ("fsdp2", "offload")
+        return self.strategy.shards
 
     @property
     def num_shards(self) -> int:

@@ -42,6 +42,7 @@ def facts(recipe: Recipe, topology: Topology, content: dict[str, Any]) -> list[F
     settings = recipe.model_dump(mode="json", exclude=set(_OWN_OF_MACHINE))
     settings["learning_rate"] = recipe.peak_learning_rate
     planned = {key: value for key, value in asdict(topology).items() if key != "config_name"}
+    planned |= {"strategy": topology.strategy.name, "offload": topology.strategy.offloads}
     # What explains other differences comes first.
     found = [Fact(name, value, _SAME_CLONE, name in _REFUSED_VERSIONS) for name, value in machine_versions().items()]
     found += [Fact("code of kit/", code, _SAME_CLONE)]

@@ -10,7 +10,6 @@ Promises:
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +195,7 @@ class RunFolder:
             skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
             plan: what was planned, see ``kit.memory.fit.record``; None or empty: nothing.
         """
-        about: dict[str, Any] = {"identity": self._identity, "strategy": asdict(strategy), "versions": versions()}
+        about: dict[str, Any] = {"identity": self._identity, "strategy": strategy.record(), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]

@@ -16,7 +16,8 @@ from kit.config.hints import other_kind
 from kit.config.recipe_file import read_yaml
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes, hint_for_key
-from kit.strategy.topology import Precision, Strategy
+from kit.strategy.strategies import Strategy, StrategyName
+from kit.strategy.topology import Precision
 
 _CONFIG_KEYS = """
 compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity fsdp_config gpu_ids machine_rank
@@ -55,7 +56,6 @@ class Settings:
     use_cpu: bool
     layer_classes: tuple[str, ...]  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool
-    offload: bool
     load_on_rank0: bool
     groups: GroupSizes = field(default_factory=GroupSizes)  # of hybrid sharding
     main_process_ip: str | None = None  # by which other machines reach the one of rank 0
@@ -124,15 +124,15 @@ def make_settings(
     # YAML reads an unquoted `NO` as false.
     kind = str(values.get("distributed_type") or "NO")
     version = str(fsdp.get("fsdp_version", 1))
-    kinds: dict[str, Strategy] = {"NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
+    kinds: dict[str, StrategyName] = {"NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
     if kind not in kinds:
         fix = _OTHER_KINDS.get(kind, "this kit was never run on such devices")
         refuse("distributed_type", kind, "NO, MULTI_GPU or FSDP", fix.format(_like_deepspeed(values)))
-    strategy = kinds.get(kind, "single")
+    name = kinds.get(kind, "single")
     if kind == "FSDP" and version not in ("1", "2"):
         refuse("fsdp_config.fsdp_version", version, "1 or 2")
     if kind == "FSDP" and version == "1":
-        strategy = "fsdp1"
+        name = "fsdp1"
     precision = str(values.get("mixed_precision") or "no")
     if precision not in ("no", "bf16"):
         refuse("mixed_precision", precision, "no or bf16", _PRECISIONS.get(precision, ""))
@@ -152,11 +152,11 @@ def make_settings(
                 "false",
                 "use --gradient_checkpointing: this one gives wrong gradients with dropout",
             )
-    if strategy == "fsdp1" and not switch("fsdp_use_orig_params", True):
+    if name == "fsdp1" and not switch("fsdp_use_orig_params", True):
         refuse("fsdp_config.fsdp_use_orig_params", False, "true", "frozen and trained weights share a unit")
     if values.get("dynamo_config"):
         refuse("dynamo_config", values["dynamo_config"], "nothing", "remove it: not offered")
-    groups = group_sizes(values.get("parallelism_config") or {}, strategy, refuse)
+    groups = group_sizes(values.get("parallelism_config") or {}, name, refuse)
     count = values.get("num_processes")
     if count is not None and (type(count) is not int or count == 0 or count < -1):
         refuse("num_processes", count, "a whole number from 1, or no such line: one per GPU")
@@ -170,24 +170,23 @@ def make_settings(
     if use_cpu not in ("true", "false", "none"):
         refuse("use_cpu", values["use_cpu"], "true or false")
     sharding = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"))
-    if strategy == "fsdp1" and sharding not in ("FULL_SHARD", "SHARD_GRAD_OP", "1", "2"):
+    if name == "fsdp1" and sharding not in ("FULL_SHARD", "SHARD_GRAD_OP", "1", "2"):
         refuse("fsdp_config.fsdp_sharding_strategy", sharding, "FULL_SHARD or SHARD_GRAD_OP")
     fsdp1_reshard = sharding in ("FULL_SHARD", "1")
-    reshard = switch("fsdp_reshard_after_forward", True) if strategy == "fsdp2" else fsdp1_reshard
-    offload = switch("fsdp_offload_params", False)
+    reshard = switch("fsdp_reshard_after_forward", True) if name == "fsdp2" else fsdp1_reshard
+    offloads = switch("fsdp_offload_params", False) and kind == "FSDP"
     load_on_rank0 = switch("fsdp_cpu_ram_efficient_loading", True) and kind == "FSDP"
     raise_if(problems)
     classes = fsdp.get("fsdp_transformer_layer_cls_to_wrap") or ""
     names = classes if isinstance(classes, list) else str(classes).split(",")
     return Settings(
-        strategy=strategy,
+        strategy=Strategy(name, offloads=offloads, replicates=groups != GroupSizes()),
         mixed_precision=cast(Precision, precision),
         num_processes=count if count and count > 0 else None,
         num_machines=num_machines,
         use_cpu=use_cpu == "true",
         layer_classes=tuple(str(name).strip() for name in names if str(name).strip()),
         reshard_after_forward=reshard,
-        offload=offload,
         load_on_rank0=load_on_rank0,
         groups=groups,
         main_process_ip=str(values["main_process_ip"]) if values.get("main_process_ip") else None,

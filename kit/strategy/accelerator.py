@@ -6,7 +6,7 @@ sharding and collectives run on the CPU (a rehearsal).
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kit.config.recipe import Recipe
@@ -24,7 +24,8 @@ from kit.strategy.fsdp import (
 )
 from kit.strategy.rendezvous import join_group
 from kit.strategy.sending import Sender
-from kit.strategy.topology import TITLES, ActualStrategy, ShardedLayers, Topology, strategy_of
+from kit.strategy.strategies import SINGLE, Strategy
+from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, strategy_name
 
 if TYPE_CHECKING:
     import torch
@@ -77,14 +78,14 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     if on_cpu:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    if topology.strategy != "single":
+    if topology.strategy != SINGLE:
         if not on_cpu:
             # Consumer GPUs cannot do this. `accelerate launch` sets these variables, torchrun does not.
             if not check_cuda_p2p_ib_support():
                 os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         join_group(topology.backend, recipe.ddp_timeout, facts)
-    plugin = fsdp_plugin(topology) if topology.strategy.startswith("fsdp") else None
+    plugin = fsdp_plugin(topology) if topology.strategy.shards else None
     groups = replica_groups(topology)
     # Unless FSDP reduces gradients after each micro-batch, every rank holds the float32 gradients of the whole model,
     # 4 bytes a parameter, until the last one. DDP holds them anyway, in its buckets, and saves communication.
@@ -107,11 +108,11 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     )
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin, groups)
-    actual = strategy_of(accelerator)
-    if (actual, accelerator.num_processes) != (topology.strategy, topology.num_processes):
+    actual = strategy_name(accelerator)
+    if (actual, accelerator.num_processes) != (topology.strategy.name, topology.num_processes):
         raise TrainingError(
-            f"asked for {TITLES[topology.strategy]} on {topology.num_processes} processes, "
-            f"got {TITLES[actual]} on {accelerator.num_processes}"
+            f"asked for {topology.strategy.title} on {topology.num_processes} processes, "
+            f"got {Strategy(actual).title} on {accelerator.num_processes}"
         )
     # FSDP moves weights to the GPU itself. If all ranks quantise, each keeps its 4-bit weights on the GPU on which they
     # are made, since in host memory there would be as many copies as ranks.
@@ -142,12 +143,10 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
     for name in topology.layer_classes:
         if name not in present:
             problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", f"no {name} in this model", layers, fix))
-    if topology.strategy.startswith("fsdp") and not problems and not layer_classes(topology, meta_model):
+    if topology.strategy.shards and not problems and not layer_classes(topology, meta_model):
         found = f"{type(meta_model).__name__} does not say which layers to shard"
         problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", found, layers, "name it in the config"))
-    if topology.strategy.startswith("fsdp") and (
-        shared := _shared_weight(meta_model, layer_classes(topology, meta_model))
-    ):
+    if topology.strategy.shards and (shared := _shared_weight(meta_model, layer_classes(topology, meta_model))):
         found = f"{topology.config_name}: layers of {type(meta_model).__name__} share weights ({shared})"
         problems.append(Problem("config", found, "layers that can be sharded apart", "--config ddp"))
     return problems
@@ -190,13 +189,13 @@ def prepare(
     classes = layer_classes(topology, accelerator.unwrap_model(model))
     if plugin is not None:
         plugin.transformer_cls_names_to_wrap = list(classes)
-        if topology.strategy == "fsdp1" and any(not p.requires_grad for p in model.parameters()):
+        if topology.strategy.name == "fsdp1" and any(not p.requires_grad for p in model.parameters()):
             plugin.auto_wrap_policy = fsdp1_adapter_policy(model, classes)
     tied = _is_tied(model)
     sender = Sender(model, optimizer) if topology.load_on_rank0 else None
     model, optimizer = accelerator.prepare(model, optimizer)
     if sender is not None:
-        sender.send(model, optimizer, accelerator.device, topology.offload)
+        sender.send(model, optimizer, accelerator.device, topology.strategy.offloads)
     # With FSDP1 the unit is the wrapper around the layer, so `is_sharded_layer` looks at wrappers.
     num_layers = sum(type(module).__name__.removeprefix("FSDP") in classes for module in model.modules())
     num_sharded = sum(is_sharded_layer(module, classes) for module in model.modules())
@@ -205,18 +204,18 @@ def prepare(
     if tied and not _is_tied(accelerator.unwrap_model(model)):
         raise TrainingError("input and output embeddings are tied in the model and came out as two")
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if topology.strategy == "fsdp1":  # FSDP1 shows this rank's shards only; the other strategies show whole tensors
+    if topology.strategy.name == "fsdp1":  # it shows this rank's shards only; the other strategies show whole tensors
         trainable = int(accelerator.reduce(torch.tensor(trainable, device=accelerator.device)).item())
+    copies = num_replicas(model)
     actual = ActualStrategy(
-        type=strategy_of(accelerator),
+        type=replace(topology.strategy, replicates=copies > 1),
         config=topology.config_name,
         num_processes=accelerator.num_processes,
-        num_replicas=num_replicas(model),
+        num_replicas=copies,
         mixed_precision=accelerator.mixed_precision,
         device=torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type,
         rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), num_sharded) if plugin is not None else None,
-        offload=topology.offload,
         num_threads=torch.get_num_threads(),
         trainable_parameters=trainable,
     )
@@ -235,8 +234,7 @@ def planned(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy
         mixed_precision=topology.mixed_precision,
         device=topology.device_type,
         rehearsal=topology.rehearsal,
-        sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.startswith("fsdp") else None,
-        offload=topology.offload,
+        sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.shards else None,
         num_threads=0,  # only known once the run starts
         trainable_parameters=sum(p.numel() for p in meta_model.parameters() if p.requires_grad),
     )

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kit.errors import Problem, UserError
-from kit.strategy.topology import Strategy
+from kit.strategy.strategies import DDP, Strategy
 
 # Read by torch when it is imported, or when the process group is made.
 VARIABLES = {
@@ -35,7 +35,7 @@ def set_variables(folder: Path, strategy: Strategy) -> None:
     """Set the environment. Call it before torch is imported; started ranks inherit it."""
     # With DETAIL the ranks compare before each collective what they are about to do. torch 2.13 crashes when it makes
     # a DDP model so (a segmentation fault in Logger.set_construction_data_and_log, seen with gloo).
-    level = "INFO" if strategy == "ddp" else "DETAIL"
+    level = "INFO" if strategy == DDP else "DETAIL"
     for name, value in {"TORCH_DISTRIBUTED_DEBUG": level, **VARIABLES}.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl-"))  # torch appends the rank

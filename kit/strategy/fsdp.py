@@ -18,14 +18,14 @@ def fsdp_plugin(topology: Topology) -> Any:
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
     shared: dict[str, Any] = {
-        "cpu_offload": topology.offload,
+        "cpu_offload": topology.strategy.offloads,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "cpu_ram_efficient_loading": False,  # kit.strategy.sending does it
         "state_dict_type": "SHARDED_STATE_DICT",
         "activation_checkpointing": False,
     }
     bf16 = topology.mixed_precision == "bf16"
-    if topology.strategy == "fsdp2":
+    if topology.strategy.name == "fsdp2":
         # Gradients are reduced in fp32. Outputs are not cast, so the loss stays fp32.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
         return FullyShardedDataParallelPlugin(

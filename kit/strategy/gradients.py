@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from kit.strategy.topology import strategy_of
+from kit.strategy.topology import strategy_name
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def settle(
         inputs: keyword arguments of the model. Their loss is multiplied by 0, so nothing is learned.
         check: called when there are gradients. DDP itself ends with a traceback where one is missing.
     """
-    if strategy_of(accelerator) != "ddp":
+    if strategy_name(accelerator) != "ddp":
         return
     for _ in range(2):
         losses = model(**inputs)
@@ -75,7 +75,7 @@ def clear_gradients(accelerator: "Accelerator", model: "torch.nn.Module") -> Non
     Those of DDP become zero where they lie, in DDP's buckets. If they were dropped, the next step would accumulate its
     gradients beside the buckets, which takes another 4 bytes per trainable parameter.
     """
-    model.zero_grad(set_to_none=strategy_of(accelerator) != "ddp")
+    model.zero_grad(set_to_none=strategy_name(accelerator) != "ddp")
 
 
 def drop_gradients(model: "torch.nn.Module") -> None:

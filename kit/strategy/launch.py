@@ -14,7 +14,7 @@ Promises:
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +31,8 @@ from kit.strategy.launch_problems import launch_problems
 from kit.strategy.launcher import OWN_TORCHRUN, continue_restarted, end_with_launcher, stay_ended
 from kit.strategy.machines import DEFAULT_PORT, Machines
 from kit.strategy.network import is_own
-from kit.strategy.topology import TITLES, Strategy, Topology, takes_optimizer
+from kit.strategy.strategies import SINGLE, Strategy
+from kit.strategy.topology import Topology, takes_optimizer
 from kit.strategy.torchrun import INHERITED, torchrun_command
 
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
@@ -52,12 +53,10 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     _begin()
     recipe, settings, config_name = settle(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
-        title = f"{recipe.method}, {TITLES[settings.strategy]}"
+        title = f"{recipe.method}, {settings.strategy.title}"
         verb = "checking" if request.launch.dry_run else "fine-tuning"
         into = f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}"
-        say(
-            into if trains else f"scoring {recipe.model_name_or_path} ({TITLES[settings.strategy]})"
-        )  # imports are slow
+        say(into if trains else f"scoring {recipe.model_name_or_path} ({settings.strategy.title})")  # imports are slow
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:
         debugging.set_variables(debugs, settings.strategy)
@@ -67,7 +66,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     recipe = continue_restarted(recipe)
     if request.launch.dry_run:
         return recipe, topology
-    if topology.strategy != "single" and launched is None:
+    if topology.strategy != SINGLE and launched is None:
         _relaunch(settings, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
     if debugs:
         debugging.record(debugs, stall_seconds=recipe.ddp_timeout / 2)
@@ -80,7 +79,7 @@ def forget_launcher(topology: Topology) -> None:
     """Delete the environment variables by which a launcher would change ``topology``, now that it is decided."""
     for name in [name for name in os.environ if name.startswith(INHERITED)]:
         del os.environ[name]
-    if topology.strategy == "single":
+    if topology.strategy == SINGLE:
         for name in _RANK_VARIABLES:  # a single process needs no process group, not even under torchrun
             os.environ.pop(name, None)
 
@@ -148,7 +147,8 @@ def settle(request: Request, checks_batch: bool = True) -> tuple[Recipe, Setting
             problems += settings.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
     assert request.recipe is not None and settings is not None
-    config_name = config_name or {"fsdp2": "fsdp"}.get(settings.strategy, settings.strategy)
+    # A run that a launcher configures has the same output_dir whether it offloads and replicates or not.
+    config_name = config_name or Strategy(settings.strategy.name).config
     output_dir = os.path.expanduser(request.recipe.output_dir or f"runs/{request.recipe_name}-{config_name}")
     return request.recipe.model_copy(update={"output_dir": output_dir}), settings, config_name
 
@@ -161,20 +161,22 @@ def _decide(
     num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
     each = num_devices or (settings.groups.fewest if settings.num_machines == 1 else 1)
-    num_processes = wanted or launched or (each * settings.num_machines if settings.strategy != "single" else 1)
+    num_processes = wanted or launched or (each * settings.num_machines if settings.strategy != SINGLE else 1)
     problems = launch_problems(request, settings, num_processes, launched, num_devices)
+    num_replicas = settings.groups.num_replicas(num_processes)
     topology = Topology(
-        strategy=settings.strategy,
+        strategy=replace(
+            settings.strategy, offloads=settings.strategy.offloads and num_devices > 0, replicates=num_replicas > 1
+        ),
         config_name=config_name,
         num_processes=num_processes,
         mixed_precision=settings.mixed_precision,
         device_type=device_type,
-        rehearsal=not num_devices and not settings.use_cpu and settings.strategy != "single",
+        rehearsal=not num_devices and not settings.use_cpu and settings.strategy != SINGLE,
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
-        num_replicas=settings.groups.num_replicas(num_processes),
-        offload=settings.offload and num_devices > 0,
-        load_on_rank0=settings.load_on_rank0 and settings.strategy == "fsdp2",  # FSDP1 cannot begin on meta
+        num_replicas=num_replicas,
+        load_on_rank0=settings.load_on_rank0 and settings.strategy.name == "fsdp2",  # FSDP1 cannot begin on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     return topology, launched, problems
@@ -184,19 +186,19 @@ def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
     problems = []
     if not takes_optimizer(strategy, recipe.optim):
         problems.append(
-            Problem("optim", f"{recipe.optim} under {TITLES[strategy]}", "adamw_torch or adamw_torch_fused",
+            Problem("optim", f"{recipe.optim} under {strategy.title}", "adamw_torch or adamw_torch_fused",
                     "bitsandbytes optimisers cannot read sharded parameters; --config ddp keeps yours")
         )  # fmt: skip
-    if strategy == "fsdp1" and (recipe.freeze or recipe.train_only):
+    if strategy.name == "fsdp1" and (recipe.freeze or recipe.train_only):
         name, fix = (
             "freeze" if recipe.freeze else "train_only",
             "use --config fsdp: FSDP1 flattens a layer into one tensor",
         )
         problems.append(Problem(name, "under FSDP1", fix=fix))
-    if strategy == "fsdp1" and recipe.use_dora:
+    if strategy.name == "fsdp1" and recipe.use_dora:
         problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
     rows = [name for name in ("new_tokens", "trainable_tokens") if getattr(recipe, name)]
-    if strategy == "fsdp1" and recipe.method != "full" and rows:
+    if strategy.name == "fsdp1" and recipe.method != "full" and rows:
         found = f"under FSDP1 with method {recipe.method}: it trains modules whole"
         problems.append(Problem(rows[0], found, fix="use --config fsdp"))
     return problems

@@ -9,6 +9,7 @@ from kit.errors import Problem
 from kit.strategy.accelerate_config import Settings
 from kit.strategy.launcher import asked_of_accelerate
 from kit.strategy.network import check_main_address
+from kit.strategy.strategies import SINGLE
 
 
 def launch_problems(
@@ -26,12 +27,12 @@ def launch_problems(
     script = f"{_script()} {arguments}".strip()
     asked = asked_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
-        wish = f"--config {'ddp' if strategy == 'single' else request.launch.config} --num_processes {asked}"
+        wish = f"--config {'ddp' if strategy == SINGLE else request.launch.config} --num_processes {asked}"
         found = f"accelerate launch was given {asked}, and started one process"
         flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
         fix = f"give it to the script: accelerate launch {_script()} {wish} {flags}"
         return [Problem("--num_processes", found, fix=fix.rstrip())]
-    if strategy == "single" and num_processes > 1:
+    if strategy == SINGLE and num_processes > 1:
         if launched and launched > 1:
             fix = f"type: accelerate launch --num_processes 1 {script}"
             return [Problem("--config", f"a single-process config under a launcher that started {launched}", fix=fix)]
@@ -59,7 +60,7 @@ def launch_problems(
 def _machine_problems(settings: Settings, num_processes: int, num_devices: int) -> list[Problem]:
     """Problems with a config for several machines, each of which starts its ranks itself."""
     count, problems = settings.num_machines, []
-    if settings.strategy == "single":
+    if settings.strategy == SINGLE:
         found = f"{count} machines with a single-process config"
         return [Problem("num_machines", found, "1", "use --config ddp or fsdp, or a copy of it")]
     if num_processes % count:

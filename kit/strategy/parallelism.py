@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.errors import Problem, did_you_mean
+from kit.strategy.strategies import StrategyName
 
 PREFIX = "parallelism_config_"
 _PAGE = "docs/parallelism.md says more"
@@ -79,11 +80,10 @@ def hint_for_key(key: str) -> str:
     return _REFUSED.get(name) or (f"write {PREFIX}{name}, under parallelism_config" if is_known else "")
 
 
-def group_sizes(config: Any, strategy: str, refuse: Refuse) -> GroupSizes:
+def group_sizes(config: Any, strategy: StrategyName, refuse: Refuse) -> GroupSizes:
     """Return the sizes that the value of ``parallelism_config`` asks for, and refuse what is not offered.
 
     Args:
-        strategy: of ``kit.strategy.topology``.
         refuse: called with each fault: key, what was found, what was expected, what to do.
     """
     if not isinstance(config, dict):

@@ -3,18 +3,22 @@
 Plain Python.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from kit.config.recipe import Recipe
 from kit.errors import Problem
+from kit.strategy.strategies import FSDP2, Strategy, StrategyName
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Strategy = Literal["single", "ddp", "fsdp2", "fsdp1"]
 Precision = Literal["no", "bf16"]
-TITLES: dict[Strategy, str] = {"single": "Single", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp1": "FSDP1"}
+# Of ``strategy`` in run.json and in manifests.
+RECORD_KEYS = """
+type config num_processes num_replicas mixed_precision device rehearsal sharded_layers offload num_threads
+trainable_parameters
+""".split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +34,16 @@ class Topology:
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True
     num_replicas: int = 1  # copies of the sharded model (hybrid sharding); 1: sharded over all processes
-    offload: bool = False  # parameters, gradients and optimiser states in CPU memory
     load_on_rank0: bool = False  # rank 0 reads the weights and sends them to the other ranks
     backend: str | None = None  # of torch.distributed; None: torch chooses
+
+    def __post_init__(self) -> None:
+        assert self.strategy.replicates == (self.num_replicas > 1)
 
     @property
     def num_shards(self) -> int:
         """The number of processes over which weights, gradients and optimiser state are divided; 1 if they are not."""
-        return self.num_processes // self.num_replicas if shards(self) else 1
+        return self.num_processes // self.num_replicas if self.strategy.shards else 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class ShardedLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class ActualStrategy:
-    """The strategy as it really runs. Its fields are the keys of ``strategy`` in ``run.json`` and in manifests."""
+    """The strategy as it really runs. ``record`` makes of it the entry ``strategy`` of run.json and manifests."""
 
     type: Strategy
     config: str  # stem of the Accelerate config file
@@ -60,7 +66,6 @@ class ActualStrategy:
     device: str  # name of the GPU, or "cpu"
     rehearsal: bool
     sharded_layers: ShardedLayers | None  # None where nothing is sharded
-    offload: bool
     num_threads: int  # torch's threads per process; the number affects the order of sums, and so rounding
     trainable_parameters: int
 
@@ -68,9 +73,16 @@ class ActualStrategy:
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
         """Create it from the values in ``run.json``. Raises ``KeyError`` or ``TypeError`` for any other form."""
         values = {"num_replicas": 1, **values}  # earlier runs had no hybrid sharding
-        known = {entry.name: values[entry.name] for entry in fields(cls)}
-        layers = known["sharded_layers"]
-        return cls(**{**known, "sharded_layers": layers and ShardedLayers(**layers)})
+        known = {key: values[key] for key in RECORD_KEYS}
+        offloads, layers = known.pop("offload"), known["sharded_layers"]
+        known["type"] = Strategy(known["type"], offloads=offloads, replicates=known["num_replicas"] > 1)
+        known["sharded_layers"] = layers and ShardedLayers(**layers)
+        return cls(**known)
+
+    def record(self) -> dict[str, Any]:
+        """Return the entry ``strategy`` of run.json and of manifests, in JSON."""
+        values = asdict(self) | {"type": self.type.name, "offload": self.type.offloads}
+        return {key: values[key] for key in RECORD_KEYS}
 
     def describe(self, recipe: Recipe) -> str:
         """Describe in one line how the run is distributed, and its global batch."""
@@ -78,7 +90,7 @@ class ActualStrategy:
         accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
         device = " rehearsed on CPU" if self.rehearsal else " on CPU" if self.device == "cpu" else ""
         parts = [
-            f"{TITLES[self.type]}{device}",
+            f"{self.type.title}{device}",
             f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",
             "bf16" if self.mixed_precision == "bf16" else "fp32",
         ]
@@ -90,8 +102,8 @@ class ActualStrategy:
         return ", ".join(parts)
 
 
-def strategy_of(accelerator: "Accelerator") -> Strategy:
-    """Return the strategy that ``accelerator`` really uses."""
+def strategy_name(accelerator: "Accelerator") -> StrategyName:
+    """Return the name of the strategy that ``accelerator`` really uses."""
     from accelerate.utils import DistributedType
 
     if accelerator.distributed_type == DistributedType.NO:
@@ -103,7 +115,7 @@ def strategy_of(accelerator: "Accelerator") -> Strategy:
 
 def takes_optimizer(strategy: Strategy, optim: str) -> bool:
     """Return whether the strategy supports the optimiser; those of bitsandbytes cannot read sharded parameters."""
-    return "8bit" not in optim or not strategy.startswith("fsdp")
+    return "8bit" not in optim or not strategy.shards
 
 
 def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
@@ -112,11 +124,9 @@ def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
     Their logits leave a layer past its outputs. FSDP gathers a layer's weights when the backward pass reaches its
     outputs, so the routers' backward pass would read weights that are not there: FSDP2 ends in a segmentation fault.
     """
-    if not coefficient or not topology.strategy.startswith("fsdp"):
+    if not coefficient or not topology.strategy.shards:
         return []
-    found = (
-        f"{coefficient:g} (the recipe's, or the model's own) under {TITLES[topology.strategy]}, which cannot do that"
-    )
+    found = f"{coefficient:g} (the recipe's, or the model's own) under {topology.strategy.title}, which cannot do that"
     return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0, or --config ddp")]
 
 
@@ -134,16 +144,11 @@ def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tupl
         return [one] if topology.device_type == "cpu" and topology.num_processes > 1 else []
     cost = "more GPUs, to share weights and optimiser"
     offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
-    if not topology.strategy.startswith("fsdp"):
-        return [("config", "fsdp", cost), offload] if takes_optimizer("fsdp2", recipe.optim) else []
+    if not topology.strategy.shards:
+        return [("config", "fsdp", cost), offload] if takes_optimizer(FSDP2, recipe.optim) else []
     if topology.num_replicas > 1:
         whole = ("config", "fsdp", "speed: weights are gathered over the network too")
-        return [whole, *([] if topology.offload else [offload])]
+        return [whole, *([] if topology.strategy.offloads else [offload])]
     num_micro_batches = recipe.global_batch_size // recipe.micro_batch_size
     more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
-    return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.offload else [offload])]
-
-
-def shards(topology: Topology) -> bool:
-    """Return whether each rank holds only a part of weights, gradients and optimiser state."""
-    return topology.strategy.startswith("fsdp")
+    return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.strategy.offloads else [offload])]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.console import say
 from kit.strategy.fsdp import is_sharded_layer, num_copies
-from kit.strategy.topology import strategy_of
+from kit.strategy.topology import strategy_name
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
     inner = accelerator.unwrap_model(model)
-    strategy = strategy_of(accelerator)
+    strategy = strategy_name(accelerator)
     if strategy == "fsdp2":
         from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -89,7 +89,7 @@ def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> b
 
 def replicated(accelerator: "Accelerator", model: "torch.nn.Module") -> "dict[str, torch.nn.Parameter]":
     """Return the parameters of which other processes hold a copy, whole or (hybrid sharding) of this shard, by name."""
-    if strategy_of(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors
+    if strategy_name(accelerator) in ("single", "fsdp1"):  # FSDP1's shards look like ordinary tensors
         return {}
     return {plain_name(name): p for name, p in model.named_parameters() if num_copies(p) > 1 or not is_sharded(p)}
 
@@ -103,7 +103,7 @@ def gather_trainable(accelerator: "Accelerator", model: "torch.nn.Module") -> "d
 
     # FSDP1 crashes if it is asked to move tensors to the CPU that are already there.
     on_cpu = any(p.device.type == "cpu" for p in model.parameters())
-    to_cpu = not (on_cpu and strategy_of(accelerator) == "fsdp1")
+    to_cpu = not (on_cpu and strategy_name(accelerator) == "fsdp1")
     options = StateDictOptions(full_state_dict=True, cpu_offload=to_cpu, ignore_frozen_params=True)
     state = get_model_state_dict(model, options=options)
     return changing_only(model, state) if accelerator.is_main_process else {}

@@ -6,8 +6,9 @@ import pytest
 
 from kit.config.recipe import Recipe
 from kit.export.final import model_card
+from kit.strategy.strategies import SINGLE
 
-STRATEGY = SimpleNamespace(type="NO", num_processes=1, mixed_precision="no")
+STRATEGY = SimpleNamespace(type=SINGLE, num_processes=1, mixed_precision="no")
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

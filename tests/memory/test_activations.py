@@ -4,6 +4,7 @@ import pytest
 
 from kit.memory.activations import kept, stream
 from kit.memory.workload import Workload
+from kit.strategy.strategies import FSDP2
 from kit.tools.plan.models import find_shape, read_shape
 
 SIZES = {
@@ -52,7 +53,7 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     workload = Workload(
         shape=read_shape(tmp_path / "config.json", "tiny"),
         method="lora" if how == "lora" else "full",
-        strategy="fsdp2" if how in ("sharded", "eager") else "single",
+        strategy=FSDP2 if how in ("sharded", "eager") else "single",
         num_gpus=8 if how in ("sharded", "eager") else 1,
         lora_r=3,
         length=num_tokens,
@@ -73,5 +74,5 @@ def test_dropout_and_fewer_modules_change_what_is_kept():
 def test_states_between_layers_are_float32_only_under_autocast():
     shape = find_shape("llama-1b")
     assert stream(Workload(shape=shape, method="full")) == 4 * shape.hidden_size
-    assert stream(Workload(shape=shape, method="full", strategy="fsdp2", num_gpus=8)) == 2 * shape.hidden_size
+    assert stream(Workload(shape=shape, method="full", strategy=FSDP2, num_gpus=8)) == 2 * shape.hidden_size
     assert stream(Workload(shape=shape, method="lora")) == 2 * shape.hidden_size

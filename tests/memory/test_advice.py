@@ -17,6 +17,7 @@ from kit.phases import TRAINING
 from kit.run.identity import identity
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
+from kit.strategy.strategies import FSDP2, Strategy
 
 CPU = Device("CPU", 80 * GIB, GIB, 78 * GIB)
 GPU = Device("GPU 0", 80 * GIB, GIB, 78 * GIB)
@@ -117,7 +118,7 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         written[word] if word in written else f"{written[word.rpartition('_')[0]]} {word.rpartition('_')[2]}"
         for word in expected.replace("|", "").split()
     ]
-    strategy = "fsdp2" if held.sharded else None
+    strategy = FSDP2 if held.sharded else None
     topology = placed(num_processes, strategy, "cpu" if device.is_cpu else "cuda")
     assert (
         flags(short(PHASE[phase or "training"], held, device, is_saving=phase == "saving"), make(**changes), topology)
@@ -224,12 +225,12 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
     places = [
         (crowded, placed(1, **gpus)),
         (crowded, placed(2, **gpus)),
-        (crowded, placed(2, "fsdp2", **gpus)),
-        (crowded, placed(2, "fsdp1", offload=True, **gpus)),
+        (crowded, placed(2, FSDP2, **gpus)),
+        (crowded, placed(2, Strategy("fsdp1", offloads=True), **gpus)),
         (limited, placed(1, **cpus)),
         (limited, placed(2, **cpus)),
-        (limited, placed(2, "fsdp2", **cpus)),
-        (limited, placed(2, "fsdp2", **gpus)),
+        (limited, placed(2, FSDP2, **cpus)),
+        (limited, placed(2, FSDP2, **gpus)),
     ]
     monkeypatch.setattr(advice, "_SMALL", 0.0)
     monkeypatch.setattr(memory, "_calls", lambda frame: [memory._IN_BACKGROUND])
@@ -242,7 +243,7 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
         recipe = make(method=method, optim=optim, packing=packing, **more)
         if launch._method_problems(recipe, topology.strategy):
             continue
-        is_sharded = "fsdp" in topology.strategy
+        is_sharded = topology.strategy.shards
         held = Held(*[GIB] * 6, gathered=is_sharded * GIB, to_save=GIB, sharded=is_sharded)
         monkeypatch.setattr(memory, "_device", lambda error, device=device: device)
         monkeypatch.setattr(memory, "components", lambda *_, held=held: held)
@@ -260,8 +261,8 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
             launches.add(flag)
             name, value = flag.removeprefix("--").split()
             if name == "config":
-                assert value != topology.strategy.replace("fsdp2", "fsdp"), flag
-                assert not (topology.offload and value == "fsdp_offload"), flag
+                assert value != topology.strategy.config, flag
+                assert not (topology.strategy.offloads and value == "fsdp_offload"), flag
                 assert not launch._method_problems(recipe, read_config(ACCELERATE_CONFIGS / f"{value}.yaml").strategy)
             else:
                 assert not launch._batch_problems(recipe, int(value)), flag

@@ -9,10 +9,11 @@ import torch
 from kit.config.validation import load_recipe
 from kit.memory.fit import explain_auto, memory_problems, planned, record, settle
 from kit.memory.formulas import predict
+from kit.strategy.strategies import FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.strategy.topology import Topology
 from kit.tools.plan.models import SHAPES, find_shape
 
-GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
+GPU = Topology(strategy=FSDP2, config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
 RECIPE = load_recipe("llama-8b-full")
 
 
@@ -36,27 +37,27 @@ def gpus(monkeypatch):
 def test_a_run_is_planned_as_the_command_plans_it(config):
     own = planned(RECIPE, GPU, config)
     assert replace(own.shape, name="", folder=None) == replace(find_shape("llama-8b"), name="", folder=None)
-    assert (own.strategy, own.num_gpus, own.bf16) == ("fsdp2", 8, True)
-    assert planned(RECIPE, replace(GPU, offload=True), config).strategy == "offload"
+    assert (own.strategy, own.num_gpus, own.bf16) == (FSDP2, 8, True)
+    assert planned(RECIPE, replace(GPU, strategy=OFFLOAD), config).strategy == OFFLOAD
     assert not planned(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
 
 
 def test_a_run_of_several_copies_takes_what_one_copy_takes_alone(config, gpus):
-    own = planned(RECIPE, replace(GPU, num_replicas=2), config)
+    own = planned(RECIPE, replace(GPU, strategy=HYBRID, num_replicas=2), config)
     assert (own.config, own.num_gpus, own.num_shards) == ("fsdp_hybrid", GPU.num_processes, GPU.num_processes // 2)
-    alone = replace(own, num_gpus=own.num_shards, num_replicas=1)
+    alone = replace(own, strategy=FSDP2, num_gpus=own.num_shards, num_replicas=1)
     assert predict(own).tensors == predict(alone).tensors
     assert own.micro_batches == planned(RECIPE, GPU, config).micro_batches
     gpus(80.0)
     auto = RECIPE.model_copy(update={"per_device_train_batch_size": "auto", "global_batch_size": 2 * GPU.num_processes})
-    assert settle(auto, replace(GPU, num_replicas=2), config).per_device_train_batch_size in (1, 2)
+    assert settle(auto, replace(GPU, strategy=HYBRID, num_replicas=2), config).per_device_train_batch_size in (1, 2)
 
 
 def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config, gpus):
     gpus(1.0)
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
     frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
-    for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy="fsdp1"), config)):
+    for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy=FSDP1), config)):
         assert planned(*case) is None
     quantised = RECIPE.model_copy(update={"method": "qlora"})
     assert planned(quantised, GPU, config) is None  # every rank loads for itself, and holds the whole model meanwhile
@@ -84,7 +85,7 @@ def test_the_fix_is_one_that_fits(config, gpus):
     recipe = load_recipe("llama-8b-lora").model_copy(
         update={"gradient_checkpointing": False, "per_device_train_batch_size": 4, "max_length": 4096}
     )
-    alone = replace(GPU, strategy="single", num_processes=1)
+    alone = replace(GPU, strategy=SINGLE, num_processes=1)
     for gib, fix in (
         (44.0, "--gradient_checkpointing true:"),
         (20.0, "--per_device_train_batch_size 1:"),
@@ -103,7 +104,7 @@ def test_the_fix_is_one_that_fits(config, gpus):
 def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, rows, checkpointing):
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
     recipe = load_recipe("llama-8b-lora").model_copy(update=auto)
-    alone = replace(GPU, strategy="single", num_processes=1)
+    alone = replace(GPU, strategy=SINGLE, num_processes=1)
     gpus(gib)
     settled = settle(recipe, alone, config)
     assert (settled.per_device_train_batch_size, settled.gradient_checkpointing) == (rows, checkpointing)
@@ -118,7 +119,7 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
 def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     gpus(80.0)
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
-    alone = replace(GPU, strategy="single", num_processes=1)
+    alone = replace(GPU, strategy=SINGLE, num_processes=1)
 
     def told(topology=alone, opened=config, **keys):
         recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
@@ -129,7 +130,7 @@ def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     assert told(freeze=["*"], gradient_checkpointing=False) == ["auto: no plan for --freeze: micro-batch 1"]
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
     assert told(opened=mixtral) == [f"auto: no plan for a model of type 'mixtral': {taken}"]
-    assert told(replace(GPU, strategy="fsdp1")) == [f"auto: no plan for fsdp1: {taken}"]
+    assert told(replace(GPU, strategy=FSDP1)) == [f"auto: no plan for fsdp1: {taken}"]
     assert told() == told(use_dora=True, per_device_train_batch_size=1, gradient_checkpointing=True) == []
     assert told(replace(alone, device_type="cpu"), use_dora=True) == []
     gpus(8.0)

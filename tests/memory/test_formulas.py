@@ -8,28 +8,29 @@ from helpers import ROOT
 
 from kit.memory.formulas import CONTEXT, FRAGMENTATION, NCCL, TENSORS, chunk_tokens, predict
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.models import find_shape
 
 GIB = 2**30
 # GiB of tensors at the peak of a step of 1 and of 3 micro-batches, by
 # kit.tools.plan.simulate.simulate(workload)
 SIMULATED = [
-    ("llama-1b", "full", "single", 1, 2048, 1, 20.37, 21.35),
-    ("llama-8b", "full", "fsdp2", 8, 4096, 1, 17.968, 20.432),
-    ("llama-8b", "full", "fsdp2", 64, 4096, 1, 6.88, 7.34),
-    ("llama-8b", "full", "offload", 8, 4096, 1, 5.47, 5.48),
-    ("llama-8b", "lora", "single", 1, 4096, 1, 17.386, 17.541),
-    ("qwen2.5-0.5b", "full", "fsdp2", 8, 2048, 1, 1.927, 2.062),
-    ("qwen3-0.6b", "lora", "single", 1, 1024, 4, 1.734, 1.771),
-    ("gemma-3-1b", "lora", "single", 1, 2048, 1, 2.403, 2.460),
-    ("olmo-2-1b", "full", "single", 1, 2048, 1, 22.14, 23.65),
-    ("llama-1b", "lora", "offload", 8, 2048, 1, 1.216, 1.216),
-    ("gemma-2-2b", "lora", "single", 1, 2048, 1, 6.079, 6.156),  # eager attention
-    ("gemma-2-2b", "full", "fsdp2", 8, 2048, 1, 9.280, 9.707),
+    ("llama-1b", "full", SINGLE, 1, 2048, 1, 20.37, 21.35),
+    ("llama-8b", "full", FSDP2, 8, 4096, 1, 17.968, 20.432),
+    ("llama-8b", "full", FSDP2, 64, 4096, 1, 6.88, 7.34),
+    ("llama-8b", "full", OFFLOAD, 8, 4096, 1, 5.47, 5.48),
+    ("llama-8b", "lora", SINGLE, 1, 4096, 1, 17.386, 17.541),
+    ("qwen2.5-0.5b", "full", FSDP2, 8, 2048, 1, 1.927, 2.062),
+    ("qwen3-0.6b", "lora", SINGLE, 1, 1024, 4, 1.734, 1.771),
+    ("gemma-3-1b", "lora", SINGLE, 1, 2048, 1, 2.403, 2.460),
+    ("olmo-2-1b", "full", SINGLE, 1, 2048, 1, 22.14, 23.65),
+    ("llama-1b", "lora", OFFLOAD, 8, 2048, 1, 1.216, 1.216),
+    ("gemma-2-2b", "lora", SINGLE, 1, 2048, 1, 6.079, 6.156),  # eager attention
+    ("gemma-2-2b", "full", FSDP2, 8, 2048, 1, 9.280, 9.707),
 ]
 
 
-def workload(shape, method, strategy="single", num_gpus=1, length=2048, rows=1, **fields):
+def workload(shape, method, strategy=SINGLE, num_gpus=1, length=2048, rows=1, **fields):
     shape = find_shape(shape)
     fields = {"gradient_checkpointing": True, "eager": shape.eager} | fields
     return Workload(
@@ -37,7 +38,7 @@ def workload(shape, method, strategy="single", num_gpus=1, length=2048, rows=1, 
     )
 
 
-@pytest.mark.parametrize("row", SIMULATED, ids=lambda row: "-".join(map(str, row[:4])))
+@pytest.mark.parametrize("row", SIMULATED, ids=lambda row: f"{row[0]}-{row[1]}-{row[2].config}-{row[3]}")
 def test_the_peak_is_that_of_the_simulation(row):
     *case, one, three = row
     for micro_batches, simulated in ((1, one), (3, three)):
@@ -47,8 +48,8 @@ def test_the_peak_is_that_of_the_simulation(row):
 
 def test_a_copy_of_hybrid_sharding_takes_what_a_run_on_its_gpus_takes():
     for micro_batches, simulated in ((1, 17.968), (3, 20.433)):  # of 16 GPUs; the same as of fsdp2 on 8
-        hybrid = workload("llama-8b", "full", "fsdp2", 16, 4096, num_replicas=2, micro_batches=micro_batches)
-        memory, alone = predict(hybrid), predict(replace(hybrid, num_gpus=8, num_replicas=1))
+        hybrid = workload("llama-8b", "full", HYBRID, 16, 4096, num_replicas=2, micro_batches=micro_batches)
+        memory, alone = predict(hybrid), predict(replace(hybrid, strategy=FSDP2, num_gpus=8, num_replicas=1))
         assert memory.tensors == alone.tensors and memory.tensors / GIB == pytest.approx(simulated, rel=0.02)
         assert memory.components[NCCL] == 2 * alone.components[NCCL]  # of a copy, and of one shard's copies
 
@@ -63,7 +64,7 @@ def test_the_formulas_agree_with_what_other_kits_published():
     assert sum(bool(row.memory_off) for row in compared) <= 4
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "offload"])
+@pytest.mark.parametrize("strategy", [DDP, FSDP2, OFFLOAD], ids=lambda strategy: strategy.config)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_more_rows_longer_rows_and_larger_models_never_take_less(method, strategy):
     base = workload("llama-1b", method, strategy, 8)
@@ -75,18 +76,18 @@ def test_more_rows_longer_rows_and_larger_models_never_take_less(method, strateg
 
 
 def test_sharding_and_offloading_and_quantising_save_what_they_promise():
-    single, sharded = (predict(workload("llama-8b", "full", s, 8)) for s in ("ddp", "fsdp2"))
+    single, sharded = (predict(workload("llama-8b", "full", s, 8)) for s in (DDP, FSDP2))
     assert sharded.components["trainable weights"] == single.components["trainable weights"] // 8
-    offloaded = predict(workload("llama-8b", "full", "offload", 8))
+    offloaded = predict(workload("llama-8b", "full", OFFLOAD, 8))
     assert "optimiser" not in offloaded.components and "offloaded weights and optimiser" in offloaded.host
     lora, qlora = (predict(workload("llama-8b", method)).components for method in ("lora", "qlora"))
     assert lora["frozen weights"] > 3 * (qlora["frozen weights"] + qlora["4-bit weights"]) * 0.85
-    half = predict(workload("llama-8b", "full", "ddp", 8, optim="adamw_8bit")).components
+    half = predict(workload("llama-8b", "full", DDP, 8, optim="adamw_8bit")).components
     assert half["optimiser"] * 4 == single.components["optimiser"]
 
 
 def test_what_is_assumed_is_named_and_apart_from_the_tensors():
-    memory = predict(workload("llama-8b", "lora", "ddp", 2))
+    memory = predict(workload("llama-8b", "lora", DDP, 2))
     assert set(memory.components) - set(TENSORS) == {CONTEXT, NCCL, FRAGMENTATION}
     assert memory.tensors < memory.peak == sum(memory.components.values())
     assert NCCL not in predict(workload("llama-8b", "lora")).components
@@ -99,6 +100,6 @@ def test_the_loss_heads_chunks_are_those_of_the_kit():
 
 
 def test_gradients_that_are_not_reduced_after_each_micro_batch_are_whole():
-    base = workload("llama-8b", "full", "fsdp2", 8, micro_batches=2)
+    base = workload("llama-8b", "full", FSDP2, 8, micro_batches=2)
     more = predict(replace(base, sync_each_batch=False)).peak - predict(base).peak
     assert more == pytest.approx(4 * base.shape.num_parameters * 7 / 8, rel=0.01)

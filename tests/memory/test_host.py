@@ -6,9 +6,10 @@ import pytest
 
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD
 from kit.tools.plan.models import find_shape
 
-BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy="fsdp2", num_gpus=16, gpus_per_machine=8)
+BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=16, gpus_per_machine=8)
 SHAPE = BASE.shape.num_parameters
 
 
@@ -30,7 +31,7 @@ def test_host_memory_is_that_of_loading_or_of_training():
 
 
 def test_each_machine_copies_its_own_shards_under_hybrid_sharding():
-    hybrid, ddp = replace(BASE, num_replicas=2), replace(BASE, strategy="ddp")
+    hybrid, ddp = replace(BASE, strategy=HYBRID, num_replicas=2), replace(BASE, strategy=DDP)
     assert predict(hybrid).host["copies of a save"] == 12 * SHAPE
     assert predict(ddp).host["copies of a save"] == 12 * SHAPE // 2
     assert predict(hybrid).disk == predict(BASE).disk
@@ -38,5 +39,5 @@ def test_each_machine_copies_its_own_shards_under_hybrid_sharding():
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_offloaded_weights_gradients_and_optimiser_wait_on_the_machine(replicas):
-    memory = predict(replace(BASE, strategy="offload", num_replicas=replicas))
+    memory = predict(replace(BASE, strategy=replace(OFFLOAD, replicates=replicas > 1), num_replicas=replicas))
     assert memory.host["offloaded weights and optimiser"] == pytest.approx(replicas * 16 * SHAPE / 2, rel=1e-6)

@@ -9,6 +9,7 @@ from kit.memory.formulas import predict
 from kit.memory.needs import frozen_bytes, needs_of_run
 from kit.memory.sizes import NF4_BYTES
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, OFFLOAD
 from kit.strategy.topology import Topology
 from kit.tools.doctor.inputs import OpenedModel, check_model_opens
 from kit.tools.plan.models import find_shape
@@ -23,7 +24,7 @@ def recipe():
 @pytest.fixture
 def topology():
     def topology(**changes):
-        values = {"strategy": "ddp", "config_name": "ddp", "num_processes": 2, "mixed_precision": "bf16"}
+        values = {"strategy": DDP, "config_name": "ddp", "num_processes": 2, "mixed_precision": "bf16"}
         return Topology(**({**values, "device_type": "cpu", "rehearsal": True} | changes))
 
     return topology
@@ -47,7 +48,7 @@ def needs(recipe, topology, model, local_world=2, **changes):
 def test_copies_of_ddp_are_whole_and_shards_of_fsdp_are_parts(recipe, topology, model):
     state = 1000 * 2 + 100 * 16
     assert needs(recipe, topology(device_type="cuda"), model).device == state
-    assert needs(recipe, topology(device_type="cuda", strategy="fsdp2"), model).device == state // 2
+    assert needs(recipe, topology(device_type="cuda", strategy=FSDP2), model).device == state // 2
     assert needs(recipe, topology(), model, async_save=False).host == 2 * state
     assert needs(recipe, topology(device_type="cuda", mixed_precision="no"), model).device == 4000 + 1600
 
@@ -62,7 +63,7 @@ def test_a_checkpoint_has_trained_weights_and_both_moments(recipe, topology, mod
 
 
 def test_each_rank_copies_its_shards_of_each_copy_of_hybrid_sharding(recipe, topology, model):
-    gpus = topology(device_type="cuda", strategy="fsdp2", num_processes=4, num_replicas=2)
+    gpus = topology(device_type="cuda", strategy=HYBRID, num_processes=4, num_replicas=2)
     assert needs(recipe, gpus, model, local_world=2).host == 1200  # a machine with a whole copy
 
 
@@ -75,14 +76,14 @@ def test_who_reads_weights_into_host_memory_holds_them_whole(recipe, topology, m
     whole = 1000 * 2 + 100 * 4
     assert needs(recipe, topology(), model).loading == 2 * whole
     assert needs(recipe, topology(device_type="cuda"), model).loading == 0
-    assert needs(recipe, topology(device_type="cuda", strategy="fsdp1"), model).loading == 2 * whole
-    sent = topology(device_type="cuda", strategy="fsdp2", load_on_rank0=True)
+    assert needs(recipe, topology(device_type="cuda", strategy=FSDP1), model).loading == 2 * whole
+    sent = topology(device_type="cuda", strategy=FSDP2, load_on_rank0=True)
     assert needs(recipe, sent, model).loading == needs(recipe, sent, model, method="qlora").loading == whole
-    assert needs(recipe, topology(device_type="cuda", strategy="fsdp1"), model, method="qlora").loading == 0
+    assert needs(recipe, topology(device_type="cuda", strategy=FSDP1), model, method="qlora").loading == 0
 
 
 def test_offloaded_state_is_in_host_memory(recipe, topology, model):
-    offloaded = needs(recipe, topology(device_type="cuda", strategy="fsdp2", offload=True), model, async_save=False)
+    offloaded = needs(recipe, topology(device_type="cuda", strategy=OFFLOAD), model, async_save=False)
     assert (offloaded.device, offloaded.host) == (0, 3600)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from kit.memory.operations import operations_per_token
 from kit.memory.workload import Workload
+from kit.strategy.strategies import FSDP2
 from kit.tools.plan.models import find_shape
 
-BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy="fsdp2", num_gpus=8, length=4096)
+BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=8, length=4096)
 
 
 def test_operations_are_six_a_weight_and_attention_beside():

@@ -331,6 +331,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from kit.memory.advice import explain
 from kit.config.recipe import Recipe
+from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Topology
 
 shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=320)
@@ -338,7 +339,7 @@ model = LlamaForCausalLM(LlamaConfig(**shape))
 optimizer = torch.optim.AdamW(model.parameters())
 recipe = Recipe(model_name_or_path="some/model", dataset="some/data", method="full", per_device_train_batch_size=2)
 topology = Topology(
-    strategy="single", config_name="single", num_processes=1, mixed_precision="bf16", device_type="cpu"
+    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="bf16", device_type="cpu"
 )
 in_use = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
 limit = in_use + (96 << 20)

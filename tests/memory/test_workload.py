@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from kit.config.validation import load_recipe
 from kit.memory.workload import Workload, uncovered
+from kit.strategy.strategies import DDP, FSDP2, HYBRID
 from kit.tools.plan.models import find_shape
 
 
 def test_a_workload_follows_its_recipe():
     chosen = {"per_device_train_batch_size": 2, "gradient_checkpointing": True}
     recipe = load_recipe("llama-8b-full").model_copy(update=chosen)
-    own = Workload.of(recipe, find_shape("llama-8b"), "fsdp2", num_gpus=4)
+    own = Workload.of(recipe, find_shape("llama-8b"), FSDP2, num_gpus=4)
     assert (own.method, own.rows, own.length, own.gradient_checkpointing) == ("full", 2, 4096, True)
     assert own.num_gpus * own.rows * own.micro_batches == recipe.global_batch_size
     assert own.config == "fsdp" and own.sharded and own.tokens == 8192
@@ -19,10 +20,10 @@ def test_a_workload_follows_its_recipe():
 
 def test_copies_of_hybrid_sharding_divide_the_gpus():
     recipe, shape = load_recipe("llama-8b-full"), find_shape("llama-8b")
-    own = replace(Workload.of(recipe, shape, "fsdp2", num_gpus=16), num_replicas=2)
+    own = Workload.of(recipe, shape, HYBRID, num_gpus=16, num_replicas=2)
     assert (own.config, own.num_shards, own.num_machines) == ("fsdp_hybrid", 8, 2)
-    assert replace(own, strategy="ddp", num_replicas=1).num_shards == 1
-    assert replace(own, num_replicas=1).num_shards == 16
+    assert replace(own, strategy=DDP, num_replicas=1).num_shards == 1
+    assert replace(own, strategy=FSDP2, num_replicas=1).num_shards == 16
 
 
 def test_adapters_train_and_the_rest_does_not():

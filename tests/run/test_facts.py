@@ -6,9 +6,10 @@ from helpers import ROOT
 from kit.run import facts as facts_module
 from kit.run.facts import code_digest, facts
 from kit.strategy.agreement import compare
+from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
 
-TOPOLOGY = Topology(strategy="ddp", config_name="ddp", num_processes=2, mixed_precision="no", device_type="cpu")
+TOPOLOGY = Topology(strategy=DDP, config_name="ddp", num_processes=2, mixed_precision="no", device_type="cpu")
 CONTENT = {"dataset": "abc"}
 
 

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -216,7 +215,7 @@ def test_the_record_says_what_ran(recipe, started):
     record = json.loads((started / "run.json").read_text())
     assert record["recipe_name"] == "mine"
     assert Recipe(**record["recipe"]) == recipe()
-    assert record["strategy"] == asdict(STRATEGY) and record["identity"] == identity(recipe(), "abc", "base")
+    assert record["strategy"] == STRATEGY.record() and record["identity"] == identity(recipe(), "abc", "base")
     assert record["data"] == DATA
     assert record["versions"]["torch"] and record["versions"]["kit"]
     assert [(each["step"], each["changed"]) for each in record["starts"]] == [(0, [])]
@@ -297,7 +296,7 @@ def test_other_ranks_say_and_write_nothing(recipe, tmp_path, monkeypatch, capsys
     folder.begin(STRATEGY, DATA, 0, 8)
     folder.end(8, stopped=False)
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
-    assert folder.about["strategy"] == asdict(STRATEGY)
+    assert folder.about["strategy"] == STRATEGY.record()
 
 
 def test_a_base_model_of_the_same_name_with_other_weights_is_another_run(recipe, started):

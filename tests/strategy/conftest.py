@@ -8,6 +8,7 @@ from torch import nn
 
 from kit.config.recipe import Recipe
 from kit.strategy.accelerator import prepare, start
+from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 
 
@@ -81,7 +82,7 @@ def accelerator(accelerate_starts_afresh):
 def sharded(accelerate_starts_afresh, alone_in_a_group, monkeypatch, model):
     """Returns a function that shards the model with FSDP2 over this process alone, as a run with these flags does."""
     monkeypatch.setattr("kit.strategy.accelerator.join_group", lambda *_: None)
-    topology = Topology(strategy="fsdp2", config_name="fsdp", num_processes=1, mixed_precision="no", device_type="cpu")
+    topology = Topology(strategy=FSDP2, config_name="fsdp", num_processes=1, mixed_precision="no", device_type="cpu")
 
     def shard(**flags):
         recipe = Recipe(model_name_or_path="m", dataset="d", output_dir="o", **flags)

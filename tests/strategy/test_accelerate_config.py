@@ -4,16 +4,17 @@ import pytest
 from helpers import ROOT
 
 from kit.errors import UserError
+from kit.strategy import strategies
 from kit.strategy.accelerate_config import read_config
 
 CONFIGS = ROOT / "accelerate_configs"
 SHIPPED = {
-    "single": "single",
-    "ddp": "ddp",
-    "fsdp": "fsdp2",
-    "fsdp_hybrid": "fsdp2",
-    "fsdp_offload": "fsdp2",
-    "fsdp1": "fsdp1",
+    "single": strategies.SINGLE,
+    "ddp": strategies.DDP,
+    "fsdp": strategies.FSDP2,
+    "fsdp_hybrid": strategies.HYBRID,
+    "fsdp_offload": strategies.OFFLOAD,
+    "fsdp1": strategies.FSDP1,
 }
 
 DDP = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
@@ -48,7 +49,7 @@ def test_no_shipped_config_is_left_out():
 def test_a_shipped_config_is_the_strategy_its_name_says(name):
     settings = read_config(CONFIGS / f"{name}.yaml")
     assert settings.strategy == SHIPPED[name]
-    assert settings.offload == ("offload" in name)
+    assert settings.strategy.config == name
     assert settings.mixed_precision == "bf16"
     assert settings.reshard_after_forward
     assert settings.load_on_rank0 == name.startswith("fsdp")
@@ -88,9 +89,9 @@ tpu_use_cluster: false
 tpu_use_sudo: false
 use_cpu: false
 """)
-    assert (settings.strategy, settings.num_processes) == ("fsdp2", 4)
+    assert (settings.strategy, settings.num_processes) == (strategies.OFFLOAD, 4)
     assert settings.layer_classes == ("LlamaDecoderLayer", "MistralDecoderLayer")
-    assert settings.offload and not settings.reshard_after_forward and not settings.load_on_rank0
+    assert not settings.reshard_after_forward and not settings.load_on_rank0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ use_cpu: false
 )
 def test_values_mean_what_they_mean_to_accelerate(read, text, strategy, precision):
     settings = read(text)
-    assert (settings.strategy, settings.mixed_precision) == (strategy, precision)
+    assert (settings.strategy.name, settings.mixed_precision) == (strategy, precision)
 
 
 @pytest.mark.parametrize(("sharding", "reshard"), [("FULL_SHARD", True), ("SHARD_GRAD_OP", False), ("2", False)])

@@ -12,12 +12,13 @@ from kit.config.recipe import Recipe
 from kit.errors import TrainingError
 from kit.model.load import build_meta_model, open_config
 from kit.strategy.accelerator import check_strategy, data_ranks, layer_classes, planned, prepare, start
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
 from kit.train.optim import build_optimizer
 
 
-def topology(strategy="single", **changes):
-    values = {"config_name": strategy, "num_processes": 1, "mixed_precision": "no", "device_type": "cpu"}
+def topology(strategy=SINGLE, **changes):
+    values = {"config_name": strategy.config, "num_processes": 1, "mixed_precision": "no", "device_type": "cpu"}
     return Topology(strategy=strategy, **(values | changes))
 
 
@@ -32,30 +33,30 @@ def llama(recipe):
 
 
 def test_the_models_own_decoder_layer_is_sharded_unless_the_config_names_another(llama, model):
-    assert layer_classes(topology("fsdp2"), llama) == ("LlamaDecoderLayer",)
-    assert layer_classes(topology("fsdp2", layer_classes=("LlamaMLP",)), llama) == ("LlamaMLP",)
-    assert layer_classes(topology("fsdp2"), model.head) == ()
+    assert layer_classes(topology(FSDP2), llama) == ("LlamaDecoderLayer",)
+    assert layer_classes(topology(FSDP2, layer_classes=("LlamaMLP",)), llama) == ("LlamaMLP",)
+    assert layer_classes(topology(FSDP2), model.head) == ()
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_with_those_it_has(llama):
-    assert check_strategy(topology("fsdp2"), llama) == []
-    (problem,) = check_strategy(topology("fsdp2", layer_classes=("MistralDecoderLayer",)), llama)
+    assert check_strategy(topology(FSDP2), llama) == []
+    (problem,) = check_strategy(topology(FSDP2, layer_classes=("MistralDecoderLayer",)), llama)
     assert problem.where == "fsdp_transformer_layer_cls_to_wrap"
     assert "no MistralDecoderLayer in this model" in problem.found and "LlamaDecoderLayer" in problem.expected
     assert "leave the line out" in problem.fix
 
 
 def test_a_model_that_does_not_say_what_to_shard_is_refused_where_it_is_sharded(model):
-    (problem,) = check_strategy(topology("fsdp1"), model.head)
+    (problem,) = check_strategy(topology(FSDP1), model.head)
     assert "Linear does not say which layers to shard" in problem.found and problem.fix == "name it in the config"
-    assert check_strategy(topology("ddp"), model.head) == []
+    assert check_strategy(topology(DDP), model.head) == []
 
 
 def test_layers_that_share_weights_are_refused_before_they_are_sharded_apart(llama):
     llama.model.layers[1].mlp = llama.model.layers[0].mlp
-    (problem,) = check_strategy(topology("fsdp2"), llama)
+    (problem,) = check_strategy(topology(FSDP2), llama)
     assert "layers of LlamaForCausalLM share weights" in problem.found and problem.fix == "--config ddp"
-    assert check_strategy(topology("ddp"), llama) == []
+    assert check_strategy(topology(DDP), llama) == []
 
 
 def test_bf16_on_a_gpu_without_it_is_refused(llama, monkeypatch):
@@ -102,7 +103,7 @@ def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, reci
     assert prepared.strategy.num_threads == torch.get_num_threads()
     assert replace(prepared.strategy, num_threads=0) == foretold
     assert foretold.trainable_parameters == 30 and foretold.sharded_layers is None
-    sharded = planned(topology("fsdp2", num_processes=2), llama).sharded_layers
+    sharded = planned(topology(FSDP2, num_processes=2), llama).sharded_layers
     assert (sharded.classes, sharded.count) == (["LlamaDecoderLayer"], 3)
 
 

@@ -12,6 +12,7 @@ from helpers import ROOT
 
 from kit.errors import UserError
 from kit.strategy import debugging
+from kit.strategy.strategies import DDP, FSDP2
 
 
 @pytest.fixture
@@ -22,13 +23,13 @@ def environment(monkeypatch):
 
 def test_what_the_user_has_set_stays(environment, tmp_path):
     environment["TORCH_FR_BUFFER_SIZE"] = "7"
-    debugging.set_variables(tmp_path, "fsdp2")
+    debugging.set_variables(tmp_path, FSDP2)
     assert environment["TORCH_FR_BUFFER_SIZE"] == "7" and environment["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert environment["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "nccl-")
 
 
 def test_under_ddp_torch_does_not_compare_collectives_because_it_would_crash(environment, tmp_path):
-    debugging.set_variables(tmp_path, "ddp")
+    debugging.set_variables(tmp_path, DDP)
     assert environment["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
 
 

@@ -1,6 +1,7 @@
 """FSDP shards the layers it was told to, computes in the precision of the config, and adds gradients up in fp32."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from kit.strategy.fsdp import (
     own_shard,
     replica_groups,
 )
+from kit.strategy.strategies import FSDP1, FSDP2, HYBRID
 from kit.strategy.topology import Topology
 
 
@@ -29,23 +31,23 @@ def topology(strategy, **changes):
 
 
 def test_layers_compute_in_bf16_and_gradients_add_up_in_fp32():
-    policy = fsdp_plugin(topology("fsdp2")).mixed_precision_policy
+    policy = fsdp_plugin(topology(FSDP2)).mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     assert policy.output_dtype is None  # the loss stays in fp32
-    policy = fsdp_plugin(topology("fsdp1")).mixed_precision_policy
+    policy = fsdp_plugin(topology(FSDP1)).mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     assert policy.buffer_dtype == torch.float32  # rotary frequencies
-    for strategy in ("fsdp2", "fsdp1"):
+    for strategy in (FSDP2, FSDP1):
         assert fsdp_plugin(topology(strategy, mixed_precision="no")).mixed_precision_policy is None
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_what_the_config_says_reaches_the_plugin(wanted):
-    changes = {"reshard_after_forward": wanted, "offload": wanted}
-    plugin = fsdp_plugin(topology("fsdp2", **changes))
+    changes = {"reshard_after_forward": wanted}
+    plugin = fsdp_plugin(topology(replace(FSDP2, offloads=wanted), **changes))
     assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, wanted)
     assert not plugin.cpu_ram_efficient_loading and isinstance(plugin.cpu_offload, CPUOffloadPolicy) == wanted
-    plugin = fsdp_plugin(topology("fsdp1", **changes))
+    plugin = fsdp_plugin(topology(replace(FSDP1, offloads=wanted), **changes))
     assert plugin.fsdp_version == 1 and plugin.use_orig_params and plugin.cpu_offload.offload_params == wanted
     assert plugin.sharding_strategy == (ShardingStrategy.FULL_SHARD if wanted else ShardingStrategy.SHARD_GRAD_OP)
 
@@ -56,15 +58,15 @@ def test_on_a_cpu_accelerate_is_made_to_shard():
 
     accelerator = Accelerator(cpu=True)
     assert accelerator.distributed_type != DistributedType.FSDP
-    plugin = fsdp_plugin(topology("fsdp2"))
+    plugin = fsdp_plugin(topology(FSDP2))
     force_fsdp(accelerator, plugin)
     assert accelerator.distributed_type == DistributedType.FSDP and accelerator.is_fsdp2
     assert accelerator.state.fsdp_plugin is plugin
 
 
 def test_groups_of_processes_are_what_the_topology_says():
-    assert replica_groups(topology("fsdp2", num_processes=4)) is None
-    groups = replica_groups(topology("fsdp2", num_processes=8, num_replicas=2))
+    assert replica_groups(topology(FSDP2, num_processes=4)) is None
+    groups = replica_groups(topology(HYBRID, num_processes=8, num_replicas=2))
     assert (groups.dp_replicate_size, groups.dp_shard_size, groups.total_size) == (2, 4, 8)
 
 
@@ -74,7 +76,7 @@ def test_neighbours_share_a_copy_and_ranks_of_other_copies_hold_the_same_shard(m
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
     try:
         assert num_replicas(model) == 1 and own_shard(model.head.weight) == (0, 1)
-        mesh = replica_groups(topology("fsdp2", num_processes=4, num_replicas=2)).get_device_mesh("cpu")
+        mesh = replica_groups(topology(HYBRID, num_processes=4, num_replicas=2)).get_device_mesh("cpu")
         assert mesh["dp_shard"].mesh.tolist() == [2, 3]
         fully_shard(model, mesh=mesh["dp_replicate", "dp_shard"])
         assert num_replicas(model) == 2 and own_shard(model.head.weight) == (1, 2)

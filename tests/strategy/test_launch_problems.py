@@ -8,16 +8,16 @@ from helpers import ROOT
 
 from kit.strategy import launch_problems, network
 from kit.strategy.accelerate_config import Settings
+from kit.strategy.strategies import DDP, SINGLE
 
 TWO = Settings(
-    strategy="ddp",
+    strategy=DDP,
     mixed_precision="no",
     num_processes=8,
     num_machines=2,
     use_cpu=False,
     layer_classes=(),
     reshard_after_forward=True,
-    offload=False,
     load_on_rank0=False,
     main_process_ip="gpu-a",
 )
@@ -35,7 +35,7 @@ def address(monkeypatch):
         ({"main_process_ip": None}, ["main_process_ip: missing"]),
         ({"num_processes": 7}, ["num_processes: 7 over 2 machines"]),
         ({"num_processes": 16}, ["num_processes: 8 on a machine with 4 GPUs; expected at most 8 over 2 machines"]),
-        ({"strategy": "single"}, ["num_machines: 2 machines with a single-process config"]),
+        ({"strategy": SINGLE}, ["num_machines: 2 machines with a single-process config"]),
         ({"num_processes": 7, "main_process_ip": None}, ["num_processes: 7 over", "main_process_ip: missing"]),
     ],
 )

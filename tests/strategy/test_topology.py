@@ -1,15 +1,15 @@
 """What runs is said in one line, and is the same after it was written down; what would take less memory is known."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.strategy.topology import ActualStrategy, Topology, check_router_loss, takes_optimizer, ways_to_share
 
-ALONE = {"type": "single", "num_processes": 1, "sharded_layers": None}
+ALONE = {"type": SINGLE, "num_processes": 1, "sharded_layers": None}
 
 
 def recipe(**settings):
@@ -26,7 +26,7 @@ def recipe(**settings):
             "(lora), global batch 32 = 2 x 1 x 16",
         ),
         (
-            {"num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
+            {"type": HYBRID, "num_processes": 4, "num_replicas": 2, "device": "NVIDIA H100"},
             {},
             "FSDP2, 4 processes, bf16, 4 x LlamaDecoderLayer sharded, 2 copies, 1,234,567 trainable parameters (lora), "
             "global batch 32 = 4 x 1 x 8",
@@ -37,7 +37,7 @@ def recipe(**settings):
             "Single on CPU, 1 process, fp32, 5 trainable parameters (full), global batch 32 = 1 x 8 x 4",
         ),
         (
-            {"type": "ddp", "sharded_layers": None, "device": "NVIDIA H100"},
+            {"type": DDP, "sharded_layers": None, "device": "NVIDIA H100"},
             {"global_batch_size": 8},
             "DDP, 2 processes, bf16, 1,234,567 trainable parameters (lora), global batch 8 = 2 x 1 x 4",
         ),
@@ -50,7 +50,7 @@ def test_one_line_says_what_runs(strategy, settings, line):
 @pytest.mark.parametrize("changes", [{}, ALONE])
 def test_a_strategy_is_the_same_after_it_was_written_down(changes):
     strategy = actual_strategy(**changes)
-    record = json.loads(json.dumps(asdict(strategy)))
+    record = json.loads(json.dumps(strategy.record()))
     assert ActualStrategy.from_record(record | {"of_a_later_version": 1}) == strategy
     assert ActualStrategy.from_record({k: v for k, v in record.items() if k != "num_replicas"}).num_replicas == 1
     for key in record.keys() - {"num_replicas"}:
@@ -59,8 +59,8 @@ def test_a_strategy_is_the_same_after_it_was_written_down(changes):
 
 
 def test_optimisers_of_bitsandbytes_are_for_whole_parameters():
-    assert takes_optimizer("ddp", "adamw_8bit") and takes_optimizer("fsdp2", "adamw_torch")
-    assert not takes_optimizer("fsdp2", "adamw_8bit") and not takes_optimizer("fsdp1", "paged_adamw_8bit")
+    assert takes_optimizer(DDP, "adamw_8bit") and takes_optimizer(FSDP2, "adamw_torch")
+    assert not takes_optimizer(FSDP2, "adamw_8bit") and not takes_optimizer(FSDP1, "paged_adamw_8bit")
 
 
 def topology(strategy, num_processes=2, device="cuda", **more):
@@ -71,15 +71,15 @@ def topology(strategy, num_processes=2, device="cuda", **more):
 @pytest.mark.parametrize(
     ("where", "settings", "on_cpu", "ways"),
     [
-        (topology("ddp"), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
-        (topology("single", 1), {"optim": "adamw_8bit"}, False, []),  # which no sharded strategy takes
-        (topology("fsdp2"), {}, False, [("num_processes", 4), ("config", "fsdp_offload")]),
-        (topology("fsdp2", 3), {"global_batch_size": 9}, False, [("num_processes", 9), ("config", "fsdp_offload")]),
-        (topology("fsdp2", offload=True), {"global_batch_size": 2}, False, []),  # a batch for no more than two
-        (topology("fsdp2", 4, num_replicas=2), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
-        (topology("ddp", device="cpu"), {}, True, [("num_processes", 1)]),
-        (topology("single", 1, device="cpu"), {}, True, []),
-        (topology("ddp"), {}, True, []),  # the GPUs' memory is not what is short
+        (topology(DDP), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
+        (topology(SINGLE, 1), {"optim": "adamw_8bit"}, False, []),  # which no sharded strategy takes
+        (topology(FSDP2), {}, False, [("num_processes", 4), ("config", "fsdp_offload")]),
+        (topology(FSDP2, 3), {"global_batch_size": 9}, False, [("num_processes", 9), ("config", "fsdp_offload")]),
+        (topology(OFFLOAD), {"global_batch_size": 2}, False, []),  # a batch for no more than two
+        (topology(HYBRID, 4, num_replicas=2), {}, False, [("config", "fsdp"), ("config", "fsdp_offload")]),
+        (topology(DDP, device="cpu"), {}, True, [("num_processes", 1)]),
+        (topology(SINGLE, 1, device="cpu"), {}, True, []),
+        (topology(DDP), {}, True, []),  # the GPUs' memory is not what is short
     ],
 )
 def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow(where, settings, on_cpu, ways):
@@ -87,13 +87,15 @@ def test_ways_to_hold_less_are_those_that_the_batch_and_the_optimiser_allow(wher
 
 
 def test_a_copy_is_divided_over_the_processes_that_share_it():
-    shards = [topology(*of).num_shards for of in (("single", 1), ("ddp", 8), ("fsdp2", 8), ("fsdp1", 8))]
-    assert shards == [1, 1, 8, 8] and topology("fsdp2", 8, num_replicas=2).num_shards == 4
+    shards = [topology(*of).num_shards for of in ((SINGLE, 1), (DDP, 8), (FSDP2, 8), (FSDP1, 8))]
+    assert shards == [1, 1, 8, 8] and topology(HYBRID, 8, num_replicas=2).num_shards == 4
 
 
-@pytest.mark.parametrize(("strategy", "refused"), [("single", False), ("ddp", False), ("fsdp2", True), ("fsdp1", True)])
+@pytest.mark.parametrize(("strategy", "refused"), [(SINGLE, False), (DDP, False), (FSDP2, True), (FSDP1, True)])
 def test_the_loss_of_routers_is_refused_where_their_weights_are_not_gathered(strategy, refused):
-    asked = Topology(strategy=strategy, config_name=strategy, num_processes=2, mixed_precision="no", device_type="cpu")
+    asked = Topology(
+        strategy=strategy, config_name=strategy.config, num_processes=2, mixed_precision="no", device_type="cpu"
+    )
     assert bool(check_router_loss(asked, 0.1)) == refused
     assert "--router_aux_loss_coef 0" in str(check_router_loss(asked, 0.1)) or not refused
     assert check_router_loss(asked, 0.0) == []

@@ -72,7 +72,7 @@ def test_a_model_in_one_process_has_no_copies_and_no_shards(accelerator, model):
 
 def test_copies_on_every_process_have_their_plain_names(alone_in_a_group, model, monkeypatch):
     wrapped = DistributedDataParallel(model)
-    monkeypatch.setattr(weights, "strategy_of", lambda accelerator: "ddp")
+    monkeypatch.setattr(weights, "strategy_name", lambda accelerator: "ddp")
     assert list(replicated(None, wrapped)) == list(dict(model.named_parameters()))
     assert own_shards(wrapped) is None and keeps_gradients(wrapped)
 

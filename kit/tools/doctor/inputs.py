@@ -17,7 +17,7 @@ from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.parts import quantised_on_meta
 from kit.model.reach import freeze_out_of_reach
 from kit.strategy.accelerator import check_strategy, layer_classes
-from kit.strategy.topology import Topology, shards
+from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
 
 
@@ -54,7 +54,7 @@ def check_model_opens(recipe: Recipe, opened: OpenedModel) -> Result:
 
 def check_wrap_class(topology: Topology, meta_model: Any) -> Result:
     """Fail if the layers that the config shards are not in the model, or cannot be sharded apart."""
-    if not shards(topology):
+    if not topology.strategy.shards:
         return ok("wrap class", "nothing is sharded")
     problems = check_strategy(topology, meta_model)
     classes = layer_classes(topology, meta_model)

@@ -8,7 +8,7 @@ import sys
 
 from kit.strategy.launch import Planned
 from kit.strategy.launcher import LaunchedRank
-from kit.strategy.topology import TITLES
+from kit.strategy.strategies import SINGLE
 from kit.tools.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
 from kit.tools.doctor.result import Report, Result, of_problems, ok
 
@@ -27,7 +27,7 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
         report.add(of_problems("batch", planned.batch_problems, ""))
     report.run("file descriptors", lambda: check_file_descriptors(topology.num_processes))
     report.run("host name", lambda: check_names(several_machines, settings.main_process_ip))
-    if launched is None and topology.strategy != "single":  # else the port is open by now
+    if launched is None and topology.strategy != SINGLE:  # else the port is open by now
         needed = several_machines or settings.main_process_port is not None
         report.run("port", lambda: check_port(settings.main_process_port, needed))
 
@@ -77,4 +77,4 @@ def _check_launch(planned: Planned, launched: LaunchedRank | None) -> Result:
         return Result("launch", "warn", found, cure)
     if planned.problems:
         return of_problems("launch", planned.problems, "")
-    return ok("launch", f"{TITLES[topology.strategy]}, {count}, config {topology.config_name}")
+    return ok("launch", f"{topology.strategy.title}, {count}, config {topology.config_name}")

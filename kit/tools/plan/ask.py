@@ -13,7 +13,8 @@ from kit.config.recipe import RECIPES, Recipe
 from kit.config.validation import load_recipe
 from kit.errors import Problem, Problems
 from kit.memory.shape import Shape
-from kit.memory.workload import CONFIGS, HYBRID, Workload, machines_with_copies, uncovered
+from kit.memory.workload import Workload, machines_with_copies, uncovered
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import Gpu, parse_gpu, parse_gpus, parse_parameters, this_machine
 from kit.tools.plan.models import MODEL, find_shape, shape_of_size, shipped_id
 
@@ -219,13 +220,13 @@ def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, pro
     """The name of the config, if those GPUs can have it."""
     if config is None:
         return None
-    name, known = config.removesuffix(".yaml"), [*CONFIGS.values(), HYBRID]
+    name, known = config.removesuffix(".yaml"), [strategy.config for strategy in (SINGLE, DDP, FSDP2, OFFLOAD, HYBRID)]
     if name not in known:
         problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(known)}"))
     elif num_gpus and (name == "single") != (num_gpus == 1):
         fix = "--config ddp, or --config fsdp" if name == "single" else "--config single"
         problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' * (num_gpus > 1)}", fix=fix))
-    elif name == HYBRID and num_gpus and machines_with_copies(num_gpus, gpus_per_machine) == 1:
+    elif name == HYBRID.config and num_gpus and machines_with_copies(num_gpus, gpus_per_machine) == 1:
         found = f"{config} with {num_gpus} GPUs, {gpus_per_machine} in a machine"
         expected = "several machines, each with a copy that its GPUs share"
         problems.append(Problem("--config", found, expected, "--gpus 2x8, or --config fsdp"))

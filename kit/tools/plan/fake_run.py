@@ -39,6 +39,7 @@ from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
 from kit.strategy.gradients import all_gradients
 from kit.strategy.launcher import be_rank_0
+from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.tools.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_fake_tensors
 from kit.tools.plan.labels import watch
@@ -202,13 +203,15 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print
     silence_libraries()
     recipe = Recipe(**request["recipe"], output_dir=tempfile.gettempdir())
-    topology = Topology(**request["topology"] | {"layer_classes": tuple(request["topology"]["layer_classes"])})
-    if topology.strategy != "single":
+    values = request["topology"]
+    own = {"strategy": Strategy(**values["strategy"]), "layer_classes": tuple(values["layer_classes"])}
+    topology = Topology(**values | own)
+    if topology.strategy != SINGLE:
         be_rank_0(topology.num_processes, request["gpus_per_machine"])
     meter = Meter(open_config(recipe).get_text_config().vocab_size)
     teach_fake_tensors(meter)
     take_kernels_of_cuda()
-    if topology.offload:
+    if topology.strategy.offloads:
         offload_to_host(meter)
     if request["plain"]:
         use_plain_loss()
@@ -221,7 +224,7 @@ def main() -> None:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
             run = FakeRun(recipe, topology, meter)
-            with meter.on_host() if topology.offload else nullcontext():
+            with meter.on_host() if topology.strategy.offloads else nullcontext():
                 run.build()
                 say("model built")
                 if request["primes"]:

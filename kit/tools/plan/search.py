@@ -6,7 +6,8 @@ from typing import Literal, get_args
 
 from kit.memory.fit import MARGIN, choose
 from kit.memory.formulas import Memory, predict
-from kit.memory.workload import HYBRID, Workload, machines_with_copies
+from kit.memory.workload import Workload, machines_with_copies
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.speed import Step, collective_seconds, step
 
@@ -79,16 +80,16 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 
 def strategies(base: Workload) -> list[Workload]:
     """Return ``base`` with each strategy that makes sense on its GPUs, the simplest first."""
-    one = replace(base, num_replicas=1)
+    one = replace(base, strategy=SINGLE, num_replicas=1)
     if base.num_gpus == 1:
-        return [replace(one, strategy="single")]
-    found = [replace(one, strategy="ddp")]
+        return [one]
+    found = [replace(one, strategy=DDP)]
     if "8bit" in base.optim:  # these optimisers cannot read sharded weights
         return found
-    found.append(replace(one, strategy="fsdp2"))
+    found.append(replace(one, strategy=FSDP2))
     if (machines := machines_with_copies(base.num_gpus, base.gpus_per_machine)) > 1:
-        found.append(replace(one, strategy="fsdp2", num_replicas=machines))
-    return found if base.method == "qlora" else [*found, replace(one, strategy="offload")]
+        found.append(replace(one, strategy=HYBRID, num_replicas=machines))
+    return found if base.method == "qlora" else [*found, replace(one, strategy=OFFLOAD)]
 
 
 def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
@@ -156,9 +157,9 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
         parts.append(f"{own.method} does not fit with {' or '.join(too_large)}")
     elif len(same) > 1:
         parts.append("no way that fits is clearly faster" if best.step else "the simplest way that fits")
-    if own.config == HYBRID:
+    if own.strategy.replicates:
         parts.append(f"each machine holds a copy, sharded over its {own.num_shards} GPUs")
-    if own.strategy == "offload":
+    if own.strategy.offloads:
         needed = sum(best.memory.host.values()) / 2**30
         parts.append(f"weights and optimiser wait in {needed:,.0f} GiB of host memory, which each machine must have")
     if own.gradient_checkpointing:
@@ -180,7 +181,7 @@ def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gp
     found = [ways for gpu, num in machines if (ways := _fitting(replace(base, num_gpus=num), global_batch_size, gpu))]
     for offloads in (False, True):
         for ways in found:
-            own = [o for o in ways if (o.workload.strategy == "offload") == offloads]
+            own = [o for o in ways if (o.workload.strategy.offloads) == offloads]
             if own:
                 return _best(own)
     return None
@@ -223,12 +224,12 @@ def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
     """Return what 8 to 4,096 GPUs do to a sharded step of one micro-batch each."""
     rows = []
     for num in (2**power for power in range(3, 13)):
-        workload = replace(base, strategy="fsdp2", num_gpus=num, num_replicas=1, micro_batches=1)
+        workload = replace(base, strategy=FSDP2, num_gpus=num, num_replicas=1, micro_batches=1)
         option = try_out(workload, gpu)
         if option.step is None:
             return []
         alone = replace(option.step, sent=0.0).seconds[0]
-        grouped = {group: replace(workload, num_replicas=num // group) for group in _groups(num)}
+        grouped = {group: _in_groups(workload, group) for group in _groups(num)}
         fitting = [group for group, way in grouped.items() if try_out(way, gpu).fits] or [num]
         seconds = {group: collective_seconds(grouped[group], gpu) for group in fitting}
         best = min(seconds, key=lambda group: (seconds[group], group))
@@ -247,3 +248,9 @@ def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
 
 def _groups(num: int) -> list[int]:
     return [2**power for power in range(num.bit_length()) if num % 2**power == 0]
+
+
+def _in_groups(workload: Workload, group: int) -> Workload:
+    """The same workload, with a copy of the model in each group of so many GPUs."""
+    num_replicas = workload.num_gpus // group
+    return replace(workload, strategy=HYBRID if num_replicas > 1 else FSDP2, num_replicas=num_replicas)

@@ -17,6 +17,7 @@ from kit.config.recipe import ACCELERATE_CONFIGS, ROOT, Recipe
 from kit.errors import Problem, TrainingError, UserError
 from kit.memory.workload import Workload
 from kit.strategy.accelerate_config import read_config
+from kit.strategy.strategies import SINGLE
 from kit.strategy.topology import Topology
 
 LIMITS = (
@@ -59,14 +60,14 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     """
     if workload.shape.folder is None:
         raise UserError(Problem("--simulate", f"{workload.shape.name} has no config.json", "a model's folder"))
-    if workload.strategy == "offload" and workload.method == "qlora":  # these tensors stay on the GPU
+    if workload.strategy.offloads and workload.method == "qlora":  # these tensors stay on the GPU
         found = "qlora with offload, whose scales of 4-bit weights would count as the host's"
         raise UserError(Problem("--simulate", found, "another method or strategy"))
     if recipe and recipe.adapter_name_or_path:
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
     # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
-    same = workload.strategy == "single" or (
+    same = workload.strategy == SINGLE or (
         workload.sharded and workload.sync_each_batch is not False and workload.num_replicas == 1
     )
     request = {
@@ -136,7 +137,7 @@ def _topology(workload: Workload) -> Topology:
     """The topology of the simulated run, as the Accelerate config of the strategy says, on the CPU device."""
     settings = read_config(ACCELERATE_CONFIGS / f"{workload.config}.yaml")
     return Topology(
-        strategy=settings.strategy,
+        strategy=workload.strategy,
         config_name=workload.config,
         num_processes=workload.num_gpus,
         mixed_precision="bf16" if workload.bf16 else "no",
@@ -145,5 +146,4 @@ def _topology(workload: Workload) -> Topology:
         layer_classes=settings.layer_classes,
         reshard_after_forward=settings.reshard_after_forward,
         num_replicas=workload.num_replicas,
-        offload=settings.offload,
     )

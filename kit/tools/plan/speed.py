@@ -125,7 +125,7 @@ def collective_seconds(workload: Workload, gpu: Gpu) -> float:
 def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
     # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
-    moved = 0.0 if workload.strategy == "offload" else 40.0 * workload.trainable_parameters / workload.num_shards
+    moved = 0.0 if workload.strategy.offloads else 40.0 * workload.trainable_parameters / workload.num_shards
     if workload.method == "qlora":  # each pass reads 4 bits, writes bf16, and the product reads it
         passes = 3 if workload.gradient_checkpointing else 2
         moved += passes * workload.micro_batches * 4.5 * workload.shape.num_layers * workload.shape.layer_linear_weights
@@ -134,7 +134,7 @@ def _optimiser_bytes(workload: Workload) -> float:
 
 def _host_seconds(workload: Workload) -> float:
     """Seconds that offloading adds: weights to the GPU and gradients back for each micro-batch, AdamW on the host."""
-    if workload.strategy != "offload":
+    if not workload.strategy.offloads:
         return 0.0
     here = min(workload.num_gpus, workload.gpus_per_machine)
     shape, trained = workload.shape, workload.trainable_parameters / workload.num_shards

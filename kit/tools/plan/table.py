@@ -226,7 +226,7 @@ def _at_a_glance(option: Option) -> str:
     if not option.fits:
         return f"does not fit: {missing(option)} missing on {own.num_gpus} x, {own.config}"
     how = " with checkpointing" * own.gradient_checkpointing
-    host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy == "offload" else ""
+    host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy.offloads else ""
     return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
 
 

@@ -95,7 +95,8 @@ def _compared(run: Run) -> dict[str, str]:
     """What is compared of a run, as texts: settings, strategy, data, versions."""
     recipe = {**run.recipe.model_dump(mode="json"), "learning_rate": run.recipe.peak_learning_rate}
     settings = {key: setting(value) for key, value in recipe.items() if key not in _OWN}
-    strategy = {word: setting(getattr(run.strategy, key)) for key, word in _STRATEGY.items()}
+    recorded = run.strategy.record()
+    strategy = {word: setting(recorded[key]) for key, word in _STRATEGY.items()}
     evaluation = run.record["data"].get("evaluation")
     evaluated_on = str(evaluation.get("fingerprint", "")) if isinstance(evaluation, dict) else ""
     data = {"training data": str(run.record["data"].get("fingerprint", ""))[:12], EVALUATION_DATA: evaluated_on[:12]}

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from kit.config.command_line import read_recipe
+from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
 
 
@@ -25,7 +26,7 @@ def recipe():
 @pytest.fixture
 def topology():
     def topology(**changes):
-        values = {"strategy": "ddp", "config_name": "ddp", "num_processes": 2, "mixed_precision": "bf16"}
+        values = {"strategy": DDP, "config_name": "ddp", "num_processes": 2, "mixed_precision": "bf16"}
         return Topology(**({**values, "device_type": "cpu", "rehearsal": True} | changes))
 
     return topology

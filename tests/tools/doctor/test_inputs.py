@@ -3,6 +3,7 @@
 import pytest
 
 from kit.errors import Problem, UserError
+from kit.strategy.strategies import FSDP2
 from kit.tools.doctor import inputs
 from kit.tools.doctor.inputs import OpenedModel, check_data, check_model_opens, check_wrap_class
 
@@ -36,9 +37,9 @@ def meta_model(recipe):
 
 
 def test_a_wrap_class_that_the_model_lacks_fails_with_those_it_has(meta_model, topology):
-    fsdp = topology(strategy="fsdp2")
+    fsdp = topology(strategy=FSDP2)
     assert check_wrap_class(fsdp, meta_model).found == "4 x LlamaDecoderLayer"
-    result = check_wrap_class(topology(strategy="fsdp2", layer_classes=("QwenLayer",)), meta_model)
+    result = check_wrap_class(topology(strategy=FSDP2, layer_classes=("QwenLayer",)), meta_model)
     assert result.status == "fail" and "no QwenLayer in this model; expected one of LlamaDecoderLayer" in result.found
     assert check_wrap_class(topology(layer_classes=("QwenLayer",)), meta_model).found == "nothing is sharded"
 

@@ -12,6 +12,7 @@ from kit.config.validation import load_recipe
 from kit.errors import UserError
 from kit.memory.fit import planned
 from kit.memory.formulas import predict
+from kit.strategy.strategies import FSDP2, SINGLE
 from kit.strategy.topology import Topology
 from kit.tools.plan import dry_run
 from kit.tools.plan.dry_run import describe_plan, describe_run
@@ -19,9 +20,9 @@ from kit.tools.plan.hardware import GPUS, Gpu
 from kit.tools.plan.models import SHAPES
 
 SINGLE = Topology(
-    strategy="single", config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
+    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
 )
-GPU = Topology(strategy="fsdp2", config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
+GPU = Topology(strategy=FSDP2, config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
 RECIPE = load_recipe("llama-8b-full")
 
 

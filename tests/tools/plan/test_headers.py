@@ -9,6 +9,7 @@ import pytest
 from kit.config.hints import recipe_names
 from kit.config.recipe import RECIPES, ROOT
 from kit.config.validation import load_recipe
+from kit.strategy.strategies import SINGLE
 from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.headers import MACHINES, renewed, row
 from kit.tools.plan.models import find_shape
@@ -36,7 +37,7 @@ def test_a_recipe_fits_its_machine_and_uses_half_of_a_gpu_unless_it_is_the_small
     key, _, num_gpus, host = next(m for m in MACHINES if f"{m[2]} x {m[1]}" in row_of(name).machine)
     share = option.memory.peak / GPUS[key].memory
     assert share <= 0.95 and option.workload.num_gpus == num_gpus
-    assert share > 0.5 or key == MACHINES[0][0] or option.workload.strategy == "offload"
+    assert share > 0.5 or key == MACHINES[0][0] or option.workload.strategy.offloads
     assert sum(option.memory.host.values()) <= host * 2**30
 
 
@@ -44,8 +45,8 @@ def test_a_recipe_fits_its_machine_and_uses_half_of_a_gpu_unless_it_is_the_small
 def test_a_header_offloads_only_where_the_plan_does_with_any_number_of_such_gpus(name):
     option, recipe = row_of(name).option, load_recipe(name)
     own = option.workload
-    more = fewest(replace(own, strategy="single", num_gpus=1), recipe.global_batch_size, option.gpu)
-    assert (own.strategy == "offload") == (more.workload.strategy == "offload")
+    more = fewest(replace(own, strategy=SINGLE, num_gpus=1), recipe.global_batch_size, option.gpu)
+    assert own.strategy.offloads == more.workload.strategy.offloads
     assert more.workload.num_gpus <= own.num_gpus
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from kit.memory.fit import ENOUGH_TOKENS, MARGIN
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD
 from kit.tools.plan.hardware import GPUS, parse_gpu
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.search import (
@@ -60,12 +61,12 @@ def test_only_ways_that_make_sense_are_tried():
     assert configs(method="full", num_gpus=8, optim="adamw_8bit") == ["ddp"]
     found = options(replace(BASE, num_gpus=8), GPU, 32)
     assert [(o.workload.method, o.workload.strategy) for o in found][:4] == [
-        ("full", "ddp"),
-        ("full", "fsdp2"),
-        ("full", "offload"),
-        ("lora", "ddp"),
+        ("full", DDP),
+        ("full", FSDP2),
+        ("full", OFFLOAD),
+        ("lora", DDP),
     ]
-    assert {o.workload.strategy for o in options(replace(BASE, num_gpus=8), GPU, 32, only="fsdp")} == {"fsdp2"}
+    assert {o.workload.strategy for o in options(replace(BASE, num_gpus=8), GPU, 32, only="fsdp")} == {FSDP2}
 
 
 def test_hybrid_sharding_has_a_copy_on_each_of_several_whole_machines():
@@ -74,7 +75,7 @@ def test_hybrid_sharding_has_a_copy_on_each_of_several_whole_machines():
         for method in ("full", "lora", "qlora"):
             found = [way for way in strategies(replace(base, method=method)) if way.config == "fsdp_hybrid"]
             assert [way.num_replicas for way in found] == ([replicas] if replicas else [])
-            assert all(way.num_shards == here and way.strategy == "fsdp2" for way in found)
+            assert all(way.num_shards == here and way.strategy == HYBRID for way in found)
 
 
 def test_hybrid_sharding_is_recommended_where_the_network_is_slow_and_a_copy_fits():
@@ -134,7 +135,7 @@ def test_checkpointing_is_left_out_where_there_is_room():
 
 
 def test_sharding_is_recommended_only_where_copies_do_not_fit():
-    for method, strategy in (("lora", "ddp"), ("full", "fsdp2")):
+    for method, strategy in (("lora", DDP), ("full", FSDP2)):
         base = replace(BASE, method=method, num_gpus=8)
         option, _ = recommend(options(base, GPUS["h100"], 64), method)
         assert option.workload.strategy == strategy
@@ -149,19 +150,19 @@ def test_a_way_is_shown_as_it_is_best_and_one_that_never_fits_as_it_takes_the_le
 
 
 def test_the_fewest_gpus_are_found():
-    base = replace(BASE, method="full", strategy="fsdp2")
+    base = replace(BASE, method="full", strategy=FSDP2)
     option = fewest(base, 64, GPUS["h100"])
-    assert (option.workload.num_gpus, option.workload.strategy) == (2, "fsdp2") and option.fits
+    assert (option.workload.num_gpus, option.workload.strategy) == (2, FSDP2) and option.fits
     option = fewest(base, 64, parse_gpu("4GiB"), 2)
-    assert not option.fits and option.workload.num_gpus == 2 and option.workload.strategy == "offload"
+    assert not option.fits and option.workload.num_gpus == 2 and option.workload.strategy == OFFLOAD
 
 
 def test_checkpointing_comes_before_more_gpus_and_these_before_offloading():
     option = fewest(replace(BASE, shape=find_shape("llama-3b"), method="full", length=4096), 32, GPUS["rtx4090"])
     assert option.workload.num_gpus == 4 and option.workload.gradient_checkpointing
-    assert option.workload.strategy == "fsdp2"
+    assert option.workload.strategy == FSDP2
     full = replace(BASE, method="full")
-    assert fewest(full, 32, GPU, 2).workload.strategy == "offload"
+    assert fewest(full, 32, GPU, 2).workload.strategy == OFFLOAD
     assert fewest(full, 32, GPU, 2).fits
     assert smallest(full, 32, [(replace(GPU, host=2**35), 2)]) is None
     assert fewest(full, 33, GPU, 4).workload.num_gpus == 1  # no other number divides the global batch

@@ -8,6 +8,7 @@ from helpers import ROOT, matrix
 from kit.errors import TrainingError, UserError
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.simulate import simulate
 
@@ -21,7 +22,7 @@ def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(UserError, match=r"no config\.json"):
         simulate(replace(TINY, shape=replace(TINY.shape, folder=None)))
     with pytest.raises(UserError, match="qlora with offload"):
-        simulate(replace(TINY, method="qlora", strategy="offload", num_gpus=8))
+        simulate(replace(TINY, method="qlora", strategy=OFFLOAD, num_gpus=8))
 
 
 @pytest.mark.slow
@@ -54,18 +55,21 @@ def test_packs_are_simulated():
 CASES = [
     {"method": method, "strategy": strategy, "num_gpus": gpus}
     for method in METHODS
-    for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
+    for strategy, gpus in ((SINGLE, 1), (FSDP2, 8), (DDP, 8))
 ]
-CASES += [{"method": method, "strategy": "offload", "num_gpus": 8} for method in ("full", "lora")]
-HYBRID = {"strategy": "fsdp2", "num_gpus": 16, "num_replicas": 2}
-CASES += [{"method": method, **HYBRID} for method in METHODS]
+CASES += [{"method": method, "strategy": OFFLOAD, "num_gpus": 8} for method in ("full", "lora")]
+COPIES = {"strategy": HYBRID, "num_gpus": 16, "num_replicas": 2}
+CASES += [{"method": method, **COPIES} for method in METHODS]
+
+
+TOPOLOGIES = {SINGLE: "single", DDP: "ddp", FSDP2: "fsdp2", HYBRID: "hybrid", OFFLOAD: "offload"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", matrix(CASES, always=0))
 def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
     simulated = simulate(replace(TINY, **case, gradient_checkpointing=True))
-    topology = "hybrid" if "num_replicas" in case else case["strategy"]
+    topology = TOPOLOGIES[case["strategy"]]
     report = fake_gpu(topology=topology, world=case["num_gpus"], method=case["method"], length=64, micro_batches=2)
     assert "error" not in report, report["error"]
     step = report["step of 2 micro-batches"]
@@ -78,15 +82,15 @@ def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
 FORMULAS = [
     {"method": method, "strategy": strategy, "num_gpus": gpus, "gradient_checkpointing": checkpointing}
     for method in METHODS
-    for strategy, gpus in (("single", 1), ("fsdp2", 8), ("ddp", 8))
+    for strategy, gpus in ((SINGLE, 1), (FSDP2, 8), (DDP, 8))
     for checkpointing in (True, False)
 ]
 
 
 # Offloading, where the device stands for GPU and host, and attention that holds scores.
 OTHERS = [
-    {"shape": "llama-1b", "method": "full", "strategy": "offload", "num_gpus": 8},
-    {"shape": "llama-1b", "method": "lora", "strategy": "offload", "num_gpus": 8},
+    {"shape": "llama-1b", "method": "full", "strategy": OFFLOAD, "num_gpus": 8},
+    {"shape": "llama-1b", "method": "lora", "strategy": OFFLOAD, "num_gpus": 8},
     {"shape": "gemma-2-2b", "method": "lora", "eager": True, "gradient_checkpointing": False},
 ]
 
@@ -107,7 +111,7 @@ def test_formulas_and_simulation_agree_on_offloading_and_eager_attention(case):
 def test_formulas_and_simulation_agree_on_hybrid_sharding(shape, method):
     """And a copy takes of its GPUs what a run on them alone takes."""
     given = {"shape": find_shape(shape), "length": 4096} if shape != "tiny" else {}
-    workload = replace(TINY, **given, **HYBRID, method=method, micro_batches=3, gradient_checkpointing=True)
+    workload = replace(TINY, **given, **COPIES, method=method, micro_batches=3, gradient_checkpointing=True)
     simulated = simulate(workload)
     assert predict(workload).tensors == pytest.approx(simulated.tensors, rel=0.05)
     gradients = 4 * workload.trainable_parameters / workload.num_shards  # once a step, between the copies

@@ -7,12 +7,13 @@ import pytest
 from helpers import ROOT
 
 from kit.memory.workload import Workload
+from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import GB, GPUS, Gpu
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import collective_seconds, step
 
 H100 = GPUS["h100"]
-BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy="fsdp2", num_gpus=8, length=4096)
+BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=8, length=4096)
 
 
 def test_published_runs_lie_in_the_range_or_the_table_says_why_not():
@@ -35,30 +36,34 @@ def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
     assert collective_seconds(BASE, quick) == pytest.approx(expected, rel=1e-3)
     twice = replace(BASE, micro_batches=2)
     assert collective_seconds(twice, quick) == pytest.approx(2 * expected, rel=1e-3)
-    ddp = replace(twice, strategy="ddp")
+    ddp = replace(twice, strategy=DDP)
     assert collective_seconds(ddp, quick) == pytest.approx(2 * 7 / 8 * 4 * number / GB, rel=1e-3)
-    assert collective_seconds(replace(BASE, num_gpus=1, strategy="single"), quick) == 0
+    assert collective_seconds(replace(BASE, num_gpus=1, strategy=SINGLE), quick) == 0
 
 
 def test_groups_help_where_there_are_many_machines():
     many = replace(BASE, num_gpus=4096)
-    assert collective_seconds(replace(many, num_replicas=64), H100) < collective_seconds(many, H100) / 3
+    assert (
+        collective_seconds(replace(many, strategy=HYBRID, num_replicas=64), H100) < collective_seconds(many, H100) / 3
+    )
 
 
 def test_copies_send_their_shards_of_the_gradients_once_a_step():
     quick = replace(H100, link=1e6 * GB, network=1 * GB)  # inside a machine nothing takes time
-    hybrid = replace(BASE, num_gpus=16, num_replicas=2, micro_batches=4)
+    hybrid = replace(BASE, strategy=HYBRID, num_gpus=16, num_replicas=2, micro_batches=4)
     share = 4 * BASE.shape.num_parameters / 8
     assert collective_seconds(hybrid, quick) == pytest.approx(2 * (1 / 2) * share / GB, rel=0.01)
-    assert collective_seconds(replace(hybrid, num_replicas=1), quick) > 2 * collective_seconds(hybrid, quick)
+    assert collective_seconds(replace(hybrid, strategy=FSDP2, num_replicas=1), quick) > 2 * collective_seconds(
+        hybrid, quick
+    )
 
 
 def test_offloading_and_quantising_take_time():
-    offload = step(replace(BASE, strategy="offload"), H100)
+    offload = step(replace(BASE, strategy=OFFLOAD), H100)
     assert offload.host > 0 and offload.seconds[0] > step(BASE, H100).seconds[0]
-    lora, qlora = (step(replace(BASE, method=m, strategy="ddp"), H100) for m in ("lora", "qlora"))
+    lora, qlora = (step(replace(BASE, method=m, strategy=DDP), H100) for m in ("lora", "qlora"))
     assert qlora.optimiser > lora.optimiser
-    assert lora.bound == "arithmetic" and step(replace(BASE, strategy="offload"), H100).bound == "host"
+    assert lora.bound == "arithmetic" and step(replace(BASE, strategy=OFFLOAD), H100).bound == "host"
 
 
 def test_a_range_is_ordered():
