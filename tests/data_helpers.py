@@ -121,12 +121,12 @@ def contents(source, columns=None):
 
 
 def problems(source):
-    """What the user is told of the rows that cannot be used."""
+    """The problems of the rows that cannot be used, as strings."""
     return [str(row) for row in contents(source) if isinstance(row, Problem)]
 
 
 def refused(name, split="train", **options):
-    """What the user is told where ``name`` cannot be opened."""
+    """The message with which ``name`` cannot be opened."""
     with pytest.raises(UserError) as caught:
         source_of(name, split, **options)
     return str(caught.value)
@@ -278,8 +278,8 @@ def sample_of(row, **mapping):
     return to_sample(row, choose_fields(list(row), {theirs: ours for ours, theirs in mapping.items()}, "train.jsonl"))
 
 
-def told(row):
-    """The problems of a row, one string."""
+def problems_of(row):
+    """The problems of a row, as one string."""
     problems = sample_of(row)
     assert isinstance(problems, list), f"taken for {problems}"
     return "\n".join(map(str, problems))

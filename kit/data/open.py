@@ -17,7 +17,7 @@ import numpy as np
 from kit.cache import digest
 from kit.config.recipe import Recipe
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import OPTIONAL, to_sample
+from kit.data.chat.formats import format_of, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import Mixture, Order
@@ -29,8 +29,6 @@ from kit.data.samples.rows import Encoder, Opened, Piece
 from kit.data.samples.samples import Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError, raise_if
-
-CHAT_FIELDS = {"messages", "conversations", "instruction"}
 
 
 @dataclass(frozen=True)
@@ -181,8 +179,7 @@ def _format_problems(recipe: Recipe, sources: list[Opened]) -> list[Problem]:
             found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
             problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
         if recipe.excess_length_strategy == "split" and "text" not in fields:
-            held = " and ".join(ours for ours in fields if ours not in OPTIONAL)
-            found = f"split, but {name} holds {held}: half a conversation teaches nothing"
+            found = f"split, but {name} holds {format_of(fields)}: half a conversation teaches nothing"
             problems.append(Problem("excess_length_strategy", found, "truncate, drop or error"))
     return problems
 
@@ -199,7 +196,7 @@ def _check_samples(samples: Samples, opened: Opened, recipe: Recipe, vocab_size:
     """Raise ``UserError`` if the tokenised samples of a source have wrong ids, or no masked token in any chat."""
     name = opened.source.name
     _check_ids(samples.max_id, opened, vocab_size)
-    is_chat = CHAT_FIELDS & set(opened.fields) and recipe.train_on != "all"
+    is_chat = format_of(opened.fields).is_chat and recipe.train_on != "all"
     if is_chat and samples.num_targets.sum() == (samples.lengths - 1).sum():
         found = "every token of every conversation is supervised, the questions too"
         raise UserError(Problem(name, found, fix="check the chat template, or say --train_on all"))

@@ -6,7 +6,7 @@ are proposed as the flag to type, never guessed.
 
 from collections.abc import Mapping, Sequence
 
-from kit.data.chat.formats import EXPECTED, FIELDS, FORMATS, IGNORE, OPTIONAL
+from kit.data.chat.formats import FIELDS, FORMATS, IGNORE
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
 QUESTIONS = tuple(
@@ -68,7 +68,7 @@ def choose_fields(
         if "chosen" in columns and "rejected" in columns:
             ours = "completion" if "prompt" in columns else "messages"
             fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
-        raise UserError(Problem(name, f"columns {', '.join(columns)}", EXPECTED, fix))
+        raise UserError(Problem(name, f"columns {', '.join(columns)}", ", or ".join(map(str, FORMATS)), fix))
     for theirs, ours in mapping.items():
         if ours not in complete[0]:
             found = f"{ours} does not go with {' and '.join(complete[0])}"
@@ -81,19 +81,16 @@ def choose_fields(
 
 
 def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: set[str]) -> list[dict[str, str]]:
-    """All formats whose needed columns are there, best first, each as our field to their column.
-
-    The first field of each is a key of ``MAKERS``.
-    """
-    theirs_of = {name: name for name in columns if name in FIELDS and name not in mapping}
-    theirs_of |= {ours: theirs for theirs, ours in mapping.items()}
-    # Later rows may have an optional column that the first row lacks.
-    theirs_of |= {name: name for name in OPTIONAL if name not in {*theirs_of, *mapping, *ignored}}
-    complete = [
-        {field: theirs_of[field] for field in needed + optional if field in theirs_of}
-        for needed, optional in FORMATS.items()
-        if all(field in theirs_of for field in needed)
-    ]
+    """The formats whose columns are all there, best first, each as our fields to their columns."""
+    present = {name: name for name in columns if name in FIELDS and name not in mapping}
+    present |= {ours: theirs for theirs, ours in mapping.items()}
+    complete = []
+    for format in FORMATS:
+        if all(column in present for column in format.columns):
+            # Later rows may have an optional column that the first row lacks.
+            later = {name: name for name in format.optional if name not in mapping and name not in ignored}
+            theirs_of = later | present
+            complete.append({ours: theirs_of[ours] for ours in format.fields if ours in theirs_of})
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 

@@ -12,35 +12,58 @@ A sample is one of:
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 
 Promises: a row that does not fit is reported with the field, such as ``messages[2].role``; nothing that would change
-what is learned is guessed or dropped.
+what is learned is guessed or dropped. ``FORMATS``, at the end, declares the formats.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kit.data.chat.messages import ROLES, SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
 from kit.errors import Problem, Problems, kind
 
-# The columns that each format needs, and its optional columns. The first format whose columns are all there is taken.
-FORMATS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("messages",): ("tools", "chat_template_kwargs"),
-    ("conversations",): ("system", "tools", "chat_template_kwargs"),
-    ("prompt", "completion"): ("tools", "chat_template_kwargs"),
-    ("instruction", "output"): ("input", "system", "history", "chat_template_kwargs"),
-    ("input_ids",): ("labels",),
-    ("text",): (),
-}
-FIELDS = tuple(dict.fromkeys(field for needed, optional in FORMATS.items() for field in needed + optional))
-OPTIONAL = ("tools", "system", "input", "history", "chat_template_kwargs")  # any row may lack these, or have null
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
-EXPECTED = "messages, or prompt and completion, or text, or conversations, or instruction and output, or input_ids"
-
 MAX_ID = 2**31  # ids are stored as int32
 IGNORED = -100  # the label of a token that is not learned
 
 Sample = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of rows.
+
+    Attributes:
+        columns: what every row has. The first column is that of no other format.
+        make: makes a sample of the values of a row, by our names of the columns; a column that the data set lacks is
+            absent, a value that the row lacks is None. What is wrong is added to the problems, and then the result
+            does not count.
+        optional: columns that a data set may have too; a row may lack them, or have null.
+        all_or_none: columns that a data set may have too, but then in every row.
+        is_chat: each row is a conversation. Its questions are not learned from, which is checked.
+        holds_messages: the values of ``columns`` may be lists of messages, whose keys are looked at.
+    """
+
+    columns: tuple[str, ...]
+    make: Callable[[Mapping[str, Any], Problems], Sample]
+    optional: tuple[str, ...] = ()
+    all_or_none: tuple[str, ...] = ()
+    is_chat: bool = False
+    holds_messages: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All columns that the format may have, by our names."""
+        return self.columns + self.optional + self.all_or_none
+
+    def __str__(self) -> str:
+        return " and ".join(self.columns)
+
+
+def format_of(fields: Mapping[str, str]) -> Format:
+    """Return the format that ``columns.choose_fields`` chose: the first of ``fields`` is its first column."""
+    return _BY_FIRST_COLUMN[next(iter(fields))]
 
 
 def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any] | list[Problem]:
@@ -49,27 +72,28 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
     ``fields`` is the result of ``columns.choose_fields``. ``Problem.where`` is a field of the row, such as
     ``messages[2].role``, or empty if the problem is the row itself.
     """
+    format = format_of(fields)
     values = {ours: row.get(theirs) for ours, theirs in fields.items()}
     if None in values.values():
-        needed = [theirs for ours, theirs in fields.items() if ours not in OPTIONAL]
+        needed = [theirs for ours, theirs in fields.items() if ours not in format.optional]
         if missing := [theirs for theirs in needed if theirs not in row]:
             found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     problems = Problems()
-    sample = MAKERS[next(iter(fields))](values, problems)
+    sample = format.make(values, problems)
     return list(problems) or sample
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
     given = listed(values["messages"])
     messages = read_messages("messages", given, problems)
-    _explain(given, problems)
+    _explain_string(given, problems)
     if problems and isinstance(given, list):
         speakers = {str(each.get("from", each.get("role"))) for each in given if isinstance(each, dict)}
         if speakers <= SPEAKERS.keys() and not speakers <= ROLES.keys():
             fix = "these are roles of ShareGPT: --dataset_columns messages=conversations reads them"
             problems[0] = replace(problems[0], fix=fix)
-    return {"messages": messages} | _tools(values, problems)
+    return {"messages": messages} | _template_inputs(values, problems)
 
 
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -82,8 +106,8 @@ def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample
         given = [{"from": "system", "value": "none"}, *given[1:]]  # removed below; the others keep their numbers
     may_begin = has_empty or not system
     messages = read_messages("conversations", given, problems, SPEAKERS, may_begin)
-    _explain(given, problems)
-    return {"messages": system + messages[has_empty:]} | _tools(values, problems)
+    _explain_string(given, problems)
+    return {"messages": system + messages[has_empty:]} | _template_inputs(values, problems)
 
 
 def listed(value: Any) -> Any:
@@ -104,8 +128,8 @@ def _are_messages(*values: Any) -> bool:
     )
 
 
-def _explain(given: Any, problems: Problems) -> None:
-    """Say of a text that stands where a list should, and is no JSON list, how to write it."""
+def _explain_string(given: Any, problems: Problems) -> None:
+    """Put into the last problem how to write a list, if ``given`` is a string that is no JSON list."""
     if isinstance(given, str) and problems:
         is_python = given.lstrip().startswith(("[{'", "[['", "[('"))
         fix = "this is how Python prints it: write json.dumps(...) into the cell" if is_python else ""
@@ -124,13 +148,13 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
         problems += check_text("prompt", prompt) + check_text("completion", completion)
         if not problems and all(text.lstrip().startswith("[{'") and "'role'" in text for text in (prompt, completion)):
             problems.append(Problem("prompt", kind(prompt), "a string, or a list of messages"))
-            _explain(prompt, problems)
-        return {"prompt": prompt, "completion": completion} | _tools(values, problems)
+            _explain_string(prompt, problems)
+        return {"prompt": prompt, "completion": completion} | _template_inputs(values, problems)
     sample = {
         "prompt": read_messages("prompt", prompt, problems, needs_answer=False),
         "completion": read_messages("completion", completion, problems, may_begin=False),
     }
-    return sample | _tools(values, problems)
+    return sample | _template_inputs(values, problems)
 
 
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -143,7 +167,7 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
         return {}
     question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": output}]
-    return {"messages": messages} | _tools(values, problems)
+    return {"messages": messages} | _template_inputs(values, problems)
 
 
 def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
@@ -153,7 +177,7 @@ def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
     history = listed(values["history"])
     if not isinstance(history, list):
         problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
-        _explain(history, problems)
+        _explain_string(history, problems)
         return []
     messages: list[Message] = []
     for i, pair in enumerate(history):
@@ -191,16 +215,6 @@ def _from_text(values: Mapping[str, Any], problems: Problems) -> Sample:
     return {"text": values["text"]}
 
 
-MAKERS = {
-    "messages": _from_messages,
-    "prompt": _from_pair,
-    "text": _from_text,
-    "conversations": _from_conversations,
-    "instruction": _from_instruction,
-    "input_ids": _from_token_ids,
-}
-
-
 def _id_or_kind(value: Any) -> str:
     """A number as it is; the kind of any other value. For messages about ids."""
     return f"{value}"[:80] if type(value) in (int, float) else kind(value)
@@ -226,7 +240,7 @@ def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:
     return [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
 
 
-def _tools(values: Mapping[str, Any], problems: Problems) -> Sample:
+def _template_inputs(values: Mapping[str, Any], problems: Problems) -> Sample:
     """The columns ``tools`` and ``chat_template_kwargs`` as keys of a sample, if they hold something."""
     sample: Sample = {}
     for key, read in (("tools", read_tools), ("chat_template_kwargs", read_kwargs)):
@@ -234,6 +248,32 @@ def _tools(values: Mapping[str, Any], problems: Problems) -> Sample:
             with problems.caught():
                 sample[key] = read(key, values[key])
     return {key: value for key, value in sample.items() if value}
+
+
+# In order of precedence: the first format whose columns are all there is taken.
+FORMATS = (
+    Format(
+        ("messages",), _from_messages, optional=("tools", "chat_template_kwargs"), is_chat=True, holds_messages=True
+    ),
+    Format(
+        ("conversations",),
+        _from_conversations,
+        optional=("system", "tools", "chat_template_kwargs"),
+        is_chat=True,
+        holds_messages=True,
+    ),
+    Format(("prompt", "completion"), _from_pair, optional=("tools", "chat_template_kwargs"), holds_messages=True),
+    Format(
+        ("instruction", "output"),
+        _from_instruction,
+        optional=("input", "system", "history", "chat_template_kwargs"),
+        is_chat=True,
+    ),
+    Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
+    Format(("text",), _from_text),
+)
+FIELDS = tuple(dict.fromkeys(field for format in FORMATS for field in format.fields))
+_BY_FIRST_COLUMN = {format.columns[0]: format for format in FORMATS}
 
 
 def plain_text(sample: Mapping[str, Any]) -> str:

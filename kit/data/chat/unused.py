@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kit.data.chat.formats import IGNORE, listed
+from kit.data.chat.formats import FORMATS, IGNORE, format_of, listed
 from kit.data.chat.messages import REASONING
 from kit.errors import Problem
 
@@ -21,7 +21,7 @@ MESSAGE_KEYS = frozenset(
 MEDIA = "image images video videos audio audios pixel_values".split()
 ROW_WEIGHTS = ("weight", "loss_weight", "sample_weight")
 MASKS = "attention_mask loss_mask completion_mask assistant_masks".split()
-# Columns in which a value may change what is learned, see ``_harm_of_column``.
+# Columns in which a value may change what is learned, see ``Unused._effect_of_column``.
 WATCHED = (
     *(*MEDIA, *ROW_WEIGHTS, *MASKS, "train", "history", "system", "system_prompt", "tools", "functions"),
     *("label", "kto_tag", "role", "parent_id", "position_ids", "labels"),
@@ -29,6 +29,7 @@ WATCHED = (
 # Keys of a message that say how much of it is learned, but that the kit does not read.
 LEARNED_KEYS = {"training": "train", "loss": "train", "loss_weight": "weight", "loss_scale": "weight"}
 DETAILS = ("train_detail", "training_detail")
+PART_CHOSEN = "which part is learned, and only whole messages can be chosen"
 
 
 def read_keys(ignored: Collection[str]) -> list[str]:
@@ -56,9 +57,13 @@ class Unused:
             fields: the columns that are read: our field to their column.
             ignored: columns, and keys such as ``messages.loss_weight``, that the user wants to be ignored.
         """
-        self._format, self._fields, self._ignored = next(iter(fields)), fields, frozenset(ignored)
+        self._format = format_of(fields)
+        self._fields = fields
+        self._ignored = frozenset(ignored)
         self._read = frozenset(fields.values())
-        self._lists = [fields[ours] for ours in ("messages", "conversations", "prompt", "completion") if ours in fields]
+        self._lists: list[str] = []  # the columns that may hold lists of messages
+        if self._format.holds_messages:
+            self._lists = [fields[ours] for ours in self._format.columns if ours in fields]
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
@@ -69,60 +74,72 @@ class Unused:
                 if not _is_empty(row[column]):
                     self.counts[column] += 1
                     if column in WATCHED and column not in self._ignored:
-                        problems += self._problem(column, *self._harm_of_column(column, row[column], row))
+                        found, fix = self._effect_of_column(column, row[column], row)
+                        if found:
+                            problems.append(_problem(column, found, fix))
         keys: dict[str, Problem | None] = {}
         for column in self._lists:
-            for name, found, fix in _keys(column, row.get(column)):
-                problem = self._problem(name, found, fix) if name not in self._ignored else []
-                keys[name] = keys.get(name) or next(iter(problem), None)
+            for name, found, fix in _unused_keys(column, row.get(column)):
+                is_harmful = found and name not in self._ignored
+                keys[name] = keys.get(name) or (_problem(name, found, fix) if is_harmful else None)
         self.counts.update(keys.keys())
         return problems + [problem for problem in keys.values() if problem]
 
-    def _problem(self, name: str, found: str, fix: str = "") -> list[Problem]:
-        ways = [fix] if fix else []
-        ways.append(f"to ignore it, add {name}={IGNORE} to --dataset_columns")
-        return [Problem(name, found, fix="; or ".join(ways))] if found else []
-
-    def _harm_of_column(self, column: str, value: Any, row: Mapping[str, Any]) -> tuple[str, str]:
+    def _effect_of_column(self, column: str, value: Any, row: Mapping[str, Any]) -> tuple[str, str]:
         """What would be learned wrongly if ``value`` were ignored, and a way to use it; empty if nothing."""
-        is_chat = self._format not in ("text", "input_ids")
+        name = self._format.columns[0]
         if column in MEDIA:
             return "media, and only text is learned from", ""
         if column == "train" and _is_false(value):
             return "false: a row that is not to be learned from", "remove such rows"
         if column in ROW_WEIGHTS and not _is_one(value):
             return f"a weight of the row ({_short(value)})", "write it as the weight of its assistant messages"
-        if column in ("label", "kto_tag") and is_chat and _is_false(value, zero=True):
+        if name == "input_ids":
+            return _effect_on_ids(column, value, row.get(self._fields["input_ids"]))
+        if name == "text":
+            if column in ("role", "parent_id"):
+                return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
+            return "", ""
+        if column in ("label", "kto_tag") and _is_false(value, zero=True):
             return f"{_short(value)}: an answer marked as bad would be learned", "remove such rows"
-        if column == "history" and is_chat:
-            return "earlier turns, which only instruction and output can have", self._as_instruction("history")
-        if column in ("system", "system_prompt") and is_chat:
-            renamed = "" if column == "system" else ",system_prompt=system"
-            if self._format in ("instruction", "conversations"):
-                return "a system prompt", "--dataset_columns " + renamed[1:]
-            if self._format == "messages":
-                theirs = self._fields["messages"]
-                return "a system prompt beside messages", f"--dataset_columns {theirs}=conversations{renamed}"
-            return "a system prompt beside prompt and completion", self._as_instruction(column)
-        if column in ("tools", "functions") and is_chat:
-            is_alpaca = self._format == "instruction"
-            return "tools of the assistant", "" if is_alpaca else f"--dataset_columns {column}=tools"
-        if column in ("role", "parent_id") and self._format == "text":
-            return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
-        if self._format == "input_ids":
-            return _harm_to_ids(column, value, row.get(self._fields["input_ids"]))
+        if column == "history":
+            takers = ", or ".join(str(format) for format in FORMATS if "history" in format.optional)
+            return f"earlier turns, which only {takers} can have", self._as_instruction("history")
+        if column in ("system", "system_prompt"):
+            return self._effect_of_system(column)
+        if column in ("tools", "functions"):
+            takes_tools = "tools" in self._format.optional
+            return "tools of the assistant", f"--dataset_columns {column}=tools" if takes_tools else ""
         return "", ""
 
+    def _effect_of_system(self, column: str) -> tuple[str, str]:
+        """What would be learned wrongly without a column of system prompts, and a way to use it."""
+        if "system" in self._format.optional:
+            is_mapped = "system" in self._fields and self._fields["system"] != "system"
+            return "a system prompt", "" if is_mapped else f"--dataset_columns {column}=system"
+        if self._format.columns == ("messages",):
+            flag = f"--dataset_columns {self._fields['messages']}=conversations"
+            if column != "system":
+                flag += f",{column}=system"
+            return "a system prompt beside messages", flag
+        return f"a system prompt beside {self._format}", self._as_instruction(column)
+
     def _as_instruction(self, column: str) -> str:
-        """The flag with which the same columns are read as Alpaca's; empty if they cannot be."""
-        if self._format != "prompt" or column not in ("history", "system", "system_prompt"):
+        """The flag that reads prompt and completion as Alpaca's columns, with ``column``; empty for other formats."""
+        if self._format.columns != ("prompt", "completion"):
             return ""
-        more = ",system_prompt=system" if column == "system_prompt" else ""
         prompt, completion = self._fields["prompt"], self._fields["completion"]
+        more = ",system_prompt=system" if column == "system_prompt" else ""
         return f"--dataset_columns {prompt}=instruction,{completion}=output{more} reads a chat with it"
 
 
-def _harm_to_ids(column: str, value: Any, ids: Any) -> tuple[str, str]:
+def _problem(name: str, found: str, fix: str) -> Problem:
+    """The problem of a column, or key of messages, that would change what is learned. ``fix``: a way to use it."""
+    ignore = f"to ignore it, add {name}={IGNORE} to --dataset_columns"
+    return Problem(name, found, fix=f"{fix}; or {ignore}" if fix else ignore)
+
+
+def _effect_on_ids(column: str, value: Any, ids: Any) -> tuple[str, str]:
     if column == "labels":
         return "given here, and not in the first row", "give labels in every row, or in none"
     if column in MASKS and isinstance(value, list) and not all(value):
@@ -132,7 +149,7 @@ def _harm_to_ids(column: str, value: Any, ids: Any) -> tuple[str, str]:
     return "", ""
 
 
-def _keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
+def _unused_keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
     """The keys of messages that are not used: name, what would be learned wrongly (or empty), and a way to use it."""
     if isinstance(messages, str):
         messages = listed(messages)
@@ -142,27 +159,30 @@ def _keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
         for key in sorted(message.keys() - MESSAGE_KEYS) if len(message) > 2 else ():
             if not _is_empty(message[key]):
                 is_answer = message.get("role", message.get("from")) not in ("system", "user", "human", "tool")
-                yield f"{column}.{key}", *_harm_of_key(key, message[key], is_answer)
+                yield f"{column}.{key}", *_effect_of_key(key, message[key], is_answer)
         parts = message.get("content", message.get("value"))
         for part in parts if isinstance(parts, list) else ():
             for key in sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) else ():
                 if not _is_empty(part[key]):
-                    is_learned = key in DETAILS or key in LEARNED_KEYS or key in ("train", "weight")
-                    harm = "which part is learned, and only whole messages can be chosen" if is_learned else ""
-                    yield f"{column}.content.{key}", harm if not _is_one(part[key]) else "", ""
+                    chooses = key in DETAILS or key in LEARNED_KEYS or key in ("train", "weight")
+                    found = PART_CHOSEN if chooses and not _is_one(part[key]) else ""
+                    yield f"{column}.content.{key}", found, ""
 
 
-def _harm_of_key(key: str, value: Any, is_answer: bool) -> tuple[str, str]:
+def _effect_of_key(key: str, value: Any, is_answer: bool) -> tuple[str, str]:
+    """What would be learned wrongly if a key of a message were ignored, and a way to use it; empty if nothing."""
     if key in DETAILS:
-        return "which part is learned, and only whole messages can be chosen", ""
-    if key in LEARNED_KEYS and (not _is_one(value) if is_answer else bool(value)):
-        return (
-            f"{_short(value)}: how much is learned from a message",
-            f"call it {LEARNED_KEYS[key]}, on assistant turns",
-        )
+        return PART_CHOSEN, ""
+    if key in LEARNED_KEYS:
+        is_harmful = not _is_one(value) if is_answer else bool(value)
+        if is_harmful:
+            fix = f"call it {LEARNED_KEYS[key]}, on assistant turns"
+            return f"{_short(value)}: how much is learned from a message", fix
     if key in ("label", "kto_tag") and _is_false(value):
         return f"{_short(value)}: an answer marked as bad would be learned", "remove such rows"
-    return ("media, and only text is learned from", "") if key in MEDIA else ("", "")
+    if key in MEDIA:
+        return "media, and only text is learned from", ""
+    return "", ""
 
 
 def _is_empty(value: Any) -> bool:

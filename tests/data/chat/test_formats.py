@@ -1,12 +1,14 @@
 """Rows as others write them: read as what they mean, or told what is wrong and where."""
 
 import json
+import re
 
 import pytest
-from data_helpers import ANSWER, SYSTEM, USER, sample_of, told
+from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
+from helpers import ROOT
 
 from kit.data.chat.columns import choose_fields
-from kit.data.chat.formats import FIELDS, plain_text, to_sample
+from kit.data.chat.formats import FORMATS, format_of, plain_text, to_sample
 
 # What is read
 
@@ -120,11 +122,11 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS)
 def test_a_bad_row_is_told_with_its_field(row, message):
-    assert message in told(row)
+    assert message in problems_of(row)
 
 
 def test_values_of_tables_that_json_lacks_are_told_by_their_type():
-    assert told({"text": b"a"}) == "text: a value of type bytes; expected a string"
+    assert problems_of({"text": b"a"}) == "text: a value of type bytes; expected a string"
 
 
 def test_a_row_of_another_kind_than_the_first_is_told_with_what_it_has():
@@ -146,11 +148,37 @@ def test_what_only_later_rows_have_counts_too():
     assert (system["content"], user["content"]) == ("d", "a\n\nc")
 
 
-def test_every_field_belongs_to_a_format():
-    assert set(FIELDS) == {
-        *("messages", "conversations", "tools", "system", "prompt", "completion"),
-        *("instruction", "input", "output", "history", "input_ids", "labels", "text", "chat_template_kwargs"),
-    }
+def test_no_two_formats_begin_with_the_same_column():
+    first_columns = [format.columns[0] for format in FORMATS]
+    assert len(set(first_columns)) == len(first_columns)
+
+
+def documented_formats():
+    """The table of formats in docs/data.md: of each, its columns and the examples of its rows."""
+    section = (ROOT / "docs/data.md").read_text().split("## Formats\n")[1].split("\n## ")[0]
+    documented = []
+    for columns, example in re.findall(r"^\|(.*?)\| `(\{.*\})` \|$", section, re.MULTILINE):
+        if columns.strip():
+            documented.append((tuple(re.findall(r"`(\w+)`", columns)), []))
+        documented[-1][1].append(example)
+    return documented
+
+
+def test_the_page_on_data_lists_the_formats_in_order_of_precedence():
+    assert [columns for columns, _ in documented_formats()] == [format.columns for format in FORMATS]
+    page = (ROOT / "docs/data.md").read_text()
+    for format in FORMATS:
+        for column in format.optional + format.all_or_none:
+            assert f"`{column}`" in page or f'"{column}":' in page, column
+
+
+def test_each_example_of_the_page_on_data_is_read_as_its_format():
+    for columns, examples in documented_formats():
+        for example in examples:
+            row = json.loads(example.replace("[...]", json.dumps([USER, ANSWER])).replace("{...}", "{}"))
+            sample = sample_of(row)
+            assert isinstance(sample, dict), f"{example}: {sample}"
+            assert format_of(choose_fields(list(row), {}, "train.jsonl")).columns == columns
 
 
 def turns(*texts):
@@ -178,16 +206,16 @@ def test_the_history_of_alpaca_becomes_earlier_turns(as_text):
     ],
 )
 def test_a_bad_history_is_told(history, message):
-    assert message in told({"instruction": "Hi", "output": "Hello", "history": history})
+    assert message in problems_of({"instruction": "Hi", "output": "Hello", "history": history})
 
 
 def test_messages_may_be_json_text_as_in_a_table_of_cells():
     for field, roles in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
         messages = [dict(zip(roles, pair, strict=True)) for pair in (("user", "Hi"), ("assistant", "Hello"))]
         assert sample_of({field: json.dumps(messages)}) == {"messages": [USER, ANSWER]}
-        assert f"{field}: a string that is no JSON list; expected a list of messages" in told({field: "[{]"})
-        assert "write json.dumps(...) into the cell" in told({field: str(messages)})
-    assert "messages[0].role: found 'usr'" in told({"messages": '[{"role": "usr", "content": "a"}]'})
+        assert f"{field}: a string that is no JSON list; expected a list of messages" in problems_of({field: "[{]"})
+        assert "write json.dumps(...) into the cell" in problems_of({field: str(messages)})
+    assert "messages[0].role: found 'usr'" in problems_of({"messages": '[{"role": "usr", "content": "a"}]'})
 
 
 def test_an_empty_system_turn_of_sharegpt_is_none():
@@ -195,21 +223,23 @@ def test_an_empty_system_turn_of_sharegpt_is_none():
     assert sample_of({"conversations": turns}) == {"messages": [USER, ANSWER]}
     assert sample_of({"conversations": turns, "system": "Be kind"}) == {"messages": [SYSTEM, USER, ANSWER]}
     turns[2]["value"] = ""
-    assert told({"conversations": turns}).startswith("conversations[2].value: empty")
-    assert "conversations[0].value: null" in told({"conversations": [{"from": "system", "value": None}, *turns[1:]]})
+    assert problems_of({"conversations": turns}).startswith("conversations[2].value: empty")
+    assert "conversations[0].value: null" in problems_of(
+        {"conversations": [{"from": "system", "value": None}, *turns[1:]]}
+    )
 
 
 @pytest.mark.parametrize("message", [{"from": "human", "value": "Hi"}, {"role": "human", "content": "Hi"}])
 def test_roles_of_sharegpt_in_messages_are_told_with_the_flag_that_reads_them(message):
     answer = {"from": "gpt", "value": "Hello"} if "from" in message else ANSWER
-    assert "--dataset_columns messages=conversations reads them" in told({"messages": [message, answer]})
+    assert "--dataset_columns messages=conversations reads them" in problems_of({"messages": [message, answer]})
     assert sample_of({"messages": [message, answer]}, conversations="messages") == {"messages": [USER, ANSWER]}
 
 
 def test_a_prompt_and_a_completion_may_be_messages_as_json_text_but_not_as_python_prints_them():
     row = {"prompt": [USER], "completion": [ANSWER]}
     assert sample_of({key: json.dumps(value) for key, value in row.items()}) == row
-    printed = told({key: str(value) for key, value in row.items()})
+    printed = problems_of({key: str(value) for key, value in row.items()})
     assert printed.startswith("prompt: a string that is no JSON list") and "json.dumps" in printed
     texts = {"prompt": json.dumps([{"role": "user"}]), "completion": "[1, 2]"}
     assert sample_of(texts) == texts

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from data_helpers import ANSWER, SYSTEM, USER, sample_of, told
+from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
 
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -215,7 +215,7 @@ BAD_MESSAGES = [
 
 @pytest.mark.parametrize(("messages", "message"), BAD_MESSAGES)
 def test_bad_messages_are_told_with_their_field(messages, message):
-    assert message in told({"messages": messages})
+    assert message in problems_of({"messages": messages})
 
 
 def test_all_that_is_wrong_with_a_row_is_told():
