@@ -49,8 +49,9 @@ from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, UserError, raise_if
 from kit.export.final import save_final
+from kit.model.four_bit import four_bit_config
 from kit.model.load import build_meta_model, build_model, check_model, open_config
-from kit.model.parts import aux_loss_coef, four_bit_config
+from kit.model.parts import aux_loss_coef
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
 from kit.strategy.topology import Topology, check_router_loss

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, first_line, open_adapter
-from kit.model.parts import adaptable, misnamed, split_targets
-from kit.model.token_rows import beside_adapters, check_beside, num_rows
+from kit.model.targets import all_linear_targets, last_part, lost_on_reload, matches, split_targets
+from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
+
+_FIELD = "adapter_name_or_path"
 
 
 def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch.nn.Module:
@@ -28,136 +31,164 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    adapted = _adapted(model, settings, seed)
-    for module in adapted.modules():
-        if isinstance(module, BaseTunerLayer):
-            # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
-            # autocast, weights and inputs have one dtype anyway.
-            module.cast_input_dtype_enabled = False  # type: ignore[assignment]
-    return adapted
-
-
-def _adapted(model: Any, settings: MethodSettings, seed: int) -> torch.nn.Module:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     # Every rank must create the same matrices, because sharding keeps a part of each rank's own copy.
     torch.manual_seed(seed)
-    if settings.adapter_name_or_path:
-        with warnings.catch_warnings():
-            # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-            folder = open_adapter(settings.adapter_name_or_path)
-            return _settled(PeftModel.from_pretrained(model, str(folder), is_trainable=True))
-    targets = settings.lora_target_modules
-    modules, fused = (adaptable(model), None) if targets == "all-linear" else split_targets(model, list(targets))
-    adapted = get_peft_model(
-        model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            # The commit of a hub id; without it peft would open what the branch has become.
-            revision=commit_of(settings.model_name_or_path, settings.model_revision),
-            r=settings.lora_r,
-            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
-            lora_dropout=settings.lora_dropout,
-            target_modules=modules,
-            target_parameters=fused or None,
-            use_rslora=settings.use_rslora,
-            use_dora=settings.use_dora,
-            **beside_adapters(model, settings),
-        ),
-    )
-    return _settled(adapted)
-
-
-def _settled(adapted: Any) -> torch.nn.Module:
-    """Convert the trainable weights to float32, since peft leaves rows and whole modules in the dtype of the base."""
+    adapted: Any = _load_adapter(model, settings) if settings.adapter_name_or_path else _new_adapter(model, settings)
     for parameter in adapted.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad:  # peft leaves rows and whole modules in the dtype of the base
             parameter.data = parameter.data.float()
     config = adapted.peft_config["default"]
     if config.modules_to_save or config.trainable_token_indices:
-        from kit.model.row_layers import improve
+        from kit.model.row_layers import install_row_layers, keep_ties
 
-        improve(adapted.get_base_model())
+        install_row_layers(adapted.get_base_model())
+        keep_ties(adapted.get_base_model())
+    for module in adapted.modules():
+        if isinstance(module, BaseTunerLayer):
+            # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
+            # autocast, weights and inputs have one dtype anyway.
+            module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
     return adapted
+
+
+def _load_adapter(model: Any, settings: MethodSettings) -> Any:
+    from peft import PeftModel
+
+    folder = open_adapter(settings.adapter_name_or_path or "")
+    with warnings.catch_warnings():
+        # The warning is expected for a model on meta: in a dry run, and if rank 0 sends the weights.
+        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+def _new_adapter(model: Any, settings: MethodSettings) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    modules: list[str]
+    parameters: list[str] = []
+    if settings.lora_target_modules == "all-linear":
+        modules = all_linear_targets(model)
+    else:
+        modules, parameters = split_targets(model, list(settings.lora_target_modules))
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        # The commit of a hub id; without it peft would open what the branch has become.
+        revision=commit_of(settings.model_name_or_path, settings.model_revision),
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.lora_dropout,
+        target_modules=modules,
+        target_parameters=parameters or None,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
+        **rows_and_modules_options(model, settings),
+    )
+    return get_peft_model(model, config)
 
 
 def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check whether the adapters of ``settings``, new or from files, fit the model. Does not change ``meta_model``."""
-    if not settings.adapter_name_or_path:
-        return _check_targets(settings, meta_model) + check_beside(settings, meta_model)
-    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+    if settings.adapter_name_or_path:
+        return _check_saved_adapter(settings, meta_model)
+    return _check_targets(settings, meta_model) + check_rows_and_modules(settings, meta_model)
+
+
+def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+    from peft import PeftConfig
 
     try:
-        folder = open_adapter(settings.adapter_name_or_path)
+        folder = open_adapter(settings.adapter_name_or_path or "")
     except UserError as error:
         return error.problems
     try:
         config: Any = PeftConfig.from_pretrained(str(folder))
-        base, kind, use_dora = (
-            config.base_model_name_or_path,
-            config.peft_type.value,
-            getattr(config, "use_dora", False),
-        )
+        base = config.base_model_name_or_path
+        kind = config.peft_type.value
+        use_dora = getattr(config, "use_dora", False)
         # Not needed for a check of shapes: some initial values need the base's weights, and the base may have moved.
-        config.init_lora_weights, config.base_model_name_or_path = False, None
+        config.init_lora_weights = False
+        config.base_model_name_or_path = None
     except Exception as error:  # the JSON may hold anything
         found = f"{folder / ADAPTER_FILES[0]} is no adapter's: {first_line(error)}"
-        return [Problem("adapter_name_or_path", found)]
+        return [Problem(_FIELD, found)]
     if kind != "LORA":
-        return [Problem("adapter_name_or_path", f"{folder} holds a {kind} adapter", "a LoRA")]
-    rows = config.trainable_token_indices or []
-    last = max((max(ids) for ids in (rows.values() if isinstance(rows, dict) else [rows]) if ids), default=-1)
-    if last >= num_rows(meta_model):
-        found = f"{folder} trained the token of id {last}, this model has {num_rows(meta_model)} rows"
-        return [Problem("adapter_name_or_path", found, "its tokenizer beside it", f"its base is {base}")]
+        return [Problem(_FIELD, f"{folder} holds a {kind} adapter", "a LoRA")]
+    last_id = _last_trained_id(config)
+    if last_id >= num_rows(meta_model):
+        found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
+        return [Problem(_FIELD, found, "its tokenizer beside it", f"its base is {base}")]
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
-        return [Problem("adapter_name_or_path", found, fix="use --method lora")]
+        return [Problem(_FIELD, found, fix="use --method lora")]
+    return _check_shapes(folder, config, base, meta_model)
+
+
+def _last_trained_id(config: Any) -> int:
+    """The largest id of a token whose row the adapter trained; -1 if there is none."""
+    indices = config.trainable_token_indices or []  # ids, or ids for each module
+    lists = list(indices.values()) if isinstance(indices, dict) else [indices]
+    return max((max(ids) for ids in lists if ids), default=-1)
+
+
+def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) -> list[Problem]:
+    """Compare the tensors in the file of an adapter with those that the model with it would have.
+
+    Args:
+        config: of the adapter.
+        base: the model that the adapter names, for the message.
+    """
+    from peft import get_peft_model, get_peft_model_state_dict
+
     try:
         adapted = get_peft_model(copy.deepcopy(meta_model), config)
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
-        return [Problem("adapter_name_or_path", f"{folder}: {first_line(error)}", fix=f"its base is {base}")]
+        return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=f"its base is {base}")]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    wanted = {name: list(tensor.shape) for name, tensor in state.items()}
-    stored = {name: shape for name, shape in stored.items() if "lora_" in name or name in wanted}
-    differing = sorted(name for name in {**wanted, **stored} if wanted.get(name) != stored.get(name))
+    expected = {name: list(tensor.shape) for name, tensor in state.items()}
+    stored = {name: shape for name, shape in stored.items() if "lora_" in name or name in expected}
+    differing = sorted(name for name in {**expected, **stored} if expected.get(name) != stored.get(name))
     if not differing:
         return []
-    has, needs = (shapes.get(differing[0], "absent") for shapes in (stored, wanted))
-    found = f"{folder} does not fit this model in {len(differing)} tensors: {differing[0]} is {has}"
-    return [Problem("adapter_name_or_path", found, str(needs), f"its base is {base}")]
+    name = differing[0]
+    found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
+    return [Problem(_FIELD, found, str(expected.get(name, "absent")), f"its base is {base}")]
 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     problems = []
-    modules = dict(meta_model.named_modules())
-    linear = {name.rsplit(".", 1)[-1] for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    linear = {last_part(name) for name, module in meta_model.named_modules() if isinstance(module, torch.nn.Linear)}
     expected = f"all-linear, or some of {', '.join(sorted(linear))}"
-    targets: list[str] = [] if settings.lora_target_modules == "all-linear" else list(settings.lora_target_modules)
-    lost = misnamed(meta_model)
-    for target in split_targets(meta_model, targets)[0]:
-        targeted = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
-        if not targeted:
-            problems.append(
-                Problem("lora_target_modules", f"no module {target!r}", expected, did_you_mean(target, linear))
-            )
-        elif not all(isinstance(module, torch.nn.Linear) for module in targeted) and _refusal(
-            settings.model_copy(update={"lora_target_modules": [target]}), meta_model
-        ):
-            found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
-            problems.append(Problem("lora_target_modules", found, expected))
-        elif away := [name for name in lost if name == target or name.endswith(f".{target}")]:
-            found = f"{target!r} is also {away[0]}, whose saved adapter peft would not find again"
-            problems.append(Problem("lora_target_modules", found, "names that leave it out, or all-linear"))
-    if not problems and (reason := _refusal(settings, meta_model)):
+    if settings.lora_target_modules != "all-linear":
+        lost = lost_on_reload(meta_model)
+        for target in split_targets(meta_model, list(settings.lora_target_modules))[0]:
+            targeted = [module for name, module in meta_model.named_modules() if matches(name, target)]
+            lost_here = [name for name in lost if matches(name, target)]
+            if not targeted:
+                found = f"no module {target!r}"
+                problems.append(Problem("lora_target_modules", found, expected, did_you_mean(target, linear)))
+            elif _takes_no_adapter(settings, meta_model, target, targeted):
+                found = f"{target!r} is a {type(targeted[0]).__name__}, which takes no adapter"
+                problems.append(Problem("lora_target_modules", found, expected))
+            elif lost_here:
+                found = f"{target!r} is also {lost_here[0]}, whose saved adapter peft would not find again"
+                problems.append(Problem("lora_target_modules", found, "names that leave it out, or all-linear"))
+    reason = "" if problems else _refusal(settings, meta_model)
+    if reason:
         found = f"peft cannot adapt {type(meta_model).__name__} so ({reason})"
         problems.append(Problem("lora_target_modules", found, expected))
     return problems
+
+
+def _takes_no_adapter(settings: MethodSettings, meta_model: Any, target: str, modules: list[Any]) -> bool:
+    """Whether peft refuses ``target`` alone, the name of ``modules``."""
+    if all(isinstance(module, torch.nn.Linear) for module in modules):
+        return False
+    alone = settings.model_copy(update={"lora_target_modules": [target]})
+    return bool(_refusal(alone, meta_model))
 
 
 def _refusal(settings: MethodSettings, meta_model: Any) -> str:

@@ -40,7 +40,7 @@ _NEED_MASK = {"minimax"}
 _IGNORED_ARGUMENTS = {"position_ids", "cu_seq_lens_k", "max_length_k", "output_router_logits"}
 
 
-def register() -> None:
+def register_varlen() -> None:
     """Register ``VARLEN`` with transformers; models built after this call may use it."""
     AttentionInterface.register(VARLEN, varlen_attention)
     AttentionMaskInterface.register(VARLEN, LazyMask)
@@ -57,9 +57,9 @@ def needs_mask(config: Any) -> bool:
 def is_causal(config: Any) -> bool:
     """Return whether a token attends only to earlier tokens and itself."""
     configs = (config, config.get_text_config())
-    return config.model_type not in NOT_CAUSAL and all(
-        getattr(each, "is_causal", True) and not getattr(each, "use_bidirectional_attention", False) for each in configs
-    )
+    if config.model_type in NOT_CAUSAL or not all(getattr(each, "is_causal", True) for each in configs):
+        return False
+    return not any(getattr(each, "use_bidirectional_attention", False) for each in configs)
 
 
 @contextmanager
@@ -85,11 +85,11 @@ def supports_sdpa(config: Any) -> bool:
 
 
 def _model_class(config: Any) -> Any:
-    """The class of transformers for ``config``; None if the model brings its own code."""
+    """The class in transformers for ``config``; None if the model's code is not in transformers."""
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
 
-def unfit(config: Any) -> str:
+def why_not_varlen(config: Any) -> str:
     """Return why a model with this ``config`` cannot use packed attention; an empty string if it can."""
     if not supports_sdpa(config):
         return "a model class that takes eager attention only"
@@ -178,15 +178,20 @@ def varlen_attention(
         )
     if key.shape[2] != query.shape[2]:
         raise ValueError(f"past_key_values: {key.shape[2] - query.shape[2]} earlier tokens in a packed call")
-    if attention_mask.is_given if isinstance(attention_mask, LazyMask) else attention_mask is not None:
-        raise ValueError("attention_mask: given to a packed call; expected None, the samples are told by cu_seq_lens_q")
+    has_mask = attention_mask.is_given if isinstance(attention_mask, LazyMask) else attention_mask is not None
+    if has_mask:
+        raise ValueError(
+            "attention_mask: given to a packed call; expected None, since cu_seq_lens_q has the bounds of the samples"
+        )
     if cu_seq_lens_q.dtype != torch.int32 or max_length_q is None:
         found = f"{cu_seq_lens_q.dtype} and {max_length_q}"
         raise ValueError(f"cu_seq_lens_q and max_length_q: {found}; expected torch.int32 and a number of tokens")
-    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if not is_causal:
         raise ValueError("is_causal: false in a packed call")
-    options = {"dropout": dropout, **{name: kwargs[name] for name in kwargs.keys() - _IGNORED_ARGUMENTS}}
-    for name, option in sorted(options.items()):
+    options = {name: option for name, option in kwargs.items() if name not in _IGNORED_ARGUMENTS}
+    for name, option in sorted({"dropout": dropout, **options}.items()):
         if isinstance(option, torch.Tensor) or option:
             raise ValueError(f"{name}: packed attention would ignore it; expected none in a packed call")
 

@@ -9,35 +9,47 @@ from typing import Any
 
 from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, did_you_mean
-from kit.model.reach import out_of_reach
+from kit.model.reach import unreached_parts
 
 
 def freeze(model: Any, settings: MethodSettings) -> None:
     """Freeze the parameters that match ``freeze``, or all that do not match ``train_only``."""
-    chosen = _chosen(model, settings.freeze or settings.train_only or [])
+    if settings.train_only:
+        trained = _matched_parameters(model, settings.train_only)
+        frozen = {id(parameter) for parameter in model.parameters()} - trained
+    else:
+        frozen = _matched_parameters(model, settings.freeze or [])
     for parameter in model.parameters():
-        if (id(parameter) in chosen) != bool(settings.train_only):
+        if id(parameter) in frozen:
             parameter.requires_grad_(False)
 
 
 def check_freeze(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check that every pattern matches a parameter, and that something is left to train. Does not change the model."""
-    field, patterns = ("freeze", settings.freeze) if settings.freeze else ("train_only", settings.train_only)
+    if settings.freeze:
+        field, patterns = "freeze", settings.freeze
+    elif settings.train_only:
+        field, patterns = "train_only", settings.train_only
+    else:
+        return []
     names = [name for name, _ in meta_model.named_parameters(remove_duplicate=False)]
     problems = [
         Problem(field, f"{pattern!r} matches no parameter", f"a pattern such as {names[0]!r}", _hint(pattern, names))
-        for pattern in patterns or []
+        for pattern in patterns
         if not _matching(pattern, names)
     ]
-    chosen = _chosen(meta_model, patterns or [])
-    away = _chosen(meta_model, [f"{name}*" for name in out_of_reach(meta_model)])
-    rest = {id(p) for p in meta_model.parameters()} - away
-    if not problems and patterns and not (rest - chosen if settings.freeze else rest & chosen):
-        problems.append(Problem(field, "nothing is left to train", "some parameter that no pattern matches"))
-    return problems
+    if problems:
+        return problems
+    matched = _matched_parameters(meta_model, patterns)
+    unreached = _matched_parameters(meta_model, [f"{name}*" for name in unreached_parts(meta_model)])
+    reached = {id(parameter) for parameter in meta_model.parameters()} - unreached
+    trained = reached - matched if settings.freeze else reached & matched
+    if not trained:
+        return [Problem(field, "nothing is left to train", "some parameter that no pattern matches")]
+    return []
 
 
-def _chosen(model: Any, patterns: list[str]) -> set[int]:
+def _matched_parameters(model: Any, patterns: list[str]) -> set[int]:
     """The ``id`` of each parameter that has a name which matches one of ``patterns``."""
     parameters = model.named_parameters(remove_duplicate=False)
     return {id(p) for name, p in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)}
@@ -52,6 +64,8 @@ def _hint(pattern: str, names: list[str]) -> str:
     for near in (f"{pattern}*", f"*{pattern}", f"*{pattern}*"):
         if _matching(near, names):
             return f"did you mean {near!r}?"
-    parts = [name.split(".") for name in names]
-    modules = {".".join([*words[:i], "*"]) for words in parts for i in range(1, len(words))}
+    modules: set[str] = set()
+    for name in names:
+        parts = name.split(".")
+        modules.update(".".join([*parts[:i], "*"]) for i in range(1, len(parts)))
     return did_you_mean(pattern, [*names, *sorted(modules)])

@@ -27,16 +27,15 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.attention import NOT_CAUSAL, VARLEN, supports_sdpa, unfit
-from kit.model.attention import register as register_attention
-from kit.model.four_bit import made_on, packed_on_meta
+from kit.model.attention import NOT_CAUSAL, VARLEN, register_varlen, supports_sdpa, why_not_varlen
+from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, first_line, has_weights, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
-from kit.model.parts import aux_loss_coef, check_parts, four_bit_config
+from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
-from kit.model.reach import freeze_out_of_reach, only_chooses
-from kit.model.token_rows import grow
+from kit.model.reach import belongs_to_selector, freeze_unreached_parts
+from kit.model.token_rows import add_rows
 
 _FINGERPRINT_BYTES = 1 << 20  # read at the beginning and at the end of each weight file
 
@@ -52,7 +51,7 @@ def open_config(settings: ModelSettings) -> Any:
 
 
 def fingerprint(settings: ModelSettings) -> str:
-    """Return a text that identifies the base model.
+    """Return a string that identifies the base model.
 
     For a hub id it is the commit. For a folder it is ``folder_fingerprint``; hashing whole weight files would take
     minutes.
@@ -107,7 +106,7 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
             raise UserError(Problem("model_name_or_path", f"{found}: {first_line(error)}")) from None
         found = f"{type(other).__name__} has no {attention} attention here"
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
-    grow(model, settings)
+    add_rows(model, settings)
     return model
 
 
@@ -117,11 +116,11 @@ def attention_of(settings: ModelSettings, config: Any, packing: bool) -> str:
     Args:
         packing: whether batches are packed; then ``auto`` is ``VARLEN`` where the model can use it.
     """
-    register_attention()
+    register_varlen()
     if settings.attn_implementation == "auto":
         if not supports_sdpa(config):
             return "eager"
-        return VARLEN if packing and not unfit(config) else "sdpa"
+        return VARLEN if packing and not why_not_varlen(config) else "sdpa"
     return VARLEN if settings.attn_implementation == "varlen" else settings.attn_implementation
 
 
@@ -165,7 +164,7 @@ def check_model(
                 "--method qlora quantises it",
             )
         )
-    if settings.attn_implementation == "varlen" and (reason := unfit(config)):
+    if settings.attn_implementation == "varlen" and (reason := why_not_varlen(config)):
         problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
@@ -204,7 +203,7 @@ def build_model(
         model = _on_meta(settings, config, attention)
         if settings.method == "qlora":
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
-    grow(model, settings)
+    add_rows(model, settings)
     model.config.use_cache = False
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -215,10 +214,11 @@ def build_model(
             module.support_avx512bf16_for_cpu = False
     base = model
     model = attach_adapter(model, settings, seed)
-    freeze_out_of_reach(base)
+    freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad and not only_chooses(name):  # rounding could change which expert is chosen
+            # Rounding could change which expert is selected.
+            if not parameter.requires_grad and not belongs_to_selector(name):
                 parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
     install_loss_head(base, router_aux_loss_coef=aux_loss_coef(base, router_aux_loss_coef))
     model.train()
@@ -230,14 +230,14 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     compute = getattr(torch, plan.compute_dtype)
     loader: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": torch.float32 if settings.method == "full" else compute}
-    if plan.device != "cpu" or settings.method == "qlora":  # 4-bit weights go to a GPU unless they are told not to
+    if plan.device != "cpu" or settings.method == "qlora":  # without a map, transformers puts 4-bit weights on a GPU
         options["device_map"] = {"": plan.device}
     quantise_on = plan.quantise_on or plan.device
-    elsewhere = settings.method == "qlora" and quantise_on != plan.device
+    quantises_elsewhere = settings.method == "qlora" and quantise_on != plan.device
     if settings.method == "qlora":
         options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
     try:
-        with _nothing_unpickled(settings), made_on(quantise_on) if elsewhere else nullcontext():
+        with _nothing_unpickled(settings), quantising_on(quantise_on) if quantises_elsewhere else nullcontext():
             model, loaded = loader.from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=config,

@@ -2,100 +2,115 @@
 
 A forward pass on the meta device finds most of them. It reads no weights and computes only shapes, so it takes seconds,
 whatever the size of the model. A family whose forward needs values (tokens per expert, where a patch begins) cannot be
-traced. There the names of ``_CHOOSERS`` count, and the first step of training refuses what got no gradient.
+traced. There the names of ``_SELECTORS`` count, and the first step of training refuses what got no gradient.
 """
 
 import copy
 import re
 from contextlib import suppress
-from itertools import accumulate
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from kit.model.attention import without_search_for_packs
 
-# Parts that only choose, so that no gradient reaches them: which keys or experts a token sees, where a patch begins.
-_CHOOSERS = re.compile(r"(^|\.)(indexer|patcher|\w*score_correction_bias|expert_bias)$")
+# Parts that only select, so that no gradient reaches them: which keys or experts a token sees, where a patch begins.
+_SELECTORS = re.compile(r"(^|\.)(indexer|patcher|\w*score_correction_bias|expert_bias)$")
 _TRACED_TOKENS = 16
-_traced: dict[tuple[type, str], tuple[list[str], list[str]]] = {}
 
 
-def only_chooses(name: str) -> bool:
-    """Return whether a parameter belongs to a part that only chooses: keys or experts."""
-    return any(_CHOOSERS.search(part) for part in accumulate(name.split("."), "{}.{}".format))
+@dataclass(frozen=True)
+class Trace:
+    """What a forward pass of text leaves out, by names; both lists are empty if it could not be traced.
+
+    Weights of a module that is not called may get a gradient all the same: if the model reads them itself, or another
+    module is tied to them.
+    """
+
+    parameters_without_gradient: list[str] = field(default_factory=list)
+    uncalled_modules: list[str] = field(default_factory=list)  # linear ones
 
 
-def out_of_reach(model: Any) -> list[str]:
+_traces: dict[tuple[type, str], Trace] = {}
+
+
+def belongs_to_selector(name: str) -> bool:
+    """Return whether a parameter belongs to a part that only selects keys or experts."""
+    return any(_SELECTORS.search(part) for part in [*_parents(name), name])
+
+
+def unreached_parts(model: Any) -> list[str]:
     """Return the names of modules and parameters to which a batch of text sends no gradient.
 
     These are towers for images and sound with their projectors, attention to an encoder that is not there, and parts
-    that only choose.
+    that only select.
 
     Args:
         model: a base model, without adapters.
     """
     config = model.config.get_text_config()
     parameters = dict(model.named_parameters())
-    everything = [name for name, _ in model.named_modules()] + list(parameters)
-    names = [name for name in everything if _CHOOSERS.search(name) or _is_skipped_layer(name, config)]
-    unreached = {id(parameters[name]) for name in beyond_text(model)[0] if name in parameters}
-    if config is not model.config:
-        heads = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-        reached = {id(p) for part in heads if part is not None for p in part.parameters()}
+    unreached = {id(parameters[name]) for name in trace(model).parameters_without_gradient if name in parameters}
+    if config is not model.config:  # a model of more than text
+        text_parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+        reached = {id(p) for part in text_parts if part is not None for p in part.parameters()}
         unreached |= {id(p) for p in parameters.values()} - reached
-    modules = [
+    names = [
         name
-        for name, module in model.named_modules()
-        if (owned := list(module.parameters())) and all(id(p) in unreached for p in owned)
+        for name in [*(name for name, _ in model.named_modules()), *parameters]
+        if _SELECTORS.search(name) or _is_skipped_layer(name, config)
     ]
-    return _outermost(names + modules + [name for name, p in parameters.items() if id(p) in unreached])
+    for name, module in model.named_modules():
+        owned = list(module.parameters())
+        if owned and all(id(parameter) in unreached for parameter in owned):
+            names.append(name)
+    names += [name for name, parameter in parameters.items() if id(parameter) in unreached]
+    return _outermost(names)
+
+
+def freeze_unreached_parts(model: Any) -> None:
+    """Freeze what no text reaches: it gets no gradients, for which DDP would wait."""
+    prefixes = tuple(f"{name}." for name in unreached_parts(model))
+    for name, parameter in model.named_parameters():
+        if f"{name}.".startswith(prefixes):
+            parameter.requires_grad_(False)
 
 
 def _outermost(names: list[str]) -> list[str]:
     """The names that do not lie within another of them."""
-    given = dict.fromkeys(names)
-    return [name for name in given if not any(part in given for part in _parents(name))]
+    unique = dict.fromkeys(names)
+    return [name for name in unique if not any(parent in unique for parent in _parents(name))]
 
 
 def _parents(name: str) -> list[str]:
-    return list(accumulate(name.split("."), "{}.{}".format))[:-1]
-
-
-def freeze_out_of_reach(model: Any) -> None:
-    """Freeze what no text reaches: it gets no gradients, for which DDP would wait."""
-    away = tuple(f"{name}." for name in out_of_reach(model))
-    for name, parameter in model.named_parameters():
-        if f"{name}.".startswith(away):
-            parameter.requires_grad_(False)
+    """The names of the modules that contain a module or parameter: ``a`` and ``a.b`` for ``a.b.c``."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _is_skipped_layer(name: str, config: Any) -> bool:
     """Whether a layer attends to images only, and is skipped without any (Llama 3.2 Vision)."""
-    number = name.rpartition("layers.")[2]
-    return name.endswith(f"layers.{number}") and number in map(str, getattr(config, "cross_attention_layers", ()) or ())
+    match = re.search(r"layers\.(\d+)$", name)
+    return match is not None and int(match[1]) in (getattr(config, "cross_attention_layers", None) or ())
 
 
-def beyond_text(model: Any) -> tuple[list[str], list[str]]:
-    """Trace the model's forward on meta. Returns nothing if it cannot be traced.
+def trace(model: Any) -> Trace:
+    """Trace the model's forward on meta.
 
     Args:
         model: a base model, without adapters, on any device.
-
-    Returns:
-        The names of parameters that get no gradient, and of linear modules that are not called. Weights of a module
-        that is not called may get a gradient all the same: if the model reads them itself, or another module is tied.
     """
     key = (type(model), model.config.to_json_string(use_diff=False))
-    if key not in _traced:
-        _traced[key] = ([], [])
-        with suppress(Exception), torch.device("meta"):  # the code of any family, and of strangers
-            _traced[key] = _trace(type(model)._from_config(copy.deepcopy(model.config)))
-    return _traced[key]
+    if key not in _traces:
+        _traces[key] = Trace()
+        with suppress(Exception), torch.device("meta"):  # the code of any family may fail, also code from the hub
+            _traces[key] = _trace(type(model)._from_config(copy.deepcopy(model.config)))
+    return _traces[key]
 
 
-def _trace(model: Any) -> tuple[list[str], list[str]]:
-    """``model`` is on meta, and is thrown away afterwards."""
+def _trace(model: Any) -> Trace:
+    """``model`` is on meta, and changed: it is of no further use."""
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("batched_mm")  # shapes that do not depend on the routing
     called: set[str] = set()
@@ -107,13 +122,24 @@ def _trace(model: Any) -> tuple[list[str], list[str]]:
     input_ids = torch.zeros(1, max(_TRACED_TOKENS, *windows.values(), 0), dtype=torch.int64)
     with without_search_for_packs():
         logits = model.eval()(input_ids=input_ids, use_cache=False).logits  # eval: no layer is dropped by chance
-    reached, seen, waiting = set(), set(), [logits.grad_fn]
+    reached = _leaves(logits.grad_fn)
+    return Trace(
+        parameters_without_gradient=[name for name, p in model.named_parameters() if id(p) not in reached],
+        uncalled_modules=[name for name, _ in linear if name not in called],
+    )
+
+
+def _leaves(root: Any) -> set[int]:
+    """The ``id`` of each parameter that the graph of autograd under the node ``root`` leads to."""
+    found: set[int] = set()
+    seen = set()
+    waiting = [root]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        reached.add(id(getattr(node, "variable", None)))
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
         waiting += [following for following, _ in node.next_functions]
-    unreached = [name for name, parameter in model.named_parameters() if id(parameter) not in reached]
-    return unreached, [name for name, _ in linear if name not in called]
+    return found

@@ -16,7 +16,7 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.utils.other import TrainableTokensWrapper
 
 
-class _Rows(TrainableTokensLayer):
+class _RowLayer(TrainableTokensLayer):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """An embedding's vectors [..., h] for ids [...], or a head's logits [..., V] for hidden states [..., h]."""
         adapters = self.active_adapters
@@ -27,11 +27,12 @@ class _Rows(TrainableTokensLayer):
         ids = self._ids(adapters[0], x.device)  # [n]
         if isinstance(table, torch.nn.Embedding):
             match = x.unsqueeze(-1) == ids  # [..., n]
-            chosen = F.embedding(match.int().argmax(-1), rows)
-            if (scale := self._get_embed_scale()) is not None:
-                chosen = chosen * scale.to(chosen.dtype)
+            vectors = F.embedding(match.int().argmax(-1), rows)
+            scale = self._get_embed_scale()
+            if scale is not None:
+                vectors = vectors * scale.to(vectors.dtype)
             output = table(x)
-            return torch.where(match.any(-1, keepdim=True), chosen.to(output.dtype), output)
+            return torch.where(match.any(-1, keepdim=True), vectors.to(output.dtype), output)
         output = table(x)
         return output.index_copy_(-1, ids, F.linear(x, rows).to(output.dtype))
 
@@ -43,34 +44,44 @@ class _Rows(TrainableTokensLayer):
         return cache[adapter, device]
 
 
-class _Wrapper(TrainableTokensWrapper):
+class _RowWrapper(TrainableTokensWrapper):
     def _getattr_wrapped(self, name: str, modules: Any) -> Any:
-        # The parameter, not a copy with the rows in it: who asks wants its dtype, or whether it is tied.
+        # The parameter, not a copy with the rows in it: callers want its dtype, or whether it is tied.
         return modules["token_adapter"].base_layer.weight
 
 
-def improve(base: Any) -> None:
-    """Let the rows of an adapted model be computed by this module, and keep tied weights tied when it is moved.
+def install_row_layers(base: Any) -> None:
+    """Let the rows of an adapted model be computed by the layers of this module.
 
     Args:
         base: the model inside peft's.
     """
     for module in base.modules():
         if type(module) is TrainableTokensLayer:
-            module.__class__ = _Rows
+            module.__class__ = _RowLayer
         elif type(module) is TrainableTokensWrapper:
-            module.__class__ = _Wrapper
-    # transformers looks for tied weights under names that peft's wrappers change.
-    places = defaultdict(list)
+            module.__class__ = _RowWrapper
+
+
+def keep_ties(base: Any) -> None:
+    """Let ``tie_weights`` of an adapted model tie the weights that are tied now.
+
+    The model's own ``tie_weights`` looks for them under names that peft's wrappers change.
+
+    Args:
+        base: the model inside peft's.
+    """
+    owners = defaultdict(list)  # of each parameter: its modules, and its name in each
     for module in base.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            places[parameter].append((module, name))
-    shared = [owners for owners in places.values() if len(owners) > 1]
+            owners[parameter].append((module, name))
+    tied = [places for places in owners.values() if len(places) > 1]
 
     def tie_weights(self: Any, *args: Any, **kwargs: Any) -> None:
-        for (first, name), *others in shared:
-            for module, other in others:
-                setattr(module, other, getattr(first, name))
+        for places in tied:
+            module, name = places[0]
+            for other_module, other_name in places[1:]:
+                setattr(other_module, other_name, getattr(module, name))
 
-    if shared:
+    if tied:
         base.tie_weights = MethodType(tie_weights, base)

@@ -10,6 +10,7 @@ Promises:
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, open_adapter
+from kit.model.targets import last_part, matches
 from kit.model.tokenizer import ids_of, open_tokenizer
+
+_NUM_NAMED = 8  # new tokens that are named to the user
 
 
 def num_rows(model: Any) -> int:
@@ -26,7 +30,7 @@ def num_rows(model: Any) -> int:
     return model.get_input_embeddings().weight.shape[0]
 
 
-def grow(model: Any, settings: MethodSettings) -> None:
+def add_rows(model: Any, settings: MethodSettings) -> None:
     """Give ``model`` a row for each new token of ``settings``, or for each token of an adapter that trained some rows.
 
     ``model`` may be on meta. Its config then has the new number of rows too.
@@ -66,99 +70,127 @@ def describe_new_rows(settings: ModelSettings, tokenizer: Any, rows_before: int)
     Args:
         rows_before: of the model as it lies on disk.
     """
-    ids = ids_of(tokenizer, settings.new_tokens)
-    if not ids:
+    tokens = settings.new_tokens or []
+    if not tokens:
         return []
-    shown = ", ".join(f"{token} ({id_})" for token, id_ in list(zip(settings.new_tokens or [], ids, strict=True))[:8])
-    more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
-    free = sum(id_ < rows_before for id_ in ids)
-    where = [f"{free} in free rows of the padded vocabulary"] * bool(free)
-    where += [f"embeddings grow from {rows_before} to {max(ids) + 1} rows"] * (free < len(ids))
-    return [f"new tokens: {shown}{more}; {', '.join(where)}; they start as the mean of the others"]
+    ids = ids_of(tokenizer, tokens)
+    named = [f"{token} ({id_})" for token, id_ in zip(tokens, ids, strict=True)]
+    shown = ", ".join(named[:_NUM_NAMED])
+    if len(named) > _NUM_NAMED:
+        shown += f" and {len(named) - _NUM_NAMED} more"
+    num_free = sum(id_ < rows_before for id_ in ids)
+    origins = []
+    if num_free:
+        origins.append(f"{num_free} in free rows of the padded vocabulary")
+    if num_free < len(ids):
+        origins.append(f"embeddings grow from {rows_before} to {max(ids) + 1} rows")
+    return [f"new tokens: {shown}; {', '.join(origins)}; they start as the mean of the others"]
 
 
-def beside_adapters(model: Any, settings: MethodSettings) -> dict[str, Any]:
-    """Return the arguments of ``LoraConfig`` for what trains beside the adapters."""
-    whole = [name for end in settings.lora_modules_to_save or [] for name in _for_peft(model, end)]
+def rows_and_modules_options(model: Any, settings: MethodSettings) -> dict[str, Any]:
+    """Return the arguments of ``LoraConfig`` for rows and whole modules, which train beside the adapters."""
+    whole: list[str] = []
+    for name in settings.lora_modules_to_save or []:
+        whole += _names_for_peft(model, name)
     options: dict[str, Any] = {}
-    names = _table_names(model)
-    is_tied = len(names) == 1
+    tables = _table_names(model)
     if whole:
-        options = {"modules_to_save": whole, "ensure_weight_tying": is_tied and _is_among(names[0], whole)}
+        is_tied = len(tables) == 1
+        options["modules_to_save"] = whole
+        options["ensure_weight_tying"] = is_tied and _matches_any(tables[0], whole)
     tokens = [*(settings.new_tokens or []), *(settings.trainable_tokens or [])]
-    names = [name for name in names if not _is_among(name, whole)]
-    if tokens and names:
+    tables_with_rows = [table for table in tables if not _matches_any(table, whole)]
+    if tokens and tables_with_rows:
         ids = sorted(set(ids_of(open_tokenizer(settings), tokens)))
-        options["trainable_token_indices"] = {name: ids for name in names}
+        options["trainable_token_indices"] = {table: ids for table in tables_with_rows}
     return options
 
 
-def check_beside(settings: MethodSettings, meta_model: Any) -> list[Problem]:
+def check_rows_and_modules(settings: MethodSettings, meta_model: Any) -> list[Problem]:
     """Check ``lora_modules_to_save``, and whether rows of this model can train alone."""
-    whole, problems = list(settings.lora_modules_to_save or []), []
-    modules = dict(meta_model.named_modules())
-    tables = _table_names(meta_model)
-    head = meta_model.get_output_embeddings()
-    adapted = _is_adapted(settings, meta_model)
-    able = {
-        name.rsplit(".", 1)[-1]
+    is_adapted = _adapted_modules(settings, meta_model)
+    return _check_whole_modules(settings, meta_model, is_adapted) + _check_rows(settings, meta_model, is_adapted)
+
+
+def _check_whole_modules(settings: MethodSettings, model: Any, is_adapted: Callable[[str, Any], bool]) -> list[Problem]:
+    field = "lora_modules_to_save"
+    problems = []
+    whole = list(settings.lora_modules_to_save or [])
+    modules = dict(model.named_modules())
+    tables = _table_names(model)
+    head = model.get_output_embeddings()
+    choices = {
+        last_part(name)
         for name, module in modules.items()
-        if next(module.parameters(recurse=False), None) is not None and not adapted(name, module)
+        if next(module.parameters(recurse=False), None) is not None and not is_adapted(name, module)
     }
-    expected = f"some of {', '.join(sorted(able))}"
+    expected = f"some of {', '.join(sorted(choices))}"
     for name in whole:
-        matching = [(full, module) for full, module in modules.items() if _is_among(full, [name])]
-        if not matching:
-            problems.append(Problem("lora_modules_to_save", f"no module {name!r}", expected, did_you_mean(name, able)))
-        elif name not in able and not all(full in tables or module is head for full, module in matching):
-            found = f"{name!r} gets an adapter, or holds modules that do"
-            problems.append(Problem("lora_modules_to_save", found, expected))
-    if len(tables) == 1 and any(module is head for full, module in modules.items() if _is_among(full, whole)):
-        embedding = tables[0].rsplit(".", 1)[-1]
-        if not _is_among(tables[0], whole):
-            found = "the output head without the embedding, to which it is tied in this model"
-            problems.append(Problem("lora_modules_to_save", found, fix=f"--lora_modules_to_save {embedding}"))
-    field = "new_tokens" if settings.new_tokens else "trainable_tokens"
-    if getattr(settings, field):
-        for name in tables:
-            if not _is_among(name, whole) and (found := _unfit(modules[name], adapted(name, modules[name]))):
-                short = ",".join(table.rsplit(".", 1)[-1] for table in tables)
-                problems.append(Problem(field, f"{name} {found}", fix=f"--lora_modules_to_save {short}"))
+        named = [(full, module) for full, module in modules.items() if matches(full, name)]
+        are_tables = all(full in tables or module is head for full, module in named)
+        if not named:
+            problems.append(Problem(field, f"no module {name!r}", expected, did_you_mean(name, choices)))
+        elif name not in choices and not are_tables:
+            problems.append(Problem(field, f"{name!r} gets an adapter, or holds modules that do", expected))
+    is_tied = len(tables) == 1
+    names_head = any(module is head and _matches_any(full, whole) for full, module in modules.items())
+    if is_tied and names_head and not _matches_any(tables[0], whole):
+        found = "the output head without the embedding, to which it is tied in this model"
+        problems.append(Problem(field, found, fix=f"--lora_modules_to_save {last_part(tables[0])}"))
+    return problems
+
+
+def _check_rows(settings: MethodSettings, model: Any, is_adapted: Callable[[str, Any], bool]) -> list[Problem]:
+    if settings.new_tokens:
+        field = "new_tokens"
+    elif settings.trainable_tokens:
+        field = "trainable_tokens"
+    else:
+        return []
+    problems = []
+    whole = list(settings.lora_modules_to_save or [])
+    modules = dict(model.named_modules())
+    tables = _table_names(model)
+    for table in tables:
+        reason = _why_rows_cannot_train(modules[table], is_adapted(table, modules[table]))
+        if reason and not _matches_any(table, whole):
+            names = ",".join(last_part(name) for name in tables)
+            problems.append(Problem(field, f"{table} {reason}", fix=f"--lora_modules_to_save {names}"))
     return problems
 
 
 def _table_names(model: Any) -> list[str]:
     """The names of the modules with a row for each token: the embedding, and the head unless it is tied to it."""
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    is_tied = outputs is None or outputs.weight is inputs.weight
-    return [name for name, module in model.named_modules() if module is inputs or (module is outputs and not is_tied)]
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is None or head.weight is embedding.weight
+    return [name for name, module in model.named_modules() if module is embedding or (module is head and not is_tied)]
 
 
-def _is_among(name: str, ends: list[str]) -> bool:
-    """Whether a module's full name is one of the names, or ends with one after a dot."""
-    return any(name == end or name.endswith(f".{end}") for end in ends)
+def _matches_any(name: str, targets: list[str]) -> bool:
+    return any(matches(name, target) for target in targets)
 
 
-def _for_peft(model: Any, end: str) -> list[str]:
-    """The name as it is, or full names where peft, which compares only the ends of texts, would take more modules."""
-    ending = [name for name, _ in model.named_modules() if name.endswith(end)]
-    meant = [name for name in ending if _is_among(name, [end])]
-    return [end] if meant == ending else meant
+def _names_for_peft(model: Any, name: str) -> list[str]:
+    """``name``; or the full names of its modules if peft, which compares only the ends of strings, would take more."""
+    ending = [full for full, _ in model.named_modules() if full.endswith(name)]
+    meant = [full for full in ending if matches(full, name)]
+    return [name] if meant == ending else meant
 
 
-def _is_adapted(settings: MethodSettings, model: Any) -> Any:
-    """A function that tells of a module, by name and module, whether it gets an adapter."""
-    targets, head = settings.lora_target_modules, model.get_output_embeddings()
+def _adapted_modules(settings: MethodSettings, model: Any) -> Callable[[str, Any], bool]:
+    """Return a function of a module's name and the module: whether it gets an adapter."""
+    targets = settings.lora_target_modules
+    head = model.get_output_embeddings()
 
-    def adapted(name: str, module: Any) -> bool:
+    def is_adapted(name: str, module: Any) -> bool:
         if isinstance(targets, list):
-            return _is_among(name, targets)
+            return _matches_any(name, targets)
         return isinstance(module, torch.nn.Linear) and module is not head
 
-    return adapted
+    return is_adapted
 
 
-def _unfit(table: Any, is_adapted: bool) -> str:
+def _why_rows_cannot_train(table: Any, is_adapted: bool) -> str:
     """Why single rows of a module cannot train by peft's layer for it; empty if they can."""
     if is_adapted:
         return "gets an adapter, so its rows cannot train by themselves"

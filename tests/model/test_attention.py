@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import kit.model.attention
-from kit.model.attention import VARLEN, LazyMask, needs_mask, register, unfit
+from kit.model.attention import VARLEN, LazyMask, needs_mask, register_varlen, why_not_varlen
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
 IMPLEMENTATIONS = ["sdpa", VARLEN]
@@ -36,7 +36,7 @@ def llama(implementation, **changes):
     shape = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    register()
+    register_varlen()
     torch.manual_seed(0)
     model = LlamaForCausalLM._from_config(LlamaConfig(**shape | changes), attn_implementation=implementation)
     with torch.no_grad():
@@ -259,9 +259,9 @@ def test_the_name_is_not_saved_with_the_model(tmp_path):
 
 
 def test_registering_again_changes_nothing():
-    register()
+    register_varlen()
     logits = llama(VARLEN)(**packed()).logits
-    register()
+    register_varlen()
     assert torch.equal(llama(VARLEN)(**packed()).logits, logits)
 
 
@@ -415,4 +415,4 @@ def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it(confi
     ids=lambda value: value.model_type if hasattr(value, "model_type") else value,
 )
 def test_why_a_model_cannot_take_it(config, reason):
-    assert unfit(config).startswith(reason) and bool(unfit(config)) == bool(reason)
+    assert why_not_varlen(config).startswith(reason) and bool(why_not_varlen(config)) == bool(reason)

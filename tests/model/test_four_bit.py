@@ -75,7 +75,7 @@ def test_weights_are_made_on_the_device_that_is_asked_and_kept_on_the_cpu(recipe
 
 def test_transformers_quantises_as_before_afterwards():
     plain = Bnb4bitQuantize.convert
-    with pytest.raises(OSError), four_bit.made_on("cuda:0"):
+    with pytest.raises(OSError), four_bit.quantising_on("cuda:0"):
         assert Bnb4bitQuantize.convert is not plain
         raise OSError
     assert Bnb4bitQuantize.convert is plain

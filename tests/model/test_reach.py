@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.tiny_families import tiny_config
 from kit.config.settings.method import MethodSettings
 from kit.model.parts import describe_parts
-from kit.model.reach import beyond_text, freeze_out_of_reach, out_of_reach
+from kit.model.reach import Trace, freeze_unreached_parts, trace, unreached_parts
 
 
 def on_meta(family):
@@ -28,9 +28,9 @@ def on_meta(family):
 )
 def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
     model = on_meta(family)
-    found = out_of_reach(model)
+    found = unreached_parts(model)
     assert set(parts) <= set(found) and bool(parts) == bool(found)
-    freeze_out_of_reach(model)
+    freeze_unreached_parts(model)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     assert all(name.startswith(tuple(found)) for name in frozen) and bool(frozen) == bool(parts)
     lines = "\n".join(describe_parts(model, MethodSettings(model_name_or_path="m", method="full")))
@@ -39,20 +39,20 @@ def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
 
 @pytest.mark.slow
 def test_weights_that_another_module_uses_are_trained_though_their_own_module_is_not_called():
-    unreached, uncalled = beyond_text(on_meta("zamba2"))
-    assert not unreached
-    assert {name.split(".")[2] for name in uncalled if "adapter_list" in name} == {"1", "3"}
+    found = trace(on_meta("zamba2"))
+    assert not found.parameters_without_gradient
+    assert {name.split(".")[2] for name in found.uncalled_modules if "adapter_list" in name} == {"1", "3"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v4"])
 def test_experts_and_layers_that_need_many_tokens_are_reached(family):
-    unreached, _ = beyond_text(on_meta(family))
+    unreached = trace(on_meta(family)).parameters_without_gradient
     assert all("indexer" in name or "correction_bias" in name for name in unreached)
 
 
 @pytest.mark.slow
-def test_a_forward_that_cannot_be_traced_leaves_what_names_tell():
+def test_a_forward_that_cannot_be_traced_leaves_what_the_names_show():
     model = on_meta("blt")
-    assert beyond_text(model) == ([], [])
-    assert any("patcher" in name for name in out_of_reach(model))
+    assert trace(model) == Trace()
+    assert any("patcher" in name for name in unreached_parts(model))

@@ -6,7 +6,7 @@ from helpers import make_model
 from model_helpers import BF16, FP32, build, problems
 
 from kit.model.load import build_meta_model, open_config
-from kit.model.token_rows import check_beside, describe_new_rows, num_rows
+from kit.model.token_rows import check_rows_and_modules, describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 
 NEW = ["<a>", "<b>"]
@@ -90,5 +90,5 @@ def test_rows_of_a_head_with_a_bias_are_refused(recipe, model_folder):
     mine = recipe(trainable_tokens=["<|im_end|>"])
     model = build_meta_model(mine, open_config(mine))
     model.lm_head = torch.nn.Linear(32, 320, device="meta")
-    (problem,) = check_beside(mine, model)
+    (problem,) = check_rows_and_modules(mine, model)
     assert "lm_head has a bias" in str(problem) and "--lora_modules_to_save embed_tokens,lm_head" in str(problem)

@@ -17,7 +17,7 @@ SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 
 def random_model(kind, config, implementation, size=5.0):
     """A random model; with ``size`` 5 its weights are large enough for a leak to be seen in the losses."""
-    attention.register()
+    attention.register_varlen()
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation=implementation)
     with torch.no_grad():

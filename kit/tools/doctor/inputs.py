@@ -13,9 +13,9 @@ from kit.data.read.sources import hub_id
 from kit.errors import Problems, UserError
 from kit.hub import cached, not_cached
 from kit.model.adapter import attach_adapter
+from kit.model.four_bit import quantised_on_meta
 from kit.model.load import build_meta_model, check_model, open_config
-from kit.model.parts import quantised_on_meta
-from kit.model.reach import freeze_out_of_reach
+from kit.model.reach import freeze_unreached_parts
 from kit.strategy.accelerator import check_strategy, layer_classes
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
@@ -47,7 +47,7 @@ def check_model_opens(recipe: Recipe, opened: OpenedModel) -> Result:
         adapted = copy.deepcopy(opened.meta_model)
         adapted = quantised_on_meta(adapted) if recipe.method == "qlora" else adapted
         opened.adapted = attach_adapter(adapted, recipe)
-        freeze_out_of_reach(adapted)
+        freeze_unreached_parts(adapted)
     found = f"{recipe.model_name_or_path}: {type(opened.meta_model).__name__}, {number:,} parameters"
     return of_problems("model", problems, found)
 

@@ -9,9 +9,10 @@ from kit.memory.fit import planned
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
 from kit.model.adapter import attach_adapter
+from kit.model.four_bit import quantised_on_meta
 from kit.model.locate import has_weights
-from kit.model.parts import describe_parts, quantised_on_meta
-from kit.model.reach import freeze_out_of_reach
+from kit.model.parts import describe_parts
+from kit.model.reach import freeze_unreached_parts
 from kit.preflight import Preflight
 from kit.strategy.accelerator import planned as planned_strategy
 from kit.strategy.topology import Topology
@@ -35,7 +36,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
     recipe, data = checked.recipe, checked.data
     model = quantised_on_meta(checked.meta_model) if recipe.method == "qlora" else checked.meta_model
     adapted = attach_adapter(model, recipe)
-    freeze_out_of_reach(model)
+    freeze_unreached_parts(model)
     strategy = planned_strategy(topology, adapted)
     feed = data.open_feed(recipe, Ranks(0, topology.num_processes), 0, {})
     steps = f"{checked.total_steps} steps. Dry run: nothing written but the tokenised data in the cache."
