@@ -2,8 +2,8 @@
 
     python benchmarks/plan_accuracy.py
 
-Needs no GPU and measures nothing. The formulas are those of ``kit plan``, told by fields of ``Workload`` what the other
-kit ran: weights in bf16 without a float32 copy, all logits at once, compiled layers. For memory the sum of tensors is
+Needs no GPU and measures nothing. The formulas are those of ``kit plan``. Fields of ``Workload`` say what the other kit
+ran: weights in bf16 without a float32 copy, all logits at once, compiled layers. For memory the sum of tensors is
 compared, since a published peak is what torch's allocator counted. For speed the published number should lie in the
 range. Where memory is more than 10 % off, or speed outside, the row says what is not modelled. No formula is fitted to
 a row of memory.

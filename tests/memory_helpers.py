@@ -33,7 +33,7 @@ def placed(num_processes=1, strategy=None, device_type="cpu", **more):
     return Topology(strategy=strategy, num_processes=num_processes, device_type=device_type, **plain, **more)
 
 
-def told(error, model=None, optimizer=None, topology=None, **changes):
+def message_of(error, model=None, optimizer=None, topology=None, **changes):
     answer = explain(error, model, optimizer, make(**changes), topology or placed())
     assert answer is not None and len(answer.problems) == 1
     return str(answer)

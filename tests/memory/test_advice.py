@@ -1,11 +1,11 @@
-"""Settings that work are named, the cheapest first, and told apart by whether the run goes on with them."""
+"""Settings that help are listed, the cheapest first, in two groups: the run can continue with them, or not."""
 
 import re
 from itertools import product
 
 import pytest
 import torch
-from memory_helpers import GIB, ON_CPU, ON_GPU, PHASE, make, placed, told
+from memory_helpers import GIB, ON_CPU, ON_GPU, PHASE, make, message_of, placed
 
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
@@ -128,10 +128,10 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
 
 def test_what_a_gpu_computes_does_not_fill_the_memory_of_the_cpu():
     """A process that trains on a GPU reads, loads and saves in CPU memory."""
-    text = told(MemoryError(), topology=placed(2, device_type="cuda"), per_device_train_batch_size=8)
+    text = message_of(MemoryError(), topology=placed(2, device_type="cuda"), per_device_train_batch_size=8)
     assert re.search(r"the rest +\S+ \S+  Python, libraries$", text, re.M)
     assert "-> a smaller model, or a device with more memory" in text
-    on_cpu = told(MemoryError(), topology=placed(2), per_device_train_batch_size=8)
+    on_cpu = message_of(MemoryError(), topology=placed(2), per_device_train_batch_size=8)
     assert re.search(r"the rest +\S+ \S+  activations, logits, buffers, Python, libraries$", on_cpu, re.M)
     assert "--per_device_train_batch_size 4" in on_cpu and "--num_processes 1" in on_cpu
 
@@ -144,7 +144,7 @@ def test_memory_that_others_hold_or_a_limit_denies_costs_nothing_to_get():
 
 
 @pytest.mark.parametrize(
-    ("asked", "unused", "environment", "is_told"),
+    ("asked", "unused", "environment", "is_reported"),
     [
         (2 * GIB, 6 * GIB, {}, True),
         (7 * GIB, 6 * GIB, {}, False),  # it would not have been enough
@@ -154,24 +154,24 @@ def test_memory_that_others_hold_or_a_limit_denies_costs_nothing_to_get():
         (2 * GIB, 6 * GIB, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}, False),
     ],
 )
-def test_fragments_are_told_where_they_would_have_been_enough(monkeypatch, asked, unused, environment, is_told):
+def test_fragments_are_reported_where_they_would_have_been_enough(monkeypatch, asked, unused, environment, is_reported):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     device = Device("GPU 0", 80 * GIB, GIB, 70 * GIB, unused)
     found = flags(short(TRAINING, LORA, device, asked), make(), placed(device_type="cuda"))
-    assert ("PYTORCH_ALLOC_CONF=expandable_segments:True" in found) == is_told
+    assert ("PYTORCH_ALLOC_CONF=expandable_segments:True" in found) == is_reported
 
 
 def test_a_model_without_another_attention_keeps_eager(build):
     model, _ = build()
-    assert "--attn_implementation auto" in told(RuntimeError(ON_CPU), model, attn_implementation="eager")
+    assert "--attn_implementation auto" in message_of(RuntimeError(ON_CPU), model, attn_implementation="eager")
     model._supports_sdpa = False
-    assert "--attn_implementation" not in told(RuntimeError(ON_CPU), model, attn_implementation="eager")
+    assert "--attn_implementation" not in message_of(RuntimeError(ON_CPU), model, attn_implementation="eager")
 
 
-def test_a_command_that_trains_nothing_is_told_no_setting_of_training(monkeypatch):
+def test_a_command_that_trains_nothing_gets_no_setting_of_training(monkeypatch):
     """It has no step, no checkpoint and no run that could go on."""
     monkeypatch.setattr(memory, "components", lambda *_: FULL)
     monkeypatch.setattr(memory, "_device", lambda error: GPU)

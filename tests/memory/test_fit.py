@@ -121,17 +121,17 @@ def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
 
-    def told(topology=alone, opened=config, **keys):
+    def lines_of(topology=alone, opened=config, **keys):
         recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
         return explain_auto(recipe, settle(recipe, topology, opened), topology, opened)
 
     taken = "micro-batch 1, gradient checkpointing on"
-    assert told(use_dora=True, new_tokens=["<a>"]) == [f"auto: no plan for --use_dora, --new_tokens: {taken}"]
-    assert told(freeze=["*"], gradient_checkpointing=False) == ["auto: no plan for --freeze: micro-batch 1"]
+    assert lines_of(use_dora=True, new_tokens=["<a>"]) == [f"auto: no plan for --use_dora, --new_tokens: {taken}"]
+    assert lines_of(freeze=["*"], gradient_checkpointing=False) == ["auto: no plan for --freeze: micro-batch 1"]
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
-    assert told(opened=mixtral) == [f"auto: no plan for a model of type 'mixtral': {taken}"]
-    assert told(replace(GPU, strategy=FSDP1)) == [f"auto: no plan for fsdp1: {taken}"]
-    assert told() == told(use_dora=True, per_device_train_batch_size=1, gradient_checkpointing=True) == []
-    assert told(replace(alone, device_type="cpu"), use_dora=True) == []
+    assert lines_of(opened=mixtral) == [f"auto: no plan for a model of type 'mixtral': {taken}"]
+    assert lines_of(replace(GPU, strategy=FSDP1)) == [f"auto: no plan for fsdp1: {taken}"]
+    assert lines_of() == lines_of(use_dora=True, per_device_train_batch_size=1, gradient_checkpointing=True) == []
+    assert lines_of(replace(alone, device_type="cpu"), use_dora=True) == []
     gpus(8.0)
-    assert told() == [f"auto: nothing fits by the plan: {taken}"]
+    assert lines_of() == [f"auto: nothing fits by the plan: {taken}"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, matrix, run_ranks
-from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, placed, raised, told
+from memory_helpers import GIB, ON_CPU, ON_GPU, fail, make, message_of, placed, raised
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -55,13 +55,13 @@ def backward(model):
     ],
 )
 def test_every_way_to_say_it_is_recognised(error, asked):
-    assert told(error).startswith(f"error: out of memory: {asked}")
+    assert message_of(error).startswith(f"error: out of memory: {asked}")
 
 
 def test_the_allocators_of_torch_python_and_numpy_are_understood():
-    assert "4.00 PiB asked for" in told(raised(torch.empty, 1 << 50, dtype=torch.int32))
-    assert "512.00 TiB asked for" in told(raised(np.empty, 1 << 49, dtype=np.uint8))
-    assert told(raised(bytearray, 1 << 50)).startswith("error: out of memory: in training")
+    assert "4.00 PiB asked for" in message_of(raised(torch.empty, 1 << 50, dtype=torch.int32))
+    assert "512.00 TiB asked for" in message_of(raised(np.empty, 1 << 49, dtype=np.uint8))
+    assert message_of(raised(bytearray, 1 << 50)).startswith("error: out of memory: in training")
 
 
 @pytest.mark.parametrize("chained", ["cause", "context", "suppressed", "twice"])
@@ -79,7 +79,7 @@ def test_it_is_found_behind_what_was_raised_from_it(chained):
                     raise UserError() from second
             raise ValueError("recomputation failed") from (error if chained == "cause" else None)
 
-    assert "4.0 MiB asked for" in told(raised(wrapped))
+    assert "4.0 MiB asked for" in message_of(raised(wrapped))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_weights_that_do_not_fit_are_no_mistake_in_the_models_name(model_folder,
     recipe = make(model_name_or_path=str(model_folder), method="lora")
     error = raised(build_model, recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
     assert not isinstance(error, UserError)
-    text = told(error)
+    text = message_of(error)
     assert "4.0 MiB asked for in loading\n" in text
     assert re.search(r"the rest +\S+ \S+  what is being loaded, Python, libraries$", text, re.M)
     assert "--method qlora" in text and "--per_device" not in text and "--max_length" not in text
@@ -124,11 +124,11 @@ def broken(model, kind):
 
 def test_the_module_and_the_pass_are_named(build):
     model, _ = build()
-    assert "asked for in the forward pass (LlamaMLP)\n" in told(raised(backward, broken(model, "LlamaMLP")))
+    assert "asked for in the forward pass (LlamaMLP)\n" in message_of(raised(backward, broken(model, "LlamaMLP")))
 
     model, _ = build()
     model.model.layers[1].mlp.register_full_backward_hook(fail)
-    assert "asked for in the backward pass\n" in told(raised(backward, model))
+    assert "asked for in the backward pass\n" in message_of(raised(backward, model))
 
 
 def test_a_layer_computed_again_is_part_of_the_backward_pass(build):
@@ -142,32 +142,34 @@ def test_a_layer_computed_again_is_part_of_the_backward_pass(build):
             fail()
 
     model.model.layers[2].mlp.up_proj.register_forward_pre_hook(fail_again)
-    assert "asked for in the backward pass (LlamaMLP)\n" in told(raised(backward, model), gradient_checkpointing=True)
+    assert "asked for in the backward pass (LlamaMLP)\n" in message_of(
+        raised(backward, model), gradient_checkpointing=True
+    )
 
 
 def test_the_optimisers_step_blames_no_activations(build, monkeypatch):
     model, optimizer = build()
     backward(model)
     monkeypatch.setattr(torch.optim.AdamW, "_init_group", fail)
-    text = told(raised(optimizer.step), method="full")
+    text = message_of(raised(optimizer.step), method="full")
     assert "asked for in the optimiser's step\n" in text
     assert "--per_device_train_batch_size" not in text and "--max_length" not in text
 
 
-def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
+def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
     model, _ = build()
     ids = torch.arange(3, 9)[None]
     broken(model, "LlamaMLP")
     prepared = SimpleNamespace(model=model)
     monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
-    text = told(raised(evaluate.evaluate, prepared, make(), None, None))
+    text = message_of(raised(evaluate.evaluate, prepared, make(), None, None))
     assert "asked for in evaluation (LlamaMLP)\n" in text
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
     monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
     monkeypatch.setattr(evaluate, "_stops", lambda *_: set())
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = told(raised(evaluate.evaluate, prepared, recipe, None, []))
+    text = message_of(raised(evaluate.evaluate, prepared, recipe, None, []))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 
@@ -175,13 +177,13 @@ def test_evaluation_and_generation_are_told_apart(build, monkeypatch):
 def test_a_layer_is_named_and_not_one_of_its_hundred_linears(build, monkeypatch):
     model, _ = build()
     monkeypatch.setattr(torch.nn.functional, "linear", fail)
-    assert "asked for in the forward pass (LlamaAttention)\n" in told(raised(backward, model))
+    assert "asked for in the forward pass (LlamaAttention)\n" in message_of(raised(backward, model))
 
 
 def test_data_are_read_outside_of_any_pass():
     feed = StreamFeed.__new__(StreamFeed)
     feed._ahead = Ahead(fail, num_steps=2)
-    assert "asked for in reading data\n" in told(raised(feed.take, 0))
+    assert "asked for in reading data\n" in message_of(raised(feed.take, 0))
 
 
 def save_checkpoint(model, optimizer, folder, **settings):
@@ -208,13 +210,13 @@ def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(saver.TensorWriter, "write_data", fail_as(error))
             found = raised(lambda: save_checkpoint(model, optimizer, tmp_path, async_save=async_save).wait())
-        text = told(found, model, optimizer, async_save=async_save)
+        text = message_of(found, model, optimizer, async_save=async_save)
         assert re.match("error: out of memory: (4.0 MiB asked for )?in saving\n", text)
         assert ("--async_save false" in text) == async_save
         assert "Python, libraries, a save in progress\n" in text
 
 
-def test_a_save_in_the_background_is_told_while_it_lasts(build, tmp_path, monkeypatch):
+def test_a_save_in_the_background_is_reported_while_it_lasts(build, tmp_path, monkeypatch):
     model, optimizer = build()
     monkeypatch.setattr(advice, "_SMALL", 0.0)
     go_on = threading.Event()
@@ -226,10 +228,10 @@ def test_a_save_in_the_background_is_told_while_it_lasts(build, tmp_path, monkey
 
     monkeypatch.setattr(saver, "describe_file", describe_file)
     one = save_checkpoint(model, optimizer, tmp_path)
-    during = told(RuntimeError(ON_CPU), model, optimizer)
+    during = message_of(RuntimeError(ON_CPU), model, optimizer)
     go_on.set()
     one.wait()
-    after = told(RuntimeError(ON_CPU), model, optimizer)
+    after = message_of(RuntimeError(ON_CPU), model, optimizer)
     assert "--async_save false" in during and "a save in progress\n" in during
     assert "--async_save" not in after and "a save in progress" not in after
 
@@ -238,9 +240,9 @@ def test_the_rank_is_the_one_that_failed(monkeypatch):
     """A failed save is raised on all ranks."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    assert told(RuntimeError(ON_CPU)).startswith("error: out of memory: rank 0: 4.0 MiB asked for in training\n")
+    assert message_of(RuntimeError(ON_CPU)).startswith("error: out of memory: rank 0: 4.0 MiB asked for in training\n")
     found = RuntimeError(f"checkpoint of step 4, rank 1: {ON_CPU}")
-    assert told(found).startswith("error: out of memory: rank 1: 4.0 MiB asked for in training\n")
+    assert message_of(found).startswith("error: out of memory: rank 1: 4.0 MiB asked for in training\n")
 
 
 # --- what it is full of
@@ -295,7 +297,9 @@ def test_the_table_adds_up_to_the_peak(build):
     model, optimizer = build("lora")
     backward(model)
     optimizer.step()
-    rows = re.findall(r"^ +(.+?)  +([\d.]+ \w+)", told(RuntimeError(ON_CPU), model, optimizer, method="lora"), re.M)
+    rows = re.findall(
+        r"^ +(.+?)  +([\d.]+ \w+)", message_of(RuntimeError(ON_CPU), model, optimizer, method="lora"), re.M
+    )
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     sizes = {name: float(text.split()[0]) * units[text.split()[1]] for name, text in rows if text.split()[1] in units}
     parts = ["frozen weights", "trainable weights", "gradients", "optimiser state", "the rest"]
@@ -306,12 +310,12 @@ def test_the_table_adds_up_to_the_peak(build):
 
 
 @pytest.mark.slow
-def test_telling_asks_nothing_of_a_full_memory(build):
+def test_a_report_allocates_almost_nothing(build):
     model, optimizer = build("qlora", compute_dtype="bfloat16")
     backward(model)
     optimizer.step()
     error = RuntimeError(ON_CPU)
-    told(error, model, optimizer)  # regular expressions are compiled once
+    message_of(error, model, optimizer)  # regular expressions are compiled once
 
     class NoTensors(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -319,7 +323,7 @@ def test_telling_asks_nothing_of_a_full_memory(build):
 
     tracemalloc.start()
     with NoTensors():
-        told(error, model, optimizer)
+        message_of(error, model, optimizer)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200_000
@@ -355,7 +359,7 @@ except Exception as error:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts so on Linux only")
-def test_a_process_that_meets_its_limit_can_still_tell(tmp_path):
+def test_a_process_that_reaches_its_limit_can_still_report(tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)
     run_ranks(str(tmp_path / "limited"), [], 1, log := tmp_path / "log.txt")
     text = log.read_text()
@@ -488,7 +492,7 @@ def test_sharded_tensors_count_by_the_part_this_rank_holds(finetune, fp32, tmp_p
 
 
 def test_a_gpu_is_described_in_the_words_of_its_own_message():
-    lines = told(torch.OutOfMemoryError(ON_GPU), topology=placed(2, device_type="cuda")).splitlines()
+    lines = message_of(torch.OutOfMemoryError(ON_GPU), topology=placed(2, device_type="cuda")).splitlines()
     assert lines[1].split() == "GPU 0 79.25 GiB 1.50 GiB free".split()
     lost = "and 6.25 GiB lost between tensors"
     assert lines[2].split() == f"peak of this process 40.00 GiB allocated, {lost}".split()
@@ -507,9 +511,9 @@ def test_a_gpu_that_says_little_is_asked(monkeypatch):
     for name, answer in answers.items():
         monkeypatch.setattr(torch.accelerator, name, lambda answer=answer: answer)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    text = told(error, topology=placed(device_type="cuda"))
+    text = message_of(error, topology=placed(device_type="cuda"))
     assert re.search(r"GPU 3 +80.00 GiB +1.00 GiB free", text)
     assert re.search(r"peak of this process +70.00 GiB", text) and "and 12.00 GiB lost" in text
     assert "expandable_segments" in text and "nvidia-smi" not in text
     # A CPU that is full is not described by its GPU.
-    assert "GPU" not in told(RuntimeError(ON_CPU)) and "GPU" not in told(MemoryError())
+    assert "GPU" not in message_of(RuntimeError(ON_CPU)) and "GPU" not in message_of(MemoryError())

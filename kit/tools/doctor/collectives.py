@@ -6,7 +6,7 @@ Every collective is checked for its values, and timed. All functions are called 
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed, nn
@@ -47,52 +47,60 @@ def _broadcast(values: torch.Tensor, rank: int, world: int) -> tuple[torch.Tenso
     return result, 1.0
 
 
-# Each takes float32 zeros [n], and returns its result with the value that every element must have. With it: how often
-# the n values pass the slowest link (the bus bandwidth of nccl-tests).
-COLLECTIVES: dict[str, tuple[Callable[..., tuple[torch.Tensor, float]], Callable[[int], float]]] = {
-    "all-reduce": (_all_reduce, lambda world: 2 * (world - 1) / world),
-    "all-gather": (_all_gather, lambda world: (world - 1) / world),
-    "reduce-scatter": (_reduce_scatter, lambda world: (world - 1) / world),
-    "broadcast": (_broadcast, lambda world: 1.0),
+class Collective(NamedTuple):
+    """A collective to check."""
+
+    # Takes float32 zeros [n], the rank and the number of ranks. Returns the result, and the value that each of its
+    # elements must have.
+    run: Callable[[torch.Tensor, int, int], tuple[torch.Tensor, float]]
+    # How often the n values pass the slowest link, by the number of ranks: the bus bandwidth of nccl-tests.
+    passes: Callable[[int], float]
+
+
+COLLECTIVES = {
+    "all-reduce": Collective(_all_reduce, lambda world: 2 * (world - 1) / world),
+    "all-gather": Collective(_all_gather, lambda world: (world - 1) / world),
+    "reduce-scatter": Collective(_reduce_scatter, lambda world: (world - 1) / world),
+    "broadcast": Collective(_broadcast, lambda world: 1.0),
 }
 
 
-def check_collective(name: str, device: torch.device, at: Callable[[str], None]) -> Result:
+def check_collective(name: str, device: torch.device, begin: Callable[[str], None]) -> Result:
     """Run one collective at each of ``SIZES``; fail if a value is wrong.
 
     Args:
-        at: called with what this rank begins to do.
+        begin: called with what this rank begins to do.
     """
-    collective, passes = COLLECTIVES[name]
+    collective = COLLECTIVES[name]
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    times = []
+    times = []  # seconds, of each size
     for num_bytes in SIZES:
-        at(f"in {name} of {_short(num_bytes)}")
+        begin(f"in {name} of {_in_units(num_bytes)}")
         values = torch.zeros(num_bytes // 4, device=device)
         fastest = float("inf")
         for _ in range(_REPEATS):
-            _settle(device)
+            _synchronize(device)
             began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # the names of torch 2.13; 2.12 has no others
-                result, expected = collective(values, rank, world)
-            _settle(device)
+                result, expected = collective.run(values, rank, world)
+            _synchronize(device)
             fastest = min(fastest, time.perf_counter() - began)
         if not bool((result == expected).all()):
-            found = f"wrong values at {_short(num_bytes)}"
+            found = f"wrong values at {_in_units(num_bytes)}"
             return Result(name, "fail", found, "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver")
         times.append(fastest)
-    gigabytes = SIZES[-1] * passes(world) / times[-1] / 1e9
-    shown = ", ".join(f"{_short(size)} {1e3 * t:.2f} ms" for size, t in zip(SIZES, times, strict=True))
+    gigabytes = SIZES[-1] * collective.passes(world) / times[-1] / 1e9
+    shown = ", ".join(f"{_in_units(size)} {1e3 * t:.2f} ms" for size, t in zip(SIZES, times, strict=True))
     return ok(name, f"{shown}: {gigabytes:.2f} GB/s")
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def _short(num_bytes: int) -> str:
+def _in_units(num_bytes: int) -> str:
     return f"{num_bytes >> 20} MiB" if num_bytes >> 20 else f"{num_bytes >> 10} KiB"
 
 
@@ -151,4 +159,4 @@ def check_gradients(prepared: "Prepared", gather: Callable[[list[Any]], list[Any
         return ok("gradients", found)
     ranks = ", ".join(map(str, wrong))
     found = f"not those of all ranks' samples on rank {ranks}: norm {norms[wrong[0]]:.4g}, expected {expected:.4g}"
-    return Result("gradients", "fail", found, "report it with this output: such a run would learn wrongly")
+    return Result("gradients", "fail", found, "report it with this output: such a run would compute wrong gradients")

@@ -46,8 +46,8 @@ def check_driver(topology: Topology) -> Result:
         found = "no GPU is visible"
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
         found = str(error).splitlines()[0]
-    cure = "`nvidia-smi` must list them, CUDA_VISIBLE_DEVICES not hide them, and the driver know torch's CUDA"
-    return Result("driver", "fail", f"{build}{_driver()}: {found}", cure)
+    fix = "`nvidia-smi` must list them, CUDA_VISIBLE_DEVICES not hide them, and the driver know torch's CUDA"
+    return Result("driver", "fail", f"{build}{_driver()}: {found}", fix)
 
 
 def _driver() -> str:
@@ -68,8 +68,8 @@ def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, ref
     """
     if topology.device_type == "cpu":
         if topology.rehearsal:
-            cure = "this rehearses the run; train on a machine with GPUs"
-            return Result("GPUs", "warn", f"none: {topology.config_name} runs on the CPU", cure)
+            fix = "this rehearses the run; train on a machine with GPUs"
+            return Result("GPUs", "warn", f"none: {topology.config_name} runs on the CPU", fix)
         return ok("GPUs", "none: the run takes the CPU")
     names, memory = [], []
     for index in range(local_world):
@@ -78,18 +78,18 @@ def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, ref
         memory.append(int(properties.total_memory))
     found = f"{len(names)} x {'/'.join(dict.fromkeys(names))} of {size(min(memory))}"
     if len(set(names)) > 1 or max(memory) > 1.1 * min(memory):
-        cure = "choose equal ones with CUDA_VISIBLE_DEVICES"
-        return Result("GPUs", "warn", f"{found}: they differ, and all wait for the slowest", cure)
+        fix = "choose equal ones with CUDA_VISIBLE_DEVICES"
+        return Result("GPUs", "warn", f"{found}: they differ, and all wait for the slowest", fix)
     if refused:
         return of_problems("GPUs", refused, found)
     if needs is None:
         return ok("GPUs", found)
     found += f"; weights, gradients and optimiser take {size(needs.device)} of each, activations come on top"
-    cure = "--method lora or qlora, --config fsdp or fsdp_offload, more GPUs"
+    fix = "--method lora or qlora, --config fsdp or fsdp_offload, more GPUs"
     if needs.device > min(memory):
-        return Result("GPUs", "fail", found, cure)
+        return Result("GPUs", "fail", found, fix)
     if needs.device > _TIGHT * min(memory):
-        return Result("GPUs", "warn", found, f"--gradient_checkpointing true, a smaller micro-batch; or {cure}")
+        return Result("GPUs", "warn", found, f"--gradient_checkpointing true, a smaller micro-batch; or {fix}")
     return ok("GPUs", found)
 
 
@@ -118,15 +118,15 @@ def check_four_bit(recipe: Recipe, device: str) -> Result:
         weight, inputs = _random(0, 64, 256), _random(1, 8, 256)
         quantised, state = quantize_4bit(weight.to(device), quant_type="nf4", compress_statistics=True)
         product = bitsandbytes.matmul_4bit(inputs.to(device), quantised.t(), quant_state=state)
-        cure = "`python -m bitsandbytes` says what it misses; then install it again"
+        fix = "`python -m bitsandbytes` says what it misses; then install it again"
         result = _compared(name, f"bitsandbytes {bitsandbytes.__version__}", _error(product, inputs @ weight.t()),
-                           _NF4_ERROR, cure)  # fmt: skip
+                           _NF4_ERROR, fix)  # fmt: skip
     except Exception as error:  # a library of CUDA that is missing or of another version raises many types
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        cure = "`python -m bitsandbytes` says what it misses; then install it again"
-        result = Result(name, "fail", f"bitsandbytes is installed but broken ({reason})", cure)
+        fix = "`python -m bitsandbytes` says what it misses; then install it again"
+        result = Result(name, "fail", f"bitsandbytes is installed but broken ({reason})", fix)
     if result.status == "fail" and not needed:
-        return Result(name, "warn", f"{result.found}; this recipe does not need it", result.cure)
+        return Result(name, "warn", f"{result.found}; this recipe does not need it", result.fix)
     return result
 
 
@@ -214,8 +214,8 @@ def _error(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float((result.cpu().float() - expected).norm() / expected.norm())
 
 
-def _compared(name: str, what: str, error: float, tolerance: float, cure: str) -> Result:
+def _compared(name: str, what: str, error: float, tolerance: float, fix: str) -> Result:
     found = f"{what} is {error:.1%} off float32"
     if error <= tolerance:
         return ok(name, found)
-    return Result(name, "fail", f"{found}, more than {tolerance:.0%}", cure)
+    return Result(name, "fail", f"{found}, more than {tolerance:.0%}", fix)

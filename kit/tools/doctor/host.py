@@ -34,10 +34,10 @@ def check_disk(output_dir: str | None, needs: RunNeeds) -> Result:
     checkpoints = "1 checkpoint" if number == 1 else f"{number or 'all'} checkpoints"
     plan = f"{checkpoints} of {size(needs.checkpoint)} and final/ of {size(needs.final)}"
     found = f"{size(free)} free in {folder}, needed for {plan}: {size(wanted)}" + ("" if number else " for one")
-    cure = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
+    fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
     if free < least:
-        return Result("disk", "fail", found, cure)
-    return Result("disk", "warn", found, cure) if free < wanted else ok("disk", found)
+        return Result("disk", "fail", found, fix)
+    return Result("disk", "warn", found, fix) if free < wanted else ok("disk", found)
 
 
 def check_memory(needs: RunNeeds, local_world: int) -> Result:
@@ -51,8 +51,8 @@ def check_memory(needs: RunNeeds, local_world: int) -> Result:
     parts = f"libraries {size(libraries)}, loading {size(needs.loading)}, then training and saving {size(needs.host)}"
     found = f"{size(free)} free, {size(wanted)} needed ({parts})"
     if free < wanted:
-        cure = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
-        return Result("memory", "fail", found, cure)
+        fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
+        return Result("memory", "fail", found, fix)
     return ok("memory", found)
 
 
@@ -90,9 +90,9 @@ def check_port(port: int | None, is_needed: bool) -> Result:
             probe.bind(("", number))
         except OSError as error:
             reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
-            cure = f"`ss -ltnp sport = :{number}` says by whom; or give another one: --main_process_port, --master_port"
+            fix = f"`ss -ltnp sport = :{number}` says by whom; or give another one: --main_process_port, --master_port"
             if is_needed:
-                return Result("port", "fail", f"{number} {reason}", cure)
+                return Result("port", "fail", f"{number} {reason}", fix)
             found = f"{number} {reason}; the kit's own launcher takes a free one, torchrun and accelerate do not"
-            return Result("port", "warn", found, cure)
+            return Result("port", "warn", found, fix)
     return ok("port", f"{number} is free")

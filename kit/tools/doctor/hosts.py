@@ -13,8 +13,8 @@ from kit.tools.doctor.result import Result, ok
 CLOCK_SECONDS = 5.0
 
 
-def facts(recipe: Recipe, device: str) -> dict[str, Any]:
-    """Return what must be the same on every machine, by the word for it in messages.
+def machine_facts(recipe: Recipe, device: str) -> dict[str, Any]:
+    """Return what must be the same on every machine, by its name in messages.
 
     Args:
         device: the name of this rank's GPU, or ``cpu``.
@@ -48,10 +48,10 @@ def compare_facts(all_facts: list[dict[str, Any]], hosts: list[str]) -> Result:
     shown = "; ".join(text for _, text in differences[:6])
     more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
     only_device = all(name == "device" for name, _ in differences)
-    cure = "all ranks wait for the slowest" if only_device else (
-        "the same clone and environment on every machine, and the same command: pip install -c constraints.txt -e ."
-    )  # fmt: skip
-    return Result("machines", "warn" if only_device else "fail", shown + more, cure)
+    if only_device:
+        return Result("machines", "warn", shown + more, "all ranks wait for the slowest")
+    fix = "the same clone and environment on every machine, and the same command: pip install -c constraints.txt -e ."
+    return Result("machines", "fail", shown + more, fix)
 
 
 def compare_clocks(seconds: list[float], hosts: list[str]) -> Result:
@@ -61,12 +61,14 @@ def compare_clocks(seconds: list[float], hosts: list[str]) -> Result:
         seconds: since the epoch, as each rank read them when all had left a barrier.
         hosts: the machine of each rank.
     """
-    late, early = (chosen(range(len(seconds)), key=seconds.__getitem__) for chosen in (max, min))
+    ranks = range(len(seconds))
+    late = max(ranks, key=lambda rank: seconds[rank])
+    early = min(ranks, key=lambda rank: seconds[rank])
     skew = seconds[late] - seconds[early]
     if skew <= CLOCK_SECONDS:
         return ok("clocks", f"differ by {skew:.3f} s at most")
     found = f"{hosts[late]} is {skew:.1f} s ahead of {hosts[early]}"
-    return Result("clocks", "warn", found, "synchronise them: `timedatectl set-ntp true`, or chrony")
+    return Result("clocks", "warn", found, "synchronise the clocks: `timedatectl set-ntp true`, or chrony")
 
 
 def own_host() -> str:

@@ -17,7 +17,7 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
     """Make all checks that need no other rank.
 
     Args:
-        launched: what a launcher told this process; None without one.
+        launched: this process as a launcher started it; None without one.
     """
     recipe, topology, settings = planned.recipe, planned.topology, planned.settings
     several_machines = launched.several_machines if launched else settings.num_machines > 1
@@ -54,8 +54,8 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
     report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
     report.run("attention", lambda: devices.check_attention(recipe, opened.config, topology))
     if needs is None:
-        cure = "correct the model first"
-        report.add(Result("memory and disk", "warn", "not checked: the model could not be opened", cure))
+        fix = "correct the model first"
+        report.add(Result("memory and disk", "warn", "not checked: the model could not be opened", fix))
         return
     report.run("memory", lambda: check_memory(needs, local_world))
     report.run("disk", lambda: check_disk(recipe.output_dir, needs))
@@ -65,16 +65,16 @@ def _check_launch(planned: Planned, launched: LaunchedRank | None) -> Result:
     topology, settings = planned.topology, planned.settings
     count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
     if launched is None and settings.num_machines > 1:
-        # What one machine can tell is checked. The doctor starts no ranks on several; a launcher does.
+        # What needs one machine only is checked. The doctor starts no ranks on several machines; a launcher does.
         words = shlex.join(sys.argv[1:])
-        cure = f"on machine N (0, 1, ...): accelerate launch --config_file {planned.config_file} --machine_rank N"
-        cure += f" -m kit.cli.main {words}"
-        # An address that is wrong is told with the host name.
+        fix = f"on machine N (0, 1, ...): accelerate launch --config_file {planned.config_file} --machine_rank N"
+        fix += f" -m kit.cli.main {words}"
+        # A wrong address is reported with the host name.
         problems = [p for p in planned.problems if p.where != "main_process_ip" or not settings.main_process_ip]
         if problems:
             return of_problems("launch", problems, "")
         found = f"{count} on {settings.num_machines} machines; without a launcher only this one is checked"
-        return Result("launch", "warn", found, cure)
+        return Result("launch", "warn", found, fix)
     if planned.problems:
         return of_problems("launch", planned.problems, "")
     return ok("launch", f"{topology.strategy.title}, {count}, config {topology.config_name}")

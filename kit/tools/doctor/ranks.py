@@ -33,13 +33,13 @@ from kit.tools.doctor.result import Report, Result, ok
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-# Of which a rank that is not rank 0 is later, so that rank 0, which knows more, tells first.
-_LATER_SECONDS = 3.0
-CURE = "see what that rank printed, and whether its machine runs and is reached; --timeout waits longer"
+# What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
+_REPORT_DELAY_SECONDS = 3.0
+NO_ANSWER_FIX = "see what that rank printed, and whether its machine runs and is reached; --timeout waits longer"
 
 
 def hard_limit(timeout_seconds: float) -> float:
-    """Return the seconds after which a rank ends whatever happens: to join, to be watched in vain, and to work."""
+    """Return the seconds after which a rank ends whatever happens: the time-out three times, and a minute of work."""
     return 3 * timeout_seconds + 60
 
 
@@ -47,18 +47,22 @@ class Deadline:
     """Ends this process after ``hard_limit``, since a library may ignore its own time-out."""
 
     def __init__(self, limit_seconds: float, end: Callable[[str], int]) -> None:
-        """``end``: called with what happened; returns the exit status."""
+        """
+        Args:
+            end: called with what happened; returns the exit status.
+        """
         self.stage = "ranks"  # name of the check that this rank is in
-        self._limit, self._end = limit_seconds, end
+        self._limit_seconds = limit_seconds
+        self._end = end
         self._timer = threading.Timer(limit_seconds, self._leave)
         self._timer.daemon = True
         self._timer.start()
 
     def _leave(self) -> None:
-        os._exit(self._end(f"no end after {self._limit:.0f} s"))
+        os._exit(self._end(f"no end after {self._limit_seconds:.0f} s"))
 
-    def over(self) -> None:
-        """End the deadline: this rank is done."""
+    def cancel(self) -> None:
+        """Let this process live on: this rank has done its checks."""
         self._timer.cancel()
 
 
@@ -86,8 +90,8 @@ def check_ranks(
     from kit.strategy.rendezvous import open_store
 
     def fail(message: str) -> None:
-        text = message.replace("--ddp_timeout", "--timeout")
-        report.add(Result(deadline.stage, "fail", f"rank {rank()}: {text}", CURE))
+        found = message.replace("--ddp_timeout", "--timeout")
+        report.add(Result(deadline.stage, "fail", f"rank {rank()}: {found}", NO_ANSWER_FIX))
 
     def leave(message: str) -> int:
         fail(message)
@@ -103,35 +107,35 @@ def check_ranks(
     try:
         accelerator, _ = start(recipe, topology)
     except (TrainingError, UserError) as error:
-        time.sleep(0 if is_main() else _LATER_SECONDS)
+        time.sleep(0 if is_main() else _REPORT_DELAY_SECONDS)
         fail(str(error))
-        deadline.over()
+        deadline.cancel()
         return []
     watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, tell=leave)
 
-    def at(stage: str, doing: str) -> None:
+    def begin(stage: str, doing: str) -> None:
         deadline.stage = stage
         watch.at(Phase(doing))
 
     results: list[list[Result]] = []
     try:
-        for result in _results(accelerator, recipe, topology, at, time.monotonic() - began):
+        for result in _results(accelerator, recipe, topology, begin, time.monotonic() - began):
             if is_main():
                 report.add(result)
         results = gather_object([report.results])
     except (RuntimeError, TrainingError) as error:
         fail(str(watch.explain(error) or error).splitlines()[0])
-    deadline.over()
+    deadline.cancel()
     return results
 
 
 def _results(
-    accelerator: "Accelerator", recipe: Recipe, topology: Topology, at: Callable[[str, str], None], seconds: float
+    accelerator: "Accelerator", recipe: Recipe, topology: Topology, begin: Callable[[str, str], None], seconds: float
 ) -> Iterator[Result]:
     """Run the checks one after the other. Called by all ranks.
 
     Args:
-        at: called with the name of a check, and what this rank begins to do for it.
+        begin: called with the name of a check, and what this rank begins to do for it.
         seconds: how long the ranks took to join.
     """
     import torch
@@ -143,15 +147,15 @@ def _results(
     where = gather_object([hosts.own_host()])
     num_hosts = len(set(where))
     yield ok("ranks", f"{len(where)} on {num_hosts} machine{'s' * (num_hosts > 1)} joined in {seconds:.1f} s")
-    at("machines", "comparing machines")
+    begin("machines", "comparing machines")
     device = accelerator.device
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    yield hosts.compare_facts(gather_object([hosts.facts(recipe, name)]), where)
+    yield hosts.compare_facts(gather_object([hosts.machine_facts(recipe, name)]), where)
     accelerator.wait_for_everyone()
     yield hosts.compare_clocks(gather_object([time.time()]), where)
     for name in collectives.COLLECTIVES:
-        yield collectives.check_collective(name, device, partial(at, name))
-    at("gradients", "training a tiny model")
+        yield collectives.check_collective(name, device, partial(begin, name))
+    begin("gradients", "training a tiny model")
     model = collectives.TinyModel()
     prepared = prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), lr=0.0))
     yield collectives.check_gradients(prepared, gather_object)

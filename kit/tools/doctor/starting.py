@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from kit.strategy.torchrun import torchrun_command
-from kit.tools.doctor.ranks import CURE, hard_limit
+from kit.tools.doctor.ranks import NO_ANSWER_FIX, hard_limit
 from kit.tools.doctor.result import Report, Result
 
 # From the launcher's start until ranks have imported torch: 10 s for two of them on two slow cores.
@@ -46,7 +46,7 @@ def start_ranks(report: Report, words: list[str], num_processes: int, timeout_se
             _kill(process)
         if status and report.status != "fail":
             errors.seek(0)
-            report.add(Result("ranks", "fail", _last_words(errors.read(), status), CURE))
+            report.add(Result("ranks", "fail", _last_words(errors.read(), status), NO_ANSWER_FIX))
 
 
 def _follow(report: Report, stdout: IO[str], end: float) -> None:
@@ -63,14 +63,14 @@ def _follow(report: Report, stdout: IO[str], end: float) -> None:
         try:
             line = lines.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
-            report.add(Result("ranks", "fail", "no result from any rank", CURE))
+            report.add(Result("ranks", "fail", "no result from any rank", NO_ANSWER_FIX))
             return
         if line is None:
             return
         with suppress(ValueError, TypeError):  # what libraries print
             result = Result(**json.loads(line))
             report.add(result)
-            if result.cure == CURE:
+            if result.fix == NO_ANSWER_FIX:
                 return  # other ranks would say the same
 
 

@@ -38,11 +38,11 @@ def check_versions() -> Result:
             old.append(f"{name} {version or 'not installed'} (tested {oldest} to {newest})")
         elif _number(version) > _number(newest):
             new.append(f"{name} {version} (tested {oldest} to {newest})")
-    cure = "python -m pip install -c constraints.txt -e . takes the tested versions"
+    fix = "python -m pip install -c constraints.txt -e . takes the tested versions"
     if old:
-        return Result("versions", "fail", ", ".join(old + new), cure)
+        return Result("versions", "fail", ", ".join(old + new), fix)
     if new:
-        return Result("versions", "warn", f"newer than tested: {', '.join(new)}", cure)
+        return Result("versions", "warn", f"newer than tested: {', '.join(new)}", fix)
     return ok("versions", found)
 
 

@@ -68,5 +68,5 @@ def describe_plan(workload: Workload | None, recipe: Recipe, data: Data | Stream
         return [*lines, *time_lines(try_out(workload, gpu), data.total_steps(recipe), lengths=lengths)]
     return [
         *lines,
-        f"time: unknown {'GPU' if found else 'here'}; `kit plan` with the same flags and --gpu h100 tells it",
+        f"time: unknown {'GPU' if found else 'here'}; `kit plan` with the same flags and --gpu h100 says it",
     ]

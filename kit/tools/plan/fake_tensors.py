@@ -26,7 +26,7 @@ def teach_fake_tensors(meter: Meter) -> None:
     """Let fake tensors pass through the code of a run."""
     # Then `torch.tensor(..., device="cuda")` makes a tensor of the host and copies it.
     FakeTensorMode.avoid_device_init = True  # type: ignore[assignment, method-assign]
-    FakeTensor.data_ptr = _address  # type: ignore[method-assign]  # Accelerate tells parameters apart by it
+    FakeTensor.data_ptr = _address  # type: ignore[method-assign]  # Accelerate distinguishes parameters by it
     FakeTensor.tolist = _tolist  # type: ignore[method-assign]
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]
     # Else transformers leaves out what waits for the device.

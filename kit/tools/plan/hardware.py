@@ -123,9 +123,9 @@ def parse_parameters(text: str) -> float:
 
 
 def this_machine() -> tuple[Gpu, int] | None:
-    """Return the GPU of this machine and how many of it there are, as its driver tells; None without one.
+    """Return the GPU of this machine and how many of it there are, as its driver reports; None without one.
 
-    Of different GPUs it is the smallest one, since all ranks need the same. It knows the machine's memory too.
+    If the GPUs differ, the smallest one is returned, since all ranks need the same. It has the machine's memory too.
     """
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -147,7 +147,7 @@ def gpu_of(name: str, memory: int | None = None) -> Gpu:
     """Return the GPU that a driver calls ``name``; its speed is unknown if it is none of ``GPUS``.
 
     Args:
-        memory: bytes that the driver reports; of cards with one name it tells which it is. None: not known.
+        memory: bytes that the driver reports, which distinguish cards of one name. None: not known.
     """
     words = re.sub(r"[^a-z0-9]", "", name.lower())
     # A card of that name with about that memory; if several have it, the one whose whole key is in the name.

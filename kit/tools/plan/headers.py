@@ -1,6 +1,6 @@
 """The table in a recipe's header: for each method the smallest of the usual machines that it fits, and its speed there.
 
-Promises: the same recipe gives the same table, so a test can tell one that is out of date.
+Promises: the same recipe gives the same table, so a test finds one that is out of date.
 """
 
 import re

@@ -18,7 +18,7 @@ from kit.memory.families import MODEL, shape_of
 from kit.memory.shape import Shape
 
 SHAPES = RECIPES / "shapes"
-# Words in a hub id that tell how the model was trained, not how large it is.
+# Words in a hub id that say how the model was trained, not how large it is.
 _VARIANTS = re.compile(r"-(instruct|chat|base|it|pt|hf|sft|dpo|v\d[\d.]*|\d{4}|meta)(?=-|$)")
 
 

@@ -32,14 +32,14 @@ def test_a_collective_is_run_at_each_size_and_timed(name, alone, monkeypatch):
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_wrong_value_fails(name, alone, monkeypatch):
-    collective, passes = COLLECTIVES[name]
+    collective = COLLECTIVES[name]
 
     def damaged(values, rank, world):
-        result, expected = collective(values, rank, world)
+        result, expected = collective.run(values, rank, world)
         result.view(-1)[-1] += 1
         return result, expected
 
-    monkeypatch.setitem(COLLECTIVES, name, (damaged, passes))
+    monkeypatch.setitem(COLLECTIVES, name, collective._replace(run=damaged))
     assert check_collective(name, CPU, print).found == "wrong values at 4 KiB"
 
 
@@ -61,7 +61,7 @@ def test_the_gradient_of_one_rank_alone_is_that_of_one_process():
 
 
 @pytest.mark.parametrize("world", [2, 8])
-def test_gradients_that_are_not_synchronised_are_told_by_rank(world):
+def test_gradients_that_are_not_synchronised_are_reported_by_rank(world):
     result = check_gradients(prepared(world), lambda norms: norms * world)
     assert result.status == "fail" and f"on rank {', '.join(map(str, range(world)))}: norm" in result.found
 

@@ -1,4 +1,4 @@
-"""Devices are tried, not asked: a product that is wrong fails, and a GPU that is missing or small is told."""
+"""Devices are tried, not asked: a product that is wrong fails, and a GPU that is missing or small is reported."""
 
 import sys
 from types import SimpleNamespace
@@ -36,14 +36,14 @@ def test_gpus_must_hold_weights_gradients_and_optimiser(gibibytes, status, gpus,
     result = check_gpus(topology(device_type="cuda", rehearsal=False), needs(gibibytes), 2)
     assert result.status == status
     assert f"2 x H100 of 80.00 GiB; weights, gradients and optimiser take {gibibytes}.00 GiB" in result.found
-    assert status == "ok" or "--config fsdp" in result.cure
+    assert status == "ok" or "--config fsdp" in result.fix
 
 
 def test_what_the_plan_refuses_fails_although_the_weights_fit(gpus, topology):
     gpus(80, 80)
     refused = [Problem("memory", "the run needs about 90.0 GiB of each GPU", fix="--gradient_checkpointing true")]
     result = check_gpus(topology(device_type="cuda", rehearsal=False), needs(30), 2, refused)
-    assert result.status == "fail" and "90.0 GiB" in result.found and "checkpointing" in result.cure
+    assert result.status == "fail" and "90.0 GiB" in result.found and "checkpointing" in result.fix
 
 
 def test_gpus_that_differ_are_a_warning(gpus, topology):
@@ -58,7 +58,7 @@ def test_a_config_for_gpus_on_a_machine_without_is_a_rehearsal(topology):
     assert check_gpus(topology(rehearsal=False), None, 1).status == "ok"
 
 
-def test_a_driver_that_torch_cannot_use_is_told_with_torchs_words(topology, monkeypatch, tmp_path):
+def test_a_driver_that_torch_cannot_use_is_reported_with_torchs_words(topology, monkeypatch, tmp_path):
     assert check_driver(topology()).status == "ok"
     driver = tmp_path / "version"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
@@ -71,7 +71,7 @@ def test_a_driver_that_torch_cannot_use_is_told_with_torchs_words(topology, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = check_driver(topology())
     assert result.status == "fail" and "driver 535.104.05: The NVIDIA driver on your system is too old" in result.found
-    assert "nvidia-smi" in result.cure
+    assert "nvidia-smi" in result.fix
 
 
 def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
@@ -91,7 +91,7 @@ def test_a_broken_bitsandbytes_fails_only_a_run_that_needs_it(settings, status, 
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
     result = check_four_bit(recipe.model_copy(update=settings), "cpu")
     assert result.status == status and "bitsandbytes is installed but broken" in result.found
-    assert "python -m bitsandbytes" in result.cure
+    assert "python -m bitsandbytes" in result.fix
 
 
 def test_a_4_bit_product_that_is_far_off_fails(recipe, monkeypatch):

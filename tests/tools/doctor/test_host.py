@@ -1,4 +1,4 @@
-"""Disk, memory, file descriptors, names and ports: each shortage is named, with numbers and a cure."""
+"""Disk, memory, file descriptors, names and ports: each shortage is named, with numbers and a fix."""
 
 import resource
 import shutil
@@ -27,7 +27,7 @@ def test_a_disk_takes_one_checkpoint_or_all_that_are_kept(number, status, free):
     result = check_disk("runs/mine", NEEDS)
     assert result.status == status
     assert "3 checkpoints of 1000 bytes and final/ of 500 bytes: 3.4 KiB" in result.found
-    assert status == "ok" or "--save_total_limit" in result.cure
+    assert status == "ok" or "--save_total_limit" in result.fix
 
 
 def test_the_disk_is_that_of_the_output_folder_which_need_not_be_there(tmp_path, monkeypatch):
@@ -47,7 +47,7 @@ def test_memory_holds_libraries_of_each_rank_and_the_larger_of_loading_and_train
     assert check_memory(NEEDS, local_world=2).status == status
 
 
-def test_few_file_descriptors_are_told_for_the_number_of_ranks():
+def test_few_file_descriptors_are_reported_for_the_number_of_ranks():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
@@ -56,7 +56,7 @@ def test_few_file_descriptors_are_told_for_the_number_of_ranks():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert result.status == "fail" and result.found == "160 allowed, 320 needed by a rank of 64"
-    assert result.cure.startswith("ulimit -n 4096")
+    assert result.fix.startswith("ulimit -n 4096")
 
 
 def test_a_name_matters_on_several_machines_only(monkeypatch):
@@ -65,7 +65,7 @@ def test_a_name_matters_on_several_machines_only(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert check_names(several_machines=False).status == "ok"
     result = check_names(several_machines=True, main_address="main")
-    assert result.status == "fail" and "GLOO_SOCKET_IFNAME" in result.cure
+    assert result.status == "fail" and "GLOO_SOCKET_IFNAME" in result.fix
     assert "main_process_ip: main means 127.0.1.1" in result.found and "node, the name of this machine" in result.found
     monkeypatch.setattr(network, "address_of", lambda name: "10.0.0.1")
     assert check_names(several_machines=True, main_address="main").status == "ok"
@@ -78,6 +78,6 @@ def test_a_port_that_is_taken_fails_where_the_run_needs_it():
         port = other.getsockname()[1]
         result = check_port(port, is_needed=True)
         assert (result.status, f"{port} is taken" in result.found) == ("fail", True)
-        assert "--main_process_port" in result.cure
+        assert "--main_process_port" in result.fix
         assert check_port(port, is_needed=False).status == "warn"
     assert check_port(port, is_needed=True).status == "ok"

@@ -16,10 +16,10 @@ def test_the_model_opens_with_its_adapters(recipe):
     assert not any("lora" in name for name, _ in opened.meta_model.named_parameters())
 
 
-def test_a_model_that_cannot_train_so_is_told_with_all_that_is_wrong(recipe):
+def test_a_model_that_cannot_train_so_is_reported_with_all_that_is_wrong(recipe):
     opened = OpenedModel()
     result = check_model_opens(recipe.model_copy(update={"max_length": 10**6}), opened)
-    assert result.status == "fail" and "positions" in result.found and "--max_length" in result.cure
+    assert result.status == "fail" and "positions" in result.found and "--max_length" in result.fix
     assert opened.adapted is None and opened.meta_model is not None
 
 
@@ -64,7 +64,7 @@ def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, m
 
     monkeypatch.setattr(inputs, "ask_hub", gated)
     result = check_data(remote)
-    assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.cure
+    assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.fix
     monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(inputs, "cached", lambda kind: ["org/other"])
     assert "not in the cache" in check_data(remote).found

@@ -116,11 +116,11 @@ def bf16_that_is_wrong(monkeypatch, tmp_path):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_one_fault_of_a_machine_is_one_failed_check_with_a_cure(fault, name, checked, monkeypatch, tmp_path):
+def test_one_fault_of_a_machine_is_one_failed_check_with_a_fix(fault, name, checked, monkeypatch, tmp_path):
     """The faults of versions are in test_versions.py, those of ranks in test_ranks.py."""
     results = checked(*(fault(monkeypatch, tmp_path) or []))
     assert [result.name for result in results.values() if result.status == "fail"] == [name]
-    assert results[name].cure
+    assert results[name].fix
 
 
 def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
@@ -133,7 +133,7 @@ def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
     results = checked("--config", "ddp", "--num_processes", "4")
     result = results["launch"]
     assert result.status == "fail" and "4 on a machine with 2 GPUs; expected at most 2" in result.found
-    assert results["batch"].cure == "--per_device_train_batch_size 8: the same maths"
+    assert results["batch"].fix == "--per_device_train_batch_size 8: the same maths"
 
 
 def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_a_config_for_several_machines_says_how_to_check_them_all(checked, tmp_p
     results = checked("--config", str(config))
     assert results["launch"].status == "warn"
     command = f"accelerate launch --config_file {config} --machine_rank N -m kit.cli.main doctor --config {config}"
-    assert command in results["launch"].cure
+    assert command in results["launch"].fix
     config.write_text(config.read_text().replace("10.7.0.1", "127.0.0.1"))
     results = checked("--config", str(config))
     assert results["host name"].status == "fail" and "127.0.0.1" in results["host name"].found

@@ -19,25 +19,25 @@ def never_joins(rank):
 
 
 def stops_in_a_collective(rank):
-    collective, passes = collectives.COLLECTIVES["reduce-scatter"]
+    collective = collectives.COLLECTIVES["reduce-scatter"]
 
     def stopped(*args):
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return collective(*args)
+        return collective.run(*args)
 
-    collectives.COLLECTIVES["reduce-scatter"] = (stopped, passes)
+    collectives.COLLECTIVES["reduce-scatter"] = collective._replace(run=stopped)
 
 
 def dies_in_a_collective(rank):
-    collective, passes = collectives.COLLECTIVES["broadcast"]
+    collective = collectives.COLLECTIVES["broadcast"]
 
     def dying(*args):
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return collective(*args)
+        return collective.run(*args)
 
-    collectives.COLLECTIVES["broadcast"] = (dying, passes)
+    collectives.COLLECTIVES["broadcast"] = collective._replace(run=dying)
 
 
 def has_another_version(rank):
@@ -80,7 +80,7 @@ def test_sound_ranks_pass(config, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     matrix(
         [
             (
@@ -102,9 +102,9 @@ def test_sound_ranks_pass(config, tmp_path):
     ),
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_fault_of_a_rank_is_named_in_time_with_status_2(fault, told, tmp_path):
+def test_a_fault_of_a_rank_is_named_in_time_with_status_2(fault, reported, tmp_path):
     status, text = visit(tmp_path, fault)
-    assert told in text, text
+    assert reported in text, text
     assert status == 2 and "Traceback" not in text
     assert text.count(" checks in ") == 1
 
@@ -118,6 +118,6 @@ def test_a_process_ends_at_the_hard_limit_whatever_it_waits_for(monkeypatch):
         time.sleep(0.005)
     assert ended == [["no end after 0 s", 2]]
     done = Deadline(0.01, lambda message: 2)
-    done.over()
+    done.cancel()
     time.sleep(0.02)
     assert len(ended) == 1 and hard_limit(10) == 90

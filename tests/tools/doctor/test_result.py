@@ -1,4 +1,4 @@
-"""Results are told when they are there; whatever a check raises becomes one; the worst decides the exit status."""
+"""Results are reported when they are there; an exception of a check becomes one; the worst decides the exit status."""
 
 import json
 
@@ -9,11 +9,11 @@ from kit.tools.doctor.result import Report, Result, of_problems, ok
 
 
 def report_of(*results):
-    told = []
-    report = Report(told.append)
+    reported = []
+    report = Report(reported.append)
     for result in results:
         report.add(result)
-    assert told == report.results
+    assert reported == report.results
     return report
 
 
@@ -44,12 +44,12 @@ def test_no_problem_is_ok():
     assert of_problems("model", [], "it opens") == ok("model", "it opens")
 
 
-def test_a_line_has_status_name_what_was_found_and_the_cure():
+def test_a_line_has_status_name_what_was_found_and_the_fix():
     assert str(Result("disk", "fail", "full", "make room")) == "fail  disk              full\n      -> make room"
     assert str(Result("disk", "ok", "free", host="gpu-b")) == "ok    gpu-b: disk              free"
 
 
-def test_a_credential_is_not_told(monkeypatch):
+def test_a_credential_is_not_reported(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     assert "secret" not in str(report_of(Result("data", "fail", "hf_secretsecret was refused")).results[0])
 
@@ -59,6 +59,6 @@ def test_the_end_is_a_count_or_one_json_object(capsys):
     assert report.end(as_json=False) == 0
     assert capsys.readouterr().out == "2 checks in 0 s: 1 ok, 1 warn, 0 fail\n"
     assert report.end(as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["status"] == "warn"
-    assert told["checks"][1] == {"name": "port", "status": "warn", "found": "taken", "cure": "another", "host": ""}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["status"] == "warn"
+    assert printed["checks"][1] == {"name": "port", "status": "warn", "found": "taken", "cure": "another", "host": ""}

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from kit.tools.doctor import starting
-from kit.tools.doctor.ranks import CURE
+from kit.tools.doctor.ranks import NO_ANSWER_FIX
 from kit.tools.doctor.result import Report
 from kit.tools.doctor.starting import start_ranks
 
@@ -30,14 +30,14 @@ def started(monkeypatch, tmp_path):
     return started
 
 
-LINE = "print(json.dumps({{'name': 'ranks', 'status': {!r}, 'found': 'here', 'cure': {!r}}}), flush=True)\n"
+LINE = "print(json.dumps({{'name': 'ranks', 'status': {!r}, 'found': 'here', 'fix': {!r}}}), flush=True)\n"
 
 
 def test_results_are_taken_from_lines_and_other_lines_passed_over(started):
     assert started(f"print('hello')\nprint('[1]')\n{LINE.format('ok', '')}") == ["ok ranks: here"]
 
 
-def test_ranks_that_end_without_a_result_are_told_with_their_last_words(started):
+def test_ranks_that_end_without_a_result_are_reported_with_their_last_words(started):
     script = "print('error: MASTER_PORT: 1 is in use\\nmore', file=sys.stderr)\nsys.exit(2)\n"
     assert started(script) == ["fail ranks: ended with status 2: error: MASTER_PORT: 1 is in use"]
     assert started("sys.exit('boom')") == ["fail ranks: ended with status 1: boom"]
@@ -47,7 +47,7 @@ def test_ranks_that_end_without_a_result_are_told_with_their_last_words(started)
 def test_nothing_stays_behind_after_a_rank_did_not_answer(started):
     sleeper = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
     began, before = time.monotonic(), psutil.Process().children(recursive=True)
-    assert started(f"{sleeper}{LINE.format('fail', CURE)}time.sleep(600)") == ["fail ranks: here"]
+    assert started(f"{sleeper}{LINE.format('fail', NO_ANSWER_FIX)}time.sleep(600)") == ["fail ranks: here"]
     assert time.monotonic() - began < 30
     assert psutil.Process().children(recursive=True) == before
 

@@ -32,7 +32,7 @@ def test_a_version_outside_the_range_is_named_with_the_range(version, status, mo
     assert result.status == status
     if status != "ok":
         assert f"torch {version or 'not installed'} (tested 2.12.0 to 2.14.1)" in result.found
-        assert "constraints.txt" in result.cure
+        assert "constraints.txt" in result.fix
 
 
 def test_a_kit_without_its_docs_says_that_nothing_was_compared(monkeypatch, tmp_path):

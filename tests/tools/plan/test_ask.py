@@ -85,11 +85,11 @@ def test_gpus_are_this_machines_unless_they_are_named(monkeypatch):
         ("--model nobody/nothing", "its config.json is not in the cache"),
     ],
 )
-def test_what_cannot_be_planned_is_told(words, message):
+def test_what_cannot_be_planned_is_reported(words, message):
     assert message in refused(*words.split())
 
 
-def test_mistakes_of_several_flags_are_told_together():
+def test_mistakes_of_several_flags_are_reported_together():
     text = refused(*"--model nope --gpu h100 --max_length many --config fsdp1".split())
     assert "no model 'nope'" in text and "max_length" in text and "fsdp1" in text
 

@@ -68,7 +68,7 @@ def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_strategy_data_and_steps(recipe):
+def test_a_dry_run_reports_strategy_data_and_steps(recipe):
     checked = preflight.check(
         recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), SINGLE, "mine"
     )

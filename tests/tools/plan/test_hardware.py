@@ -1,4 +1,4 @@
-"""GPUs by name or memory; what is no GPU is told."""
+"""GPUs by name or memory; what is no GPU is reported."""
 
 import math
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_a_memory_with_its_unit_is_a_gpu_of_unknown_speed(text, memory):
         ("-3GiB", "no GPU '-3GiB'"),
     ],
 )
-def test_what_is_no_gpu_is_told(text, message):
+def test_what_is_no_gpu_is_reported(text, message):
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         parse_gpu(text)
 
@@ -46,7 +46,7 @@ def test_gpus_are_a_number_or_machines_times_gpus(text, gpus):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "2x", "0x8", "3x0", "1000000", "1e3", "2.5"])
-def test_an_absurd_number_of_gpus_is_told(text):
+def test_an_absurd_number_of_gpus_is_reported(text):
     with pytest.raises(UserError, match="--gpus"):
         parse_gpus(text)
 

@@ -54,7 +54,7 @@ def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
 
 
 @pytest.mark.slow
-def test_the_padding_is_what_the_run_tells():
+def test_the_padding_is_what_the_run_reports():
     mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
     found, _ = read(mine, VOCAB)
     (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
@@ -84,7 +84,7 @@ def test_a_large_data_set_is_read_in_part_and_its_steps_are_estimated(tmp_path, 
     assert measure(read(limited, VOCAB)[0], limited, 1, every).num_steps == pytest.approx(90 / 4, abs=1)
 
 
-def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_told_together(tmp_path):
+def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_reported_together(tmp_path):
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
     mine = recipe().model_copy(update={"dataset": "nowhere.jsonl", "model_name_or_path": str(tmp_path)})
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""A model is found by folder, hub id or the name of a shipped shape; what is not one is told."""
+"""A model is found by folder, hub id or the name of a shipped shape; what is not one is reported."""
 
 import json
 
@@ -71,17 +71,17 @@ def test_sizes_that_a_config_leaves_out_follow_from_the_others(tmp_path):
         ({"model_type": None}, "the formulas do not know the family None"),
     ],
 )
-def test_a_config_without_sizes_or_of_another_family_is_told(tmp_path, changes, message):
+def test_a_config_without_sizes_or_of_another_family_is_reported(tmp_path, changes, message):
     assert message in refused(folder_with(tmp_path, **changes))
 
 
-def test_all_missing_sizes_are_told_together(tmp_path):
+def test_all_missing_sizes_are_reported_together(tmp_path):
     text = refused(folder_with(tmp_path, hidden_size="absent", vocab_size="absent"))
     assert "no hidden_size" in text and "no vocab_size" in text
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])
-def test_a_damaged_config_is_told(tmp_path, text):
+def test_a_damaged_config_is_reported(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     assert "config.json" in refused(str(tmp_path))
 
@@ -95,7 +95,7 @@ def test_a_damaged_config_is_told(tmp_path, text):
         ("a/b/c", "no such folder"),
     ],
 )
-def test_an_unknown_model_is_told(name, message):
+def test_an_unknown_model_is_reported(name, message):
     assert message in refused(name)
 
 

@@ -32,7 +32,7 @@ def test_a_simulation_ends_at_its_deadline():
 
 
 @pytest.mark.slow
-def test_an_error_of_the_run_is_told():
+def test_an_error_of_the_run_is_reported():
     with pytest.raises(TrainingError, match="no_such_module"):
         simulate(replace(TINY, lora_targets=("no_such_module",)))
 

@@ -53,8 +53,8 @@ def test_each_way_says_whether_it_fits_and_by_how_much():
 
 def test_checkpointing_is_needed_or_costs_time_or_is_not_enough():
     _, found, _ = planned("--recipe", "llama-8b-lora", "--gradient_checkpointing", "true")
-    told = {option.workload.method: checkpointing(option) for option in found}
-    assert told["full"] == "not enough" and told["lora"] == "needed"
+    shown = {option.workload.method: checkpointing(option) for option in found}
+    assert shown["full"] == "not enough" and shown["lora"] == "needed"
     small = options(replace(found[0].workload, length=128, rows=1), GPUS["h100"], 32)[1]
     assert checkpointing(small).startswith("not needed: costs ")
 
@@ -131,14 +131,14 @@ def test_time_is_a_range_with_its_assumption_and_its_cost():
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "told"),
+    ("num_steps", "shown"),
     [(1, "1 step: 0.01 to 0.02 seconds"), (9000, "1.5 to 3 minutes"), (10**7, "27.8 to 55.6 hours")],
 )
-def test_a_time_has_a_unit_that_suits_it_and_no_exponent(num_steps, told):
+def test_a_time_has_a_unit_that_suits_it_and_no_exponent(num_steps, shown):
     _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
     step = SimpleNamespace(seconds=(0.01, 0.02), tokens_per_second=(1.0, 2.0), tokens=1, bound="memory")
     text = "\n".join(time_lines(replace(option, step=step), num_steps))
-    assert told in text and "time: 0.01 to 0.02 s a step" in text
+    assert shown in text and "time: 0.01 to 0.02 s a step" in text
     slow = replace(option, step=SimpleNamespace(**{**vars(step), "seconds": (67.0, 110.4)}))
     assert "time: 67 to 110 s a step" in "\n".join(time_lines(slow, None))
 
