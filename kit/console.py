@@ -43,14 +43,14 @@ def is_main() -> bool:
 def say(*lines: str) -> None:
     """Print lines from the main process, without breaking a progress bar."""
     if lines and is_main():
-        with unheard():
+        with ignoring_closed_output():
             for line in lines:
                 tqdm.write(redacted(line), file=sys.stdout)
             sys.stdout.flush()
 
 
-def wait_for(what: str) -> None:
-    """Tell whoever looks at a terminal what takes some seconds now. Output that is redirected does not hold it."""
+def announce_wait(what: str) -> None:
+    """Print on a terminal what takes some seconds now. If standard error is redirected, print nothing."""
     if sys.stderr.isatty():
         print(redacted(f"{what} ..."), file=sys.stderr, flush=True)
 
@@ -67,7 +67,7 @@ def show(text: str) -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def ignoring_closed_output() -> Iterator[None]:
     """Ignore a failed write to standard output, and discard what is printed from then on.
 
     A closed terminal, or a `tee` that the same Ctrl-C ended, must not stop a run.

@@ -16,11 +16,11 @@ from typing import Any
 from kit.errors import Problem, UserError
 
 NAME = ".lock"  # in an output_dir
-_SECONDS = 1.0  # how long to wait: ``look`` of another process holds the lock for less
+_WAIT_SECONDS = 1.0  # for the lock: ``check_free`` of another process holds it for less
 _held: dict[Path, Any] = {}  # the open lock file of each locked folder; stays open until this process ends
 
 
-def take(folder: Path) -> list[str]:
+def acquire(folder: Path) -> list[str]:
     """Lock ``folder`` until this process ends.
 
     Returns:
@@ -35,7 +35,7 @@ def take(folder: Path) -> list[str]:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     file = os.fdopen(os.open(folder / NAME, flags, 0o666), "a+", encoding="utf-8")
     notes = []
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,14 +72,14 @@ def sign(folder: Path, emptied: bool) -> None:
     _write(folder.resolve(), signature)
 
 
-def sign_off() -> None:
+def mark_ended() -> None:
     """Add to the signature in every held lock that this process ended in order."""
     for folder in _held:
         with suppress(OSError):  # a full disk
             _write(folder, {**read(folder), "ended": True})
 
 
-def look(folder: Path) -> None:
+def check_free(folder: Path) -> None:
     """Raise ``UserError`` if a run holds the lock of ``folder``. All ranks of a run may call this at the same time."""
     if folder.resolve() in _held or not (folder / NAME).is_file():
         return
@@ -94,7 +94,7 @@ def look(folder: Path) -> None:
         except BlockingIOError:
             raise _in_use(folder) from None
         except OSError:
-            return  # a disk without locks: ``take`` warns about it
+            return  # a disk without locks: ``acquire`` warns about it
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.model.untrained import check_stop_tokens
 from kit.run.asking import asked_once
-from kit.run.facts import facts
+from kit.run.facts import compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy
@@ -69,7 +69,7 @@ class Preflight:
         if self.folder:
             path = self.folder.checkpoint
             content["resume_from_checkpoint"] = path and f"{path.name} {digest_of(read_manifest(path))}"
-        return facts(recipe, topology, content)
+        return compared_facts(recipe, topology, content)
 
 
 def check(

@@ -84,9 +84,9 @@ def main() -> None:
         )
     parts, stops = describe_parts(model, recipe, recipe.router_aux_loss_coef), new_stops(model, checked.stop_tokens)
     optimizer = build_optimizer(model, recipe)
-    guard.holds(model, optimizer)
+    guard.set_model(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
-    guard.holds(prepared.model, prepared.optimizer)
+    guard.set_model(prepared.model, prepared.optimizer)
     if recipe.packing:
         check_isolation(prepared, checked.vocab_size)
     if folder.checkpoint:
@@ -109,7 +109,7 @@ def main() -> None:
             return False
         guard.at(phases.EVALUATING, done)
         try:
-            evaluation = evaluate(prepared, recipe, tokenizer, data.evaluation, stop.along(guard.progress))
+            evaluation = evaluate(prepared, recipe, tokenizer, data.evaluation, stop.interruptible(guard.progress))
         except Stopped:
             return None
         log.evaluation(done, evaluation)

@@ -62,9 +62,9 @@ def main() -> None:
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
     guard.at(phases.LOADING)
     model = build_model(recipe, checked.config, plan, packing=recipe.packing)
-    guard.holds(model)
+    guard.set_model(model)
     prepared = prepare(accelerator, topology, model, build_optimizer(model, recipe))
-    guard.holds(prepared.model, prepared.optimizer)
+    guard.set_model(prepared.model, prepared.optimizer)
     if weights:
         load_weights(prepared.model, weights)
     guard.at(phases.EVALUATING)

@@ -28,10 +28,10 @@ def test_no_line_holds_a_credential(monkeypatch, capsys):
 
 
 def test_what_takes_a_while_is_told_to_a_person_only(monkeypatch, capsys):
-    console.wait_for("opening")
+    console.announce_wait("opening")
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    console.wait_for("opening")
+    console.announce_wait("opening")
     assert capsys.readouterr() == ("", "opening ...\n")
 
 

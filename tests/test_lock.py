@@ -17,7 +17,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from kit import lock
-print(lock.take(Path(sys.argv[2])), flush=True)
+print(lock.acquire(Path(sys.argv[2])), flush=True)
 lock.sign(Path(sys.argv[2]), emptied=False)
 exec(sys.stdin.readline())
 """
@@ -64,9 +64,9 @@ def test_a_second_process_is_told_who_has_it(tmp_path, holder):
     assert notes == "[]"
     owner = rf"output_dir: .* is in use by process {process.pid} on .* \(since \d"
     with pytest.raises(UserError, match=owner):
-        lock.take(tmp_path)
+        lock.acquire(tmp_path)
     with pytest.raises(UserError, match=owner):
-        lock.look(tmp_path)
+        lock.check_free(tmp_path)
 
 
 @pytest.mark.slow
@@ -74,27 +74,27 @@ def test_who_was_killed_is_named_and_who_signed_off_is_not(tmp_path, holder):
     process, _ = holder()
     process.kill()
     process.wait()
-    lock.look(tmp_path)
+    lock.check_free(tmp_path)
     second, notes = holder()
     assert f"process {process.pid} on " in notes and "had this output_dir and was killed: taking over" in notes
-    second.communicate("lock.sign_off()\n", timeout=60)
-    assert lock.take(tmp_path) == []
+    second.communicate("lock.mark_ended()\n", timeout=60)
+    assert lock.acquire(tmp_path) == []
 
 
 def test_who_has_it_may_take_it_again_and_others_look_together(tmp_path):
-    lock.look(tmp_path)  # nobody was here
-    assert lock.take(tmp_path) == [] == lock.take(tmp_path)
-    lock.look(tmp_path)
+    lock.check_free(tmp_path)  # nobody was here
+    assert lock.acquire(tmp_path) == [] == lock.acquire(tmp_path)
+    lock.check_free(tmp_path)
 
 
 def test_what_was_signed_is_read_and_what_cannot_be_read_is_nothing(tmp_path):
     assert lock.read(tmp_path) == {}
-    lock.take(tmp_path)
+    lock.acquire(tmp_path)
     assert lock.read(tmp_path) == {}
     lock.sign(tmp_path, emptied=True)
     about = lock.read(tmp_path)
     assert (about["pid"], about["emptied"]) == (os.getpid(), True) and about["at"] > 1e9 and "ended" not in about
-    lock.sign_off()
+    lock.mark_ended()
     assert lock.read(tmp_path) == {**about, "ended": True}
     for text in ("", "{", "[]", "3", "{}", '{"at": "x"}', json.dumps({"at": None}), "[" * 200_000):
         (tmp_path / ".lock").write_text(text)
@@ -106,7 +106,7 @@ def test_a_forked_child_that_outlives_its_parent_does_not_hold_on(tmp_path, hold
     process.stdin.write("os.fork() or __import__('time').sleep(5); os._exit(0)\n")
     process.stdin.flush()
     process.wait(60)  # the parent goes at once, the child stays
-    assert "was killed: taking over" in lock.take(tmp_path)[0]
+    assert "was killed: taking over" in lock.acquire(tmp_path)[0]
 
 
 def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch):
@@ -114,6 +114,6 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(lock.fcntl, "flock", flock)
-    (told,) = lock.take(tmp_path)
+    (told,) = lock.acquire(tmp_path)
     assert "cannot be locked (Operation not supported): do not start a second run in it" in told
-    lock.look(tmp_path)
+    lock.check_free(tmp_path)

@@ -10,7 +10,7 @@ from kit.config.command_line import Request, read_command_line
 from kit.console import is_main, show
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
-from kit.strategy.launch import look, settle
+from kit.strategy.launch import plan_launch, resolve_config
 from kit.strategy.launcher import LaunchedRank, launched_rank
 from kit.strategy.strategies import SINGLE
 from kit.tools.doctor.result import FAILED, Report, Result
@@ -43,12 +43,12 @@ def run(argv: list[str]) -> int:
     if launched and launched.world > 1:
         with exits.reporting_errors():
             exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
-    settle(request, checks_batch=False)  # what is mistyped is told before a check, and before torch is imported
+    resolve_config(request, checks_batch=False)  # what is mistyped is told before a check, and before torch is imported
     from kit.tools.doctor.versions import check_versions
 
     report = Report(lambda result: None if as_json else show(str(result)))
     report.run("versions", check_versions)
-    planned = look(request)
+    planned = plan_launch(request)
     from kit.tools.doctor.machine import check_machine
 
     check_machine(report, planned, None)
@@ -67,7 +67,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
 
     The first rank of a machine prints what it finds there, rank 0 also what all find together.
     """
-    settle(request, checks_batch=False)
+    resolve_config(request, checks_batch=False)
     from kit.tools.doctor.hosts import own_host
     from kit.tools.doctor.machine import check_machine
     from kit.tools.doctor.ranks import check_ranks
@@ -82,7 +82,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
     report = Report(tell, own_host() if launched.several_machines else "")
     if launched.local_rank == 0:
         report.run("versions", check_versions)
-    planned = look(request)
+    planned = plan_launch(request)
     raise_if(planned.problems)
     if launched.local_rank == 0:
         check_machine(report, planned, launched)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kit.config.command_line import read_recipe
-from kit.console import show, wait_for
+from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 
 HELP = "show samples as they are tokenised, with what is learned from marked"
@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
     recipe = read_recipe(rest)
-    wait_for(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
+    announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     from kit import preflight
     from kit.tools.report import samples_page
 

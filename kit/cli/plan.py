@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.console import show, wait_for
+from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 from kit.memory.formulas import TENSORS
 from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
@@ -121,7 +121,7 @@ def _lengths(question: Question, option: Option) -> Lengths | None:
     """Count the tokens of the data that were given as a flag, as rows of ``option``; None without the flag."""
     if "dataset" not in question.typed:
         return None
-    wait_for(f"counting the tokens of {question.recipe.dataset}")
+    announce_wait(f"counting the tokens of {question.recipe.dataset}")
     data, every = read(question.recipe, question.shape.vocab_size)
     recipe = question.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
     return measure(data, recipe, option.workload.num_gpus, every)

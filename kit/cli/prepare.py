@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kit.config.command_line import read_recipe
-from kit.console import show, wait_for
+from kit.console import announce_wait, show
 from kit.errors import Problem, UserError
 
 HELP = "tokenise the data of a run ahead of it, on a machine without a GPU"
@@ -16,7 +16,7 @@ def run(argv: list[str]) -> int:
         show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
         return 0
     recipe = read_recipe(argv)
-    wait_for(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
+    announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     from kit import preflight
     from kit.cache import ENTRY, cache_folder
     from kit.data.feed.ranks import Ranks

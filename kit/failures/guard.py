@@ -43,8 +43,8 @@ class Guard:
 
     def progress(self, items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
         """Return ``items`` with a progress bar. Each item taken counts as a sign that this rank does not hang."""
-        return self.watch.along(progress)(items, name, total)
+        return self.watch.noting_progress(progress)(items, name, total)
 
-    def holds(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> None:
+    def set_model(self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None) -> None:
         """Set the model and optimiser whose memory is measured if memory runs out."""
         self._model, self._optimizer = model, optimizer

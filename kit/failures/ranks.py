@@ -1,9 +1,9 @@
 """The status of every rank, to name a rank that died or hangs.
 
 On every rank a thread writes the rank's status to the ranks' key-value store once per second. If no rank makes progress
-for the time-out, or if a collective fails, each rank asks which ranks are missing (``kit.failures.survey``), and tells
-in which phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes an
-item, or the process reads or writes files; so a slow disk does not count as a hang.
+for the time-out, or if a collective fails, each rank asks which ranks are missing (``kit.failures.survey``), and
+reports in which phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes
+an item, or the process reads or writes files; so a slow disk does not count as a hang.
 
 If the store does not answer either, as when a machine or the network went down, the rank says that, and ends.
 """
@@ -19,19 +19,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from kit.errors import TrainingError
-from kit.failures.survey import SILENT_SECONDS, RankStatus, Some, Surveys
+from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
 from kit.phases import STARTING, Phase
 from kit.strategy.launcher import end_launcher_later, remember_end
-from kit.strategy.rendezvous import BoundedStore
+from kit.strategy.rendezvous import BoundedStore, collectives_begun
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BEAT_SECONDS = 1.0
-MOVED_BYTES = 1 << 16  # reading or writing more than this within a beat counts as progress
+PROGRESS_BYTES = 1 << 16  # reading or writing more than this within a beat counts as progress
 
 
 class Watch:
@@ -43,45 +42,54 @@ class Watch:
         store: BoundedStore | None,
         timeout_seconds: float,
         trains: bool = True,
-        tell: Callable[[str], int] | None = None,
+        report: Callable[[str], int] | None = None,
     ) -> None:
         """
         Args:
             store: a connection to the ranks' key-value store that nothing else uses; None with a single rank.
-            timeout_seconds: without progress on any rank for so long, the process ends with an error message.
+            timeout_seconds: if no rank makes progress for this time, the process ends with an error message.
             trains: whether the same command continues from a checkpoint.
-            tell: called with the message before the process ends; returns the exit status. None: print it, status 1.
+            report: called with the message before the process ends; returns the exit status. None: print it, status 1.
         """
-        self._tell = tell or self._print
-        self._rank, self._world = accelerator.process_index, accelerator.num_processes
-        self._store, self._timeout = store, timeout_seconds
+        self._report = report or self._print
+        self._rank = accelerator.process_index
+        self._world = accelerator.num_processes
+        self._store = store
+        self._timeout = timeout_seconds
+        self._trains = trains
         # Without a launcher's store, rank 0 keeps one.
         self._surveys = Surveys(store, self._world, timeout_seconds, self._rank == 0) if store is not None else None
-        self._step, self._phase, self._save, self._moved = 0, STARTING.doing, "", time.monotonic()
-        self._is_asking, self._trains = False, trains
+        self._step = 0
+        self._phase = STARTING.doing
+        self._save = ""
+        self._last_progress = time.monotonic()
+        self._is_surveying = False
         if store is not None:
             threading.Thread(target=self._beat, daemon=True).start()
 
     def at(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
-        self._step, self._phase, self._moved = step, phase.doing, time.monotonic()
+        self._step = step
+        self._phase = phase.doing
+        self._last_progress = time.monotonic()
 
     def at_save(self, work: str) -> None:
-        """Note what this rank begins to do for a checkpoint in the background; an empty text when it is done."""
-        self._save, self._moved = work, time.monotonic()
+        """Note what this rank begins to do for a checkpoint in the background; an empty string when it is done."""
+        self._save = work
+        self._last_progress = time.monotonic()
 
-    def along(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
+    def noting_progress(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
         """Wrap ``progress`` so that each item counts as progress of this rank.
 
         An evaluation may take longer than the time-out.
         """
 
-        def moving(*args: Any) -> Iterator[Any]:
+        def noting(*args: Any) -> Iterator[Any]:
             for item in progress(*args):
-                self._moved = time.monotonic()
+                self._last_progress = time.monotonic()
                 yield item
 
-        return moving
+        return noting
 
     def explain(self, error: BaseException) -> TrainingError | None:
         """Return an error that names the ranks that are gone; None if all ranks are alive.
@@ -95,45 +103,50 @@ class Watch:
         try:
             gone = self._surveys.ask().gone
         except TimeoutError:
-            return TrainingError(self._unreachable() + (then and f"\n    -> {then}"))
+            ending = f"\n    -> {then}" if then else ""
+            return TrainingError(self._unreachable() + ending)
         if not gone.count:
             return None
-        are, was, it = ("are", "were", "They say") if gone.count > 1 else ("is", "was", "It says")
-        then = then and f";\n       {then}"
-        return TrainingError(
-            f"{gone.names()} {are} gone, last seen: {_listed(gone)}\n"
-            f"    -> {it} why above, or {was} killed: "
-            f"by hand, by a scheduler, or for lack of memory (see `dmesg`){then}"
-        )
+        several = gone.count > 1
+        found = f"{gone.names()} {'are' if several else 'is'} gone, last seen: {_listed(gone)}"
+        said, killed = ("They say", "were killed") if several else ("It says", "was killed")
+        causes = "by hand, by a scheduler, or for lack of memory (see `dmesg`)"
+        ending = f";\n       {then}" if then else ""
+        return TrainingError(f"{found}\n    -> {said} why above, or {killed}: {causes}{ending}")
 
     def _beat(self) -> None:
-        beats = last = moved_bytes = 0
+        beats = 0
+        last_collectives = 0
+        last_bytes = 0
         before = time.monotonic()
         while True:
-            collectives, now, num_bytes = _collectives_begun(), time.monotonic(), _bytes_of_files()
-            if collectives != last or num_bytes - moved_bytes > MOVED_BYTES:
-                self._moved = now
-            last, moved_bytes = collectives, num_bytes
+            collectives = collectives_begun() or 0
+            now = time.monotonic()
+            num_bytes = _bytes_of_files()
+            if collectives != last_collectives or num_bytes - last_bytes > PROGRESS_BYTES:
+                self._last_progress = now
+            last_collectives = collectives
+            last_bytes = num_bytes
             if now - before > BEAT_SECONDS + SILENT_SECONDS:  # this process was paused, as by a scheduler's SIGSTOP
-                self._moved += now - before
+                self._last_progress += now - before
             beats += 1
             status = RankStatus(
-                self._rank,
-                beats,
-                self._step,
-                self._phase,
-                self._save,
-                collectives,
-                now - self._moved,
-                socket.gethostname(),
-                os.getpid(),
+                rank=self._rank,
+                beats=beats,
+                step=self._step,
+                phase=self._phase,
+                save=self._save,
+                collectives=collectives,
+                idle_seconds=now - self._last_progress,
+                host=socket.gethostname(),
+                pid=os.getpid(),
             )
             self._write(status)
             before = time.monotonic()
-            if now - self._moved > self._timeout and not self._is_asking:
-                self._is_asking = True
+            if now - self._last_progress > self._timeout and not self._is_surveying:
+                self._is_surveying = True
                 # In another thread, because this one must continue to write the status.
-                threading.Thread(target=self._ask_others, args=(self._moved,), daemon=True).start()
+                threading.Thread(target=self._ask_others, args=(self._last_progress,), daemon=True).start()
             time.sleep(BEAT_SECONDS)
 
     def _write(self, status: RankStatus) -> None:
@@ -142,12 +155,12 @@ class Watch:
         with suppress(RuntimeError, TimeoutError):
             self._surveys.write(status)
 
-    def _ask_others(self, moved: float) -> None:
+    def _ask_others(self, last_progress: float) -> None:
         """End the process if no other rank makes progress either.
 
         ``os._exit``, because an exception cannot interrupt a collective that never returns.
         """
-        waited = f"{self._timeout} s without a move (--ddp_timeout), {self._phase}"
+        waited = f"{self._timeout} s without progress (--ddp_timeout), {self._phase}"
         waited += f" in step {self._step}" if self._step else ""
         assert self._surveys is not None
         try:
@@ -155,8 +168,8 @@ class Watch:
         except TimeoutError:
             self._leave(f"{waited}; {self._unreachable()}")
             return
-        if self._moved != moved or found.moves:
-            self._is_asking = False
+        if self._last_progress != last_progress or found.is_progressing:
+            self._is_surveying = False
             return
         if found.absent.count < self._world:
             reason = f"{found.absent.names()} did not arrive, last seen: {_listed(found.absent)}"
@@ -165,7 +178,7 @@ class Watch:
         self._leave(f"{waited}; {reason}", found.gone.first)
 
     def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
-        exit_status = self._tell(message)
+        exit_status = self._report(message)
         here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
         remember_end(exit_status, is_final=False, killed=here)
         for pid in here:  # a stopped process does not react to the launcher's SIGTERM
@@ -188,7 +201,7 @@ class Watch:
         return 1
 
 
-def _listed(ranks: Some) -> str:
+def _listed(ranks: RankList) -> str:
     return "; ".join(map(_described, ranks.first)) + ranks.more
 
 
@@ -204,11 +217,3 @@ def _bytes_of_files() -> int:
         counters = psutil.Process().io_counters()
         return counters.read_bytes + counters.write_bytes + counters.read_chars + counters.write_chars
     return 0
-
-
-def _collectives_begun() -> int:
-    """How many collectives this rank has begun; 0 if the backend does not count them or the group is closed."""
-    try:
-        return torch.distributed.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
-    except (RuntimeError, AttributeError):
-        return 0

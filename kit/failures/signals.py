@@ -49,7 +49,7 @@ class StopRequest:
         """Whether this process was asked to stop."""
         return bool(self._signal)
 
-    def along(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
+    def interruptible(self, progress: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
         """Wrap ``progress`` so that it raises ``Stopped`` once any rank was asked to stop.
 
         It does so on all ranks before the same item. All ranks must take the same number of items.

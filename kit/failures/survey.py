@@ -21,11 +21,11 @@ from typing import Any
 from kit.phases import STARTING
 from kit.strategy.rendezvous import STORE_SECONDS, BoundedStore
 
-SILENT_SECONDS = 4.0  # a rank without a beat for so long is dead, stopped, or has lost its network
+SILENT_SECONDS = 4.0  # a rank without a beat for this time is dead, stopped, or has lost its network
 _WAIT_SECONDS = SILENT_SECONDS + STORE_SECONDS  # for a verdict; a leader that takes longer has died too
 _POLL_SECONDS = 0.25
 _MOST_LEADERS = 2  # that may die before a rank surveys for itself
-_MOST_TOLD = 8  # ranks that a verdict and a message list
+_MOST_LISTED = 8  # ranks that a verdict and a message list
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class RankStatus:
     phase: str = STARTING.doing
     save: str = ""  # what it does for a checkpoint in the background; empty for nothing
     collectives: int = 0  # collectives begun so far, counted by torch
-    still_seconds: float = 0.0  # since its last progress
+    idle_seconds: float = 0.0  # since its last progress
     host: str = ""
     pid: int = 0
 
 
 @dataclass(frozen=True)
-class Some:
-    """Some of the ranks. Only the first ``_MOST_TOLD`` have a status here: thousands would tell a reader nothing."""
+class RankList:
+    """A list of ranks. Only the first ``_MOST_LISTED`` have a status here: nobody reads thousands."""
 
     count: int
     first: list[RankStatus]
@@ -65,9 +65,9 @@ class Some:
 class Survey:
     """What a survey found."""
 
-    gone: Some  # their beats do not increase; so the clocks of several machines need not agree
-    absent: Some  # those that the others wait for: who is gone, else who is behind; all ranks if nobody is
-    moves: bool  # whether a rank that is not gone made progress not long ago
+    gone: RankList  # their beats do not increase; so the clocks of several machines need not agree
+    absent: RankList  # those that the others wait for: who is gone, else who is behind; all ranks if nobody is
+    is_progressing: bool  # whether a rank that is not gone made progress recently
 
     @classmethod
     def of(cls, before: list[RankStatus], after: list[RankStatus], timeout_seconds: float) -> "Survey":
@@ -78,23 +78,23 @@ class Survey:
         absent = absent or [status for status in after if status.save] or after
         alive = [new for old, new in zip(before, after, strict=True) if old.beats != new.beats]
         # Half the time-out, because the ranks did not all begin to wait at the same time.
-        moves = any(status.still_seconds < timeout_seconds / 2 for status in alive)
-        return cls(_some(gone), _some(absent), moves)
+        is_progressing = any(status.idle_seconds < timeout_seconds / 2 for status in alive)
+        return cls(_rank_list(gone), _rank_list(absent), is_progressing)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Survey":
         """Read what a leader wrote."""
-        *parts, moves = json.loads(text)
-        gone, absent = (Some(part["count"], [RankStatus(**each) for each in part["first"]]) for part in parts)
-        return cls(gone, absent, moves)
+        *parts, is_progressing = json.loads(text)
+        gone, absent = (RankList(part["count"], [RankStatus(**each) for each in part["first"]]) for part in parts)
+        return cls(gone, absent, is_progressing)
 
     def to_json(self) -> str:
         """Return the verdict as a leader writes it."""
-        return json.dumps([asdict(self.gone), asdict(self.absent), self.moves])
+        return json.dumps([asdict(self.gone), asdict(self.absent), self.is_progressing])
 
 
-def _some(statuses: list[RankStatus]) -> Some:
-    return Some(len(statuses), statuses[:_MOST_TOLD])
+def _rank_list(statuses: list[RankStatus]) -> RankList:
+    return RankList(len(statuses), statuses[:_MOST_LISTED])
 
 
 class Surveys:
@@ -103,7 +103,7 @@ class Surveys:
     def __init__(self, store: BoundedStore, world: int, timeout_seconds: float, keeps_store: bool = False) -> None:
         """
         Args:
-            timeout_seconds: without progress on any rank for so long, the run ends.
+            timeout_seconds: if no rank makes progress for this time, the run ends.
             keeps_store: whether the store may end with this process.
         """
         self._store, self._world, self._timeout, self._keeps_store = store, world, timeout_seconds, keeps_store
@@ -141,8 +141,8 @@ class Surveys:
                     return verdict
             return self._survey()
         except RuntimeError:
-            rank_0 = Some(1, [RankStatus(0)])
-            return Survey(rank_0, rank_0, moves=False)
+            rank_0 = RankList(1, [RankStatus(0)])
+            return Survey(rank_0, rank_0, is_progressing=False)
 
     def _is_leader_of(self, number: int) -> bool:
         return self._store.call(lambda store: store.add(f"leader/{number}", 1)) == 1

@@ -31,7 +31,7 @@ _SAME_COMMAND = "the same command and recipe file on every machine: make it once
 _SAME_CLONE = "the same clone and environment on every machine: python -m pip install -c constraints.txt -e ."
 
 
-def facts(recipe: Recipe, topology: Topology, content: dict[str, Any]) -> list[Fact]:
+def compared_facts(recipe: Recipe, topology: Topology, content: dict[str, Any]) -> list[Fact]:
     """Return what ranks compare before they load weights.
 
     Args:

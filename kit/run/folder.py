@@ -144,8 +144,8 @@ class RunFolder:
         recipe, folder, seen = self._recipe, self.path, self._seen
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            notes = [*lock.take(folder), *self._elsewhere()]
-            exits.finish_first(lock.sign_off)
+            notes = [*lock.acquire(folder), *self._elsewhere()]
+            exits.finish_first(lock.mark_ended)
             if _snapshot(folder) != seen:
                 found = f"another run was at work in {folder} while this one started"
                 raise UserError(Problem("output_dir", found, fix="type the same command again"))

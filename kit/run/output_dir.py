@@ -67,7 +67,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
-    lock.look(folder)
+    lock.check_free(folder)
     if recipe.overwrite_output_dir:
         raise_if(_problems_with_inputs(recipe, folder))
         return 0
@@ -111,7 +111,7 @@ def _is_unfinished(folder: Path, identity: Mapping[str, Any]) -> bool:
     """Whether the folder holds a run of this identity that neither finished nor is at work now."""
     try:
         record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        lock.look(folder)
+        lock.check_free(folder)
         return not record["finished_steps"] and not differences(record["identity"], identity)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kit.errors import Problem, UserError
+from kit.strategy.rendezvous import collectives_begun
 from kit.strategy.strategies import DDP, Strategy
 
 # Read by torch when it is imported, or when the process group is made.
@@ -46,7 +47,7 @@ def record(folder: Path, stall_seconds: float) -> None:
 
     Args:
         folder: gets ``rank-N.log``, ``rank-N.stacks.txt`` and ``rank-N.collectives.json``.
-        stall_seconds: without a new collective for so long, this rank counts as stalled.
+        stall_seconds: a rank that begins no new collective for this time counts as stalled.
 
     Raises:
         UserError: the folder cannot be made or written to, or this machine has no program ``tee``.
@@ -78,16 +79,26 @@ def _copy_output(log: Path) -> None:
 
 
 def _look(folder: Path, rank: int, stall_seconds: float) -> None:
-    asked, begun, since, is_told = _time_of(folder / ASK), -1, time.monotonic(), False
+    """Write the state of this rank whenever it stalls or is asked, for as long as the process lives."""
+    last_request = _time_of(folder / ASK)
+    last_count: int | None = None
+    since = time.monotonic()
+    is_reported = False  # one report for each stall
     while True:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        if (count := _collectives_begun()) != begun or count < 0:
-            begun, since, is_told = count, time.monotonic(), False
-        stalls = not is_told and time.monotonic() - since > stall_seconds
-        if stalls or _time_of(folder / ASK) > asked:
-            is_told, asked = is_told or stalls, _time_of(folder / ASK)
-            with suppress(OSError):
-                write_state(folder, rank)
+        count = collectives_begun()
+        if count is None or count != last_count:
+            last_count = count
+            since = time.monotonic()
+            is_reported = False
+        stalls = not is_reported and time.monotonic() - since > stall_seconds
+        request = _time_of(folder / ASK)
+        if not stalls and request <= last_request:
+            continue
+        is_reported = is_reported or stalls
+        last_request = request
+        with suppress(OSError):
+            write_state(folder, rank)
 
 
 def write_state(folder: Path, rank: int) -> None:
@@ -98,17 +109,10 @@ def write_state(folder: Path, rank: int) -> None:
         from torch._C import _distributed_c10d as c10d
 
         for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # of gloo; of NCCL, where torch has it
-            if (dump := getattr(c10d, name, None)) and b"profiling_name" in (text := dump()):
+            dump = getattr(c10d, name, None)
+            text = dump() if dump else b""
+            if b"profiling_name" in text:
                 (folder / f"rank-{rank}.collectives.json").write_bytes(text)
-
-
-def _collectives_begun() -> int:
-    """How many collectives this rank has begun; -1 without a process group."""
-    torch = sys.modules.get("torch")
-    try:
-        return int(torch.distributed.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
-    except (AttributeError, RuntimeError):
-        return -1
 
 
 def _time_of(path: Path) -> float:

@@ -45,7 +45,7 @@ def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: 
         yield
 
 
-def settle(
+def rebuild_ddp_buckets(
     accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]", check: Callable[[], None]
 ) -> None:
     """Let DDP rebuild its gradient buckets now, before the first step, and put the gradients into them.

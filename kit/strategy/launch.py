@@ -51,7 +51,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
     _begin()
-    recipe, settings, config_name = settle(request)
+    recipe, settings, config_name = resolve_config(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
         title = f"{recipe.method}, {settings.strategy.title}"
         verb = "checking" if request.launch.dry_run else "fine-tuning"
@@ -85,7 +85,7 @@ def forget_launcher(topology: Topology) -> None:
 
 
 @dataclass(frozen=True)
-class Planned:
+class LaunchPlan:
     """What ``resolve`` would decide, for a command that only looks."""
 
     recipe: Recipe
@@ -96,17 +96,17 @@ class Planned:
     batch_problems: list[Problem]  # with the global batch
 
 
-def look(request: Request) -> Planned:
+def plan_launch(request: Request) -> LaunchPlan:
     """Return what ``resolve`` would decide. Starts nothing, and changes nothing.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
     """
     _begin()
-    recipe, settings, config_name = settle(request, checks_batch=False)
+    recipe, settings, config_name = resolve_config(request, checks_batch=False)
     topology, _, problems = _decide(request, recipe, settings, config_name)
     path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
-    return Planned(recipe, settings, path, topology, problems, _batch_problems(recipe, topology.num_processes))
+    return LaunchPlan(recipe, settings, path, topology, problems, _batch_problems(recipe, topology.num_processes))
 
 
 def _begin() -> None:
@@ -121,7 +121,7 @@ def _begin() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def settle(request: Request, checks_batch: bool = True) -> tuple[Recipe, Settings, str]:
+def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, Settings, str]:
     """Return the recipe with its ``output_dir``, the settings of the config, and its name. Loads no torch.
 
     Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A collective may take so many times ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
+# The time-out of a collective, in units of ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
 # ``kit.failures.ranks`` detects a hang earlier.
 PATIENCE = 10
 STORE_SECONDS = 3.0  # how long a call of the key-value store may take
@@ -135,6 +135,18 @@ def open_store() -> BoundedStore | None:
     return BoundedStore(PrefixStore(name, within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))))
 
 
+def collectives_begun() -> int | None:
+    """Return how many collectives this rank has begun; None without a process group that counts them.
+
+    Does not import torch: without it there is no process group.
+    """
+    torch = sys.modules.get("torch")
+    try:
+        return int(torch.distributed.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):
+        return None
+
+
 @contextmanager
 def together(accelerator: "Accelerator") -> Iterator[None]:
     """If the ``with`` block raises ``UserError`` on any rank, raise the problems of all ranks on all ranks.
@@ -211,7 +223,8 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     from torch.distributed import DistStoreError, PrefixStore
 
     is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store, mine = _connect(timeout_seconds, is_master), uuid.uuid4().hex
+    store = _connect(timeout_seconds, is_master)
+    mine = uuid.uuid4().hex
     if rank:
         store.set(f"from/{rank}", mine)
         try:
@@ -221,13 +234,16 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         store.set(f"{name}/{rank}", "here")
         store.wait([f"{name}/all"])
         return PrefixStore(name, store)
-    absent, begun, is_told = set(range(1, world)), time.monotonic(), False
+    absent = set(range(1, world))
+    begun = time.monotonic()
+    is_reported = False
     while absent:
-        waited, names = time.monotonic() - begun, f"rank {', '.join(map(str, sorted(absent)))}"
+        waited = time.monotonic() - begun
+        names = f"rank {', '.join(map(str, sorted(absent)))}"
         if waited > timeout_seconds:
             raise DistStoreError(f"{names} did not come")
-        if waited > _QUIET_SECONDS and not is_told:
-            is_told = True
+        if waited > _QUIET_SECONDS and not is_reported:
+            is_reported = True
             say(f"waiting for {names} at {_store_address()}, at most {timeout_seconds} s (--ddp_timeout)")
         for other in absent:
             if store.check([f"from/{other}"]):  # perhaps of a rank of an earlier start; the new one will overwrite it

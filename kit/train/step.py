@@ -18,7 +18,7 @@ from kit.console import say
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError
-from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, settle
+from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.train.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -152,9 +152,11 @@ def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingEr
 
 
 def settle_strategy(prepared: "Prepared", batch: "GlobalBatch") -> None:
-    """Call ``kit.strategy.gradients.settle`` with the first micro-batch. Called by all ranks; nothing is learned."""
+    """Call ``rebuild_ddp_buckets`` with the first micro-batch. Called by all ranks; nothing is learned."""
     micro_batch = batch.micro_batches[0].to(prepared.accelerator.device)
-    settle(prepared.accelerator, prepared.model, micro_batch.model_inputs(), lambda: _check_gradients(prepared))
+    rebuild_ddp_buckets(
+        prepared.accelerator, prepared.model, micro_batch.model_inputs(), lambda: _check_gradients(prepared)
+    )
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:

@@ -29,12 +29,12 @@ def test_memory_that_runs_out_is_explained_with_what_the_run_holds_by_then(guard
     before = explained(RuntimeError(ON_CPU))
     assert isinstance(before, UserError) and "trainable weights" not in str(before)
     model, optimizer = build()
-    guard.holds(model)
+    guard.set_model(model)
     assert re.search(r"^ +trainable weights +[1-9]", str(explained(RuntimeError(ON_CPU))), re.M)
     model(input_ids=model.model.embed_tokens.weight.new_ones(1, 4).long()).logits.sum().backward()
     optimizer.step()
     assert "optimiser state" not in str(explained(RuntimeError(ON_CPU)))
-    guard.holds(model, optimizer)
+    guard.set_model(model, optimizer)
     assert re.search(r"^ +optimiser state +[1-9]", str(explained(RuntimeError(ON_CPU))), re.M)
 
 
@@ -46,13 +46,13 @@ def test_what_is_not_about_memory_or_ranks_stays_what_it_is(guard):
 def test_a_phase_and_each_item_of_an_evaluation_count_as_a_move(guard):
     """Or an evaluation that takes longer than the time-out would be taken for a rank that hangs."""
     watch = guard.watch
-    watch._moved = 0.0
+    watch._last_progress = 0.0
     guard.at(phases.EVALUATING, 4)
-    assert watch._moved > 0 and (watch._phase, watch._step) == ("evaluating", 4)
+    assert watch._last_progress > 0 and (watch._phase, watch._step) == ("evaluating", 4)
     moves = []
     for item in guard.progress([1, 2, 3], "evaluation loss", 3):
-        moves.append((item, watch._moved > 0))
-        watch._moved = 0.0
+        moves.append((item, watch._last_progress > 0))
+        watch._last_progress = 0.0
     assert moves == [(1, True), (2, True), (3, True)]
 
 

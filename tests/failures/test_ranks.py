@@ -93,7 +93,7 @@ def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, vic
     run.rank(victim).send_signal(signal.SIGSTOP)
     status, seconds = run.wait(DEADLINE)
     assert status != 0
-    told = rf"error: rank {1 - victim}: 10 s without a move \(--ddp_timeout\), (training|reading data) in step \d+; "
+    told = rf"error: rank {1 - victim}: 10 s without progress \(--ddp_timeout\), (training|reading data) in step \d+; "
     assert re.search(told + rf"rank {victim} did not arrive, last seen: rank {victim} ", run.text), run.text
     print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
 

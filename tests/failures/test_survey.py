@@ -157,19 +157,19 @@ def test_a_store_that_is_gone_was_that_of_rank_0(store):
             raise RuntimeError("Connection reset by peer")
 
     found = Surveys(Gone(), 4, 60.0).ask()
-    assert found.gone.names() == found.absent.names() == "rank 0" and not found.moves
+    assert found.gone.names() == found.absent.names() == "rank 0" and not found.is_progressing
 
 
 def test_who_is_behind_is_absent_and_who_moves_is_seen():
     before = [status(rank) for rank in range(3)]
-    waiting = {"beats": 2, "collectives": 9, "still_seconds": 50.0}
+    waiting = {"beats": 2, "collectives": 9, "idle_seconds": 50.0}
     late = Survey.of(before, [status(0, **waiting), status(1, 2, collectives=8), status(2, **waiting)], 60.0)
-    assert late.absent.names() == "rank 1" and late.gone.count == 0 and late.moves
+    assert late.absent.names() == "rank 1" and late.gone.count == 0 and late.is_progressing
     saving = Survey.of(before, [status(0, **waiting), status(1, **waiting), status(2, save="writing", **waiting)], 60.0)
-    assert saving.absent.names() == "rank 2" and not saving.moves
+    assert saving.absent.names() == "rank 2" and not saving.is_progressing
     assert Survey.of(before, [status(rank, **waiting) for rank in range(3)], 60.0).absent.count == 3
     gone = Survey.of(before, [status(0), status(1, **waiting), status(2, **waiting)], 60.0)
-    assert gone.gone == gone.absent and gone.absent.names() == "rank 0" and not gone.moves
+    assert gone.gone == gone.absent and gone.absent.names() == "rank 0" and not gone.is_progressing
 
 
 def test_a_verdict_of_thousands_stays_short_and_comes_back_as_it_was():

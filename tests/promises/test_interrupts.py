@@ -87,7 +87,7 @@ def last_step(folder):
 
 def is_in_use(folder):
     try:
-        lock.look(folder)
+        lock.check_free(folder)
     except UserError:
         return True
     return False

@@ -4,7 +4,7 @@ import pytest
 from helpers import ROOT
 
 from kit.run import facts as facts_module
-from kit.run.facts import code_digest, facts
+from kit.run.facts import code_digest, compared_facts
 from kit.strategy.agreement import compare
 from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
@@ -30,30 +30,36 @@ def found(one, other):
     ],
 )
 def test_a_setting_that_differs_is_refused(recipe, changes):
-    assert found(facts(recipe(), TOPOLOGY, CONTENT), facts(recipe(**changes), TOPOLOGY, CONTENT)) == ([*changes], "")
+    assert found(compared_facts(recipe(), TOPOLOGY, CONTENT), compared_facts(recipe(**changes), TOPOLOGY, CONTENT)) == (
+        [*changes],
+        "",
+    )
 
 
 def test_a_path_may_differ_and_its_content_not(recipe):
-    own = facts(recipe(), TOPOLOGY, CONTENT)
+    own = compared_facts(recipe(), TOPOLOGY, CONTENT)
     elsewhere = recipe(model_name_or_path="/m", dataset="/d.jsonl", output_dir="/o", dataset_num_proc=3)
-    assert found(own, facts(elsewhere, TOPOLOGY, CONTENT)) == ([], "")
-    assert found(own, facts(elsewhere, TOPOLOGY, {"dataset": "xyz"})) == (["dataset"], "")
+    assert found(own, compared_facts(elsewhere, TOPOLOGY, CONTENT)) == ([], "")
+    assert found(own, compared_facts(elsewhere, TOPOLOGY, {"dataset": "xyz"})) == (["dataset"], "")
 
 
 def test_another_precision_is_refused_and_another_name_of_the_config_is_not(recipe):
     from dataclasses import replace
 
-    own = facts(recipe(), TOPOLOGY, CONTENT)
-    assert found(own, facts(recipe(), replace(TOPOLOGY, config_name="mine"), CONTENT)) == ([], "")
-    assert found(own, facts(recipe(), replace(TOPOLOGY, mixed_precision="bf16"), CONTENT)) == (["mixed_precision"], "")
+    own = compared_facts(recipe(), TOPOLOGY, CONTENT)
+    assert found(own, compared_facts(recipe(), replace(TOPOLOGY, config_name="mine"), CONTENT)) == ([], "")
+    assert found(own, compared_facts(recipe(), replace(TOPOLOGY, mixed_precision="bf16"), CONTENT)) == (
+        ["mixed_precision"],
+        "",
+    )
 
 
 @pytest.mark.parametrize("library", ["kit", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "Python"])
 def test_another_version_is_refused_where_ranks_would_not_fit(recipe, monkeypatch, library):
-    own = facts(recipe(), TOPOLOGY, CONTENT)
+    own = compared_facts(recipe(), TOPOLOGY, CONTENT)
     versions = facts_module.machine_versions()
     monkeypatch.setattr(facts_module, "machine_versions", lambda: versions | {library: "0.0.1"})
-    refused, warned = found(own, facts(recipe(), TOPOLOGY, CONTENT))
+    refused, warned = found(own, compared_facts(recipe(), TOPOLOGY, CONTENT))
     if library in ("bitsandbytes", "Python"):
         assert refused == [] and f"warning: {library}: " in warned and "0.0.1 on b (rank 1)" in warned
     else:
@@ -61,17 +67,17 @@ def test_another_version_is_refused_where_ranks_would_not_fit(recipe, monkeypatc
 
 
 def test_settings_of_nccl_are_a_warning_and_its_interface_belongs_to_the_machine(recipe, monkeypatch):
-    own = facts(recipe(), TOPOLOGY, CONTENT)
+    own = compared_facts(recipe(), TOPOLOGY, CONTENT)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
-    assert found(own, facts(recipe(), TOPOLOGY, CONTENT)) == ([], "")
+    assert found(own, compared_facts(recipe(), TOPOLOGY, CONTENT)) == ([], "")
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
-    refused, warned = found(own, facts(recipe(), TOPOLOGY, CONTENT))
+    refused, warned = found(own, compared_facts(recipe(), TOPOLOGY, CONTENT))
     assert refused == [] and "NCCL_IB_DISABLE: not set on a (rank 0), 1 on b (rank 1)" in warned
 
 
 def test_what_the_script_does_is_compared(recipe, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(ROOT / "recipes/finetune.py")])
-    assert "code of finetune.py" in [fact.name for fact in facts(recipe(), TOPOLOGY, CONTENT)]
+    assert "code of finetune.py" in [fact.name for fact in compared_facts(recipe(), TOPOLOGY, CONTENT)]
 
 
 def test_the_digest_is_that_of_names_and_content(tmp_path):

@@ -520,10 +520,10 @@ def test_who_only_looks_starts_nothing_and_is_told_what_a_run_would_refuse(resol
     monkeypatch.setattr(os, "execve", lambda *args: pytest.fail("started"))
     monkeypatch.setattr(os, "environ", {"ACCELERATE_MIXED_PRECISION": "bf16", "HOME": "/"})
     monkeypatch.setattr(launch, "_devices", lambda: (2, "cuda"))
-    planned = launch.look(read_command_line(["--config", "fsdp", "--num_processes", "4"]))
+    planned = launch.plan_launch(read_command_line(["--config", "fsdp", "--num_processes", "4"]))
     assert planned.topology.num_processes == 4 and planned.topology.strategy == FSDP2
     assert [problem.found for problem in planned.problems] == ["4 on a machine with 2 GPUs"]
     assert [problem.where for problem in planned.batch_problems] == ["global_batch_size"]
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16" and capsys.readouterr().out == ""
     with pytest.raises(UserError, match="no config 'dpp'"):
-        launch.look(read_command_line(["--config", "dpp"]))
+        launch.plan_launch(read_command_line(["--config", "dpp"]))

@@ -6,14 +6,14 @@ Promises: a check that cannot be made, because the model could not be opened, is
 import shlex
 import sys
 
-from kit.strategy.launch import Planned
+from kit.strategy.launch import LaunchPlan
 from kit.strategy.launcher import LaunchedRank
 from kit.strategy.strategies import SINGLE
 from kit.tools.doctor.host import check_disk, check_file_descriptors, check_memory, check_names, check_port
 from kit.tools.doctor.result import Report, Result, of_problems, ok
 
 
-def check_machine(report: Report, planned: Planned, launched: LaunchedRank | None) -> None:
+def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | None) -> None:
     """Make all checks that need no other rank.
 
     Args:
@@ -61,7 +61,7 @@ def check_machine(report: Report, planned: Planned, launched: LaunchedRank | Non
     report.run("disk", lambda: check_disk(recipe.output_dir, needs))
 
 
-def _check_launch(planned: Planned, launched: LaunchedRank | None) -> Result:
+def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
     topology, settings = planned.topology, planned.settings
     count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
     if launched is None and settings.num_machines > 1:

@@ -26,7 +26,7 @@ from kit.console import is_main, rank
 from kit.errors import TrainingError, UserError, raise_if
 from kit.failures import exits
 from kit.phases import Phase
-from kit.strategy.launch import Planned, forget_launcher, look
+from kit.strategy.launch import LaunchPlan, forget_launcher, plan_launch
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Report, Result, ok
 
@@ -67,7 +67,7 @@ class Deadline:
 
 
 def check_ranks(
-    report: Report, planned: Planned, timeout_seconds: float, end: Callable[[], int], late_seconds: float = 0
+    report: Report, planned: LaunchPlan, timeout_seconds: float, end: Callable[[], int], late_seconds: float = 0
 ) -> list[list[Result]]:
     """Make all checks that need every rank. Called by all ranks.
 
@@ -111,7 +111,7 @@ def check_ranks(
         fail(str(error))
         deadline.cancel()
         return []
-    watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, tell=leave)
+    watch = Watch(accelerator, open_store(), timeout_seconds, trains=False, report=leave)
 
     def begin(stage: str, doing: str) -> None:
         deadline.stage = stage
@@ -169,7 +169,7 @@ def main(argv: list[str]) -> int:
     """
     report = Report(lambda result: print(json.dumps(asdict(result)), flush=True))
     try:
-        planned = look(read_command_line(argv[1:]))
+        planned = plan_launch(read_command_line(argv[1:]))
         raise_if(planned.problems)
     except UserError as error:
         print(error, file=sys.stderr)

@@ -144,7 +144,7 @@ def open_run(folder: Path) -> Run:
     except OSError as error:
         raise UserError(Problem(str(folder / METRICS_FILE), f"cannot be read ({error.strerror})")) from None
     try:
-        lock.look(folder)
+        lock.check_free(folder)
         is_at_work = False
     except UserError:
         is_at_work = True

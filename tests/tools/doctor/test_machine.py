@@ -8,7 +8,7 @@ import pytest
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES
-from kit.strategy.launch import look
+from kit.strategy.launch import plan_launch
 from kit.tools.doctor.machine import check_machine
 from kit.tools.doctor.result import Report
 
@@ -19,7 +19,7 @@ def checked(tmp_path):
 
     def checked(*words):
         report = Report(lambda result: None)
-        check_machine(report, look(read_command_line([f"--output_dir={tmp_path}", *words])), None)
+        check_machine(report, plan_launch(read_command_line([f"--output_dir={tmp_path}", *words])), None)
         return {result.name: result for result in report.results}
 
     return checked

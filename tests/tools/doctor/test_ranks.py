@@ -89,7 +89,7 @@ def test_sound_ranks_pass(config, tmp_path):
             ),
             (
                 stops_in_a_collective,
-                "without a move (--timeout), in reduce-scatter of 4 KiB; rank 1 did not arrive, last seen: ",
+                "without progress (--timeout), in reduce-scatter of 4 KiB; rank 1 did not arrive, last seen: ",
             ),
             (
                 dies_in_a_collective,
