@@ -36,84 +36,122 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_loss_coef: float = 0.0) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
-    Call this before the model is wrapped, when it is settled which weights train. Afterwards
+    Call this before the model is wrapped, when it is known which weights train. Afterwards
     ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy of each target in nats,
     float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and Y int64 [S] the ids that they predict. Calls
     without ``targets`` work as before. In a packed call ``token_mask`` [B, T] is 0 for padding, which the auxiliary
     loss leaves out.
 
     Args:
-        chunk_tokens: positions per chunk of logits; None: ``kit.model.chunks.chunk_size``.
-        router_aux_loss_coef: in training, add so many times the auxiliary loss of the routers to the loss of each
+        chunk_tokens: positions per chunk of logits; None: see ``chunk_size``.
+        router_aux_loss_coef: in training, add this multiple of the auxiliary loss of the routers to the loss of each
             target. A mean over targets then contains the auxiliary losses of the micro-batches, each weighted by its
             targets. It is not a sum over tokens, so it depends on how a global batch is cut into micro-batches.
     """
     head = model.get_output_embeddings()
-    plain_model_forward, plain_head_forward = model.forward, head.forward
-    text_config = model.config.get_text_config()
-    transform = _logit_transform(text_config)
-    # The prefix is the name of a part of a composite model, which some text models do not have (Llama 4).
-    decoder: Any = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
-    head_is_known = decoder is not None and _head_is_known(model)
-    # Rows are padded on the right. Causal attention never looks there, and without a mask it has a faster kernel.
-    needs_no_mask = not needs_mask(model.config)
-    head_trains = any(parameter.requires_grad for parameter in head.parameters())
-    if chunk_tokens is None:
-        chunk_tokens = chunk_size(text_config.vocab_size, head.weight.shape[-1], head_trains)
+    plain_head_forward = head.forward
+    plain_model_forward = model.forward
+    head_losses = _HeadLosses(head, model.config.get_text_config(), chunk_tokens)
+    model_losses = _ModelLosses(model, router_aux_loss_coef)
 
-    def chunk_loss(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = transform(plain_head_forward(hidden).float())
-        return F.cross_entropy(logits, targets, reduction="none")
-
+    # Functions bound to the modules: Accelerate takes the function out of ``model.forward``, and binds it again.
     def head_forward(self: Any, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
             return plain_head_forward(hidden)
-        if torch.is_grad_enabled() and not head_trains:
-            return _LossWithGradient.apply(hidden, targets, plain_head_forward, transform, chunk_tokens)
-        # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
-        losses = []
-        with _weights_cast_once(hidden.device.type):
-            for chunk, chunk_targets in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
-                if torch.is_grad_enabled():
-                    losses.append(checkpoint(chunk_loss, chunk, chunk_targets, use_reentrant=False))
-                else:
-                    losses.append(chunk_loss(chunk, chunk_targets))
-        return torch.cat(losses)
+        return head_losses(hidden, targets)
 
     def model_forward(
         self: Any, *args: Any, targets: Any = None, target_positions: Any = None, token_mask: Any = None, **kwargs: Any
     ) -> Any:
         if targets is None:
             return plain_model_forward(*args, **kwargs)
-        for name in ("labels", "logits_to_keep", "return_dict"):  # peft adds these
-            kwargs.pop(name, None)
-        kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        is_packed = "cu_seq_lens_q" in kwargs
-        uses_bounds = self.config._attn_implementation == VARLEN
-        if not uses_bounds:
-            kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDS}
-        adds_aux_loss = self.training and router_aux_loss_coef > 0
-        if needs_no_mask and not adds_aux_loss:  # routers' statistics leave padding out
-            kwargs.pop("attention_mask", None)
-        with nullcontext() if is_packed and not uses_bounds else without_search_for_packs():
-            if not head_is_known:
-                options = {"output_router_logits": True} if adds_aux_loss else {}
-                with _routers_see(self, token_mask):
-                    outputs = plain_model_forward(*args, use_cache=False, **kwargs, **options)
-                chosen = outputs.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
-                losses = F.cross_entropy(chosen, targets, reduction="none")
-                return losses + router_aux_loss_coef * outputs.aux_loss if adds_aux_loss else losses
-            if adds_aux_loss:
-                with _routers_see(self, token_mask):
-                    hidden, aux_loss = _hidden_and_aux_loss(plain_model_forward, decoder, *args, **kwargs)
-            else:
-                hidden = decoder(*args, use_cache=False, **kwargs).last_hidden_state
-        # [B, T, h] -> [S, h]: only positions that predict a supervised token.
-        losses = self.get_output_embeddings()(hidden.flatten(0, 1).index_select(0, target_positions), targets=targets)
-        return losses + router_aux_loss_coef * aux_loss if adds_aux_loss else losses
+        return model_losses(self, targets, target_positions, token_mask, args, kwargs)
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
+
+
+class _HeadLosses:
+    """The losses that an output head computes from hidden states."""
+
+    def __init__(self, head: Any, config: Any, chunk_tokens: int | None) -> None:
+        """``config``: of the text model."""
+        self._plain_forward = head.forward
+        self._transform = _logit_transform(config)
+        self._trains = any(parameter.requires_grad for parameter in head.parameters())
+        if chunk_tokens is None:
+            chunk_tokens = chunk_size(config.vocab_size, head.weight.shape[-1], self._trains)
+        self._chunk_tokens = chunk_tokens
+
+    def __call__(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each target, float32 [S], from hidden states [S, h]."""
+        if torch.is_grad_enabled() and not self._trains:
+            return _LossWithGradient.apply(hidden, targets, self._plain_forward, self._transform, self._chunk_tokens)
+        # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
+        chunks = zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True)
+        losses = []
+        with _weights_cast_once(hidden.device.type):
+            for chunk, chunk_targets in chunks:
+                if torch.is_grad_enabled():
+                    losses.append(checkpoint(self.chunk_loss, chunk, chunk_targets, use_reentrant=False))
+                else:
+                    losses.append(self.chunk_loss(chunk, chunk_targets))
+        return torch.cat(losses)
+
+    def chunk_loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each target [C] of a chunk, by way of its logits [C, V]."""
+        logits = self._transform(self._plain_forward(hidden).float())
+        return F.cross_entropy(logits, targets, reduction="none")
+
+
+class _ModelLosses:
+    """The losses that a model computes from its inputs."""
+
+    def __init__(self, model: Any, router_aux_loss_coef: float) -> None:
+        self._plain_forward = model.forward
+        # The prefix is the name of a part of a composite model, which some text models do not have (Llama 4).
+        self._decoder: Any = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
+        self._head_is_known = self._decoder is not None and _head_is_known(model)
+        self._needs_mask = needs_mask(model.config)
+        self._router_aux_loss_coef = router_aux_loss_coef
+
+    def __call__(
+        self, model: Any, targets: torch.Tensor, target_positions: torch.Tensor, token_mask: Any, args: Any, kwargs: Any
+    ) -> torch.Tensor:
+        """Return the loss of each target, float32 [S]."""
+        adds_aux_loss = model.training and self._router_aux_loss_coef > 0
+        uses_bounds = model.config._attn_implementation == VARLEN
+        searches_for_packs = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
+        kwargs = self._decoder_arguments(kwargs, uses_bounds, adds_aux_loss)
+        aux_loss: Any = None
+        with nullcontext() if searches_for_packs else without_search_for_packs():
+            if not self._head_is_known:
+                options = {"output_router_logits": True} if adds_aux_loss else {}
+                with _routers_see(model, token_mask):
+                    outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
+                logits = outputs.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
+                losses = F.cross_entropy(logits, targets, reduction="none")
+                return losses + self._router_aux_loss_coef * outputs.aux_loss if adds_aux_loss else losses
+            if adds_aux_loss:
+                with _routers_see(model, token_mask):
+                    hidden, aux_loss = _hidden_and_aux_loss(self._plain_forward, self._decoder, *args, **kwargs)
+            else:
+                hidden = self._decoder(*args, use_cache=False, **kwargs).last_hidden_state
+        # [B, T, h] -> [S, h]: only positions that predict a supervised token.
+        hidden = hidden.flatten(0, 1).index_select(0, target_positions)
+        losses = model.get_output_embeddings()(hidden, targets=targets)
+        return losses + self._router_aux_loss_coef * aux_loss if adds_aux_loss else losses
+
+    def _decoder_arguments(self, kwargs: dict[str, Any], uses_bounds: bool, adds_aux_loss: bool) -> dict[str, Any]:
+        """The arguments that are given and that the decoder takes."""
+        left_out = {"labels", "logits_to_keep", "return_dict"}  # peft adds these
+        if not uses_bounds:
+            left_out.update(BOUNDS)
+        # Rows are padded on the right. Causal attention never looks there, and without a mask it has a faster kernel.
+        # But the statistics of routers leave padding out.
+        if not self._needs_mask and not adds_aux_loss:
+            left_out.add("attention_mask")
+        return {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
 
 
 def _weights_cast_once(device_type: str) -> Any:
@@ -155,15 +193,17 @@ def _loss_and_gradient(
     chunk = hidden.detach().requires_grad_()
     with torch.enable_grad():
         logits = head_forward(chunk)
-        changed = logits if transform is _unchanged else transform(logits.float())  # what the loss sees
-    values = changed.detach().float() if changed.dtype != torch.float32 else changed.detach().clone()
+        if transform is not _unchanged:
+            logits = transform(logits.float())
+    # A copy, which is changed in place.
+    values = logits.detach().clone() if logits.dtype == torch.float32 else logits.detach().float()
     values -= values.amax(dim=-1, keepdim=True)
     losses = -values.gather(1, targets[:, None])
     total = values.exp_().sum(dim=-1, keepdim=True)
     losses += total.log()
     values /= total
     values.scatter_add_(1, targets[:, None], torch.full_like(losses, -1.0))
-    (gradient,) = torch.autograd.grad(changed, chunk, values.to(changed.dtype))
+    (gradient,) = torch.autograd.grad(logits, chunk, values.to(logits.dtype))
     return losses[:, 0], gradient
 
 
@@ -182,8 +222,9 @@ def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs:
 @contextmanager
 def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
     """Let a family's auxiliary loss leave out padding in a packed call, which has no ``attention_mask`` to say it."""
-    code, name = sys.modules[type(model).__module__], "load_balancing_loss_func"
-    plain = getattr(code, name, None)
+    module = sys.modules[type(model).__module__]
+    name = "load_balancing_loss_func"
+    plain = getattr(module, name, None)
     if token_mask is None or plain is None:
         yield
         return
@@ -193,11 +234,11 @@ def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
         call.arguments["attention_mask"] = token_mask
         return plain(*call.args, **call.kwargs)
 
-    setattr(code, name, masked)
+    setattr(module, name, masked)
     try:
         yield
     finally:
-        setattr(code, name, plain)
+        setattr(module, name, plain)
 
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.
@@ -220,11 +261,16 @@ def _head_is_known(model: Any) -> bool:
         source = inspect.getsource(type(model).forward)
     except (OSError, TypeError):
         return False
-    logits, hidden = (
-        [line.split("#")[0].strip() for line in re.findall(rf"^\s*{name}\s*=(?!=)\s*(.+)$", source, re.MULTILINE)]
-        for name in ("logits", "hidden_states")
-    )
-    return bool(logits) and all(map(_KNOWN_LOGITS.match, logits)) and all(map(_KNOWN_HIDDEN.match, hidden))
+    logits = _assigned(source, "logits")
+    if not logits or not all(_KNOWN_LOGITS.match(value) for value in logits):
+        return False
+    return all(_KNOWN_HIDDEN.match(value) for value in _assigned(source, "hidden_states"))
+
+
+def _assigned(source: str, name: str) -> list[str]:
+    """The right sides of the lines of Python code that assign to ``name``, without comments."""
+    values = re.findall(rf"^\s*{name}\s*=(?!=)\s*(.+)$", source, re.MULTILINE)
+    return [value.split("#")[0].strip() for value in values]
 
 
 def _logit_transform(config: Any) -> Any:
@@ -235,7 +281,9 @@ def _logit_transform(config: Any) -> Any:
     factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling
     if cap:
         return lambda logits: torch.tanh(logits / cap) * cap
-    return (lambda logits: logits * factor) if factor != 1.0 else _unchanged
+    if factor != 1.0:
+        return lambda logits: logits * factor
+    return _unchanged
 
 
 def _unchanged(logits: torch.Tensor) -> torch.Tensor:
