@@ -29,11 +29,20 @@ _forkserver.set_forkserver_preload(
 )
 
 
-def matrix(cases: Iterable[Any], always: int = 1) -> list[Any]:
-    """Cases for ``parametrize``: the first ``always`` of them run in each tier, the others in the long one only."""
-    marks = (pytest.mark.slow, pytest.mark.long)
-    params = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*case, marks=marks if i >= always else ()) for i, case in enumerate(params)]
+def matrix(cases: Iterable[Any], always: int = 1, rest: Iterable[Any] = ()) -> list[Any]:
+    """Cases for ``parametrize``.
+
+    Args:
+        cases: what CI runs, the most telling ones first.
+        always: how many of ``cases`` the default tier runs too.
+        rest: what runs before a release; those that are among ``cases`` too are left out.
+    """
+    cases = list(cases)
+    marks = [()] * always + [(pytest.mark.slow, pytest.mark.long)] * (len(cases) - always)
+    others = [case for case in rest if case not in cases]
+    marks += [(pytest.mark.slow, pytest.mark.release)] * len(others)
+    params = [case if isinstance(case, tuple) else (case,) for case in [*cases, *others]]
+    return [pytest.param(*case, marks=own) for case, own in zip(params, marks, strict=True)]
 
 
 def make_model(folder: Path, **changes: Any) -> Path:

@@ -41,7 +41,7 @@ def fake(loss="1 / step", continues=True, pause=0.2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", matrix(["single", "ddp"], always=0))
+@pytest.mark.parametrize("config", matrix(["ddp"], always=0, rest=["single"]))
 def test_a_run_that_continues_exactly_is_said_to_and_nothing_stays(config, flags, temporary, tmp_path):
     keep = tmp_path / "keep"
     command = [sys.executable, "-m", "kit.cli.main", "verify-resume", "--steps", "5", "--kill-after", "2"]

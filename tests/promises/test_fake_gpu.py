@@ -6,16 +6,25 @@ from helpers import matrix
 
 pytestmark = pytest.mark.slow
 
+LARGE = {"shape": "llama-8b", "length": 4096}
 METHODS = ("full", "lora", "qlora")
+# Each method and each topology.
 CASES = [
     {"method": "lora", "topology": "fsdp2", "world": 8},
+    {"method": "full", "topology": "ddp", "world": 8},
+    {"method": "qlora", "topology": "fsdp2", "world": 8},
+    {"method": "qlora", "topology": "single", "world": 1},
+    {"method": "full", "topology": "hybrid", "world": 16},
+]
+REST = [
     *({"method": method, "topology": "single", "world": 1} for method in METHODS),
     *({"method": method, "topology": "ddp", "world": 8} for method in METHODS),
     *({"method": method, "topology": "fsdp2", "world": world} for method in METHODS for world in (8, 64)),
-    {"method": "full", "topology": "hybrid", "world": 16},
 ]
+SHARDED, SHARDED_REST = ([case for case in cases if case["topology"] == "fsdp2"] for cases in (CASES, REST))
 OFFLOAD = [{"method": method, "topology": "offload", "world": 8} for method in ("full", "lora", "qlora")]
-LARGE = {"shape": "llama-8b", "length": 4096}
+PACKED = [{"method": method, "packing": True} for method in METHODS]
+ADAPTERS = [LARGE | {"method": method, "topology": "single", "world": 1} for method in ("qlora", "lora")]
 PADDED = {"rows": 2, "micro_batches": 2}  # every other row is a quarter shorter
 
 
@@ -26,7 +35,7 @@ def ran(report: dict) -> dict:
     return report
 
 
-@pytest.mark.parametrize("case", matrix(CASES))
+@pytest.mark.parametrize("case", matrix(CASES, rest=REST))
 def test_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     # Of the wide matrix products one is meant: the sum of losses by data set, a vector of float64.
@@ -34,33 +43,33 @@ def test_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
     assert all(name.startswith("float64 kit/train/objective.py") for name in wide), wide
 
 
-@pytest.mark.parametrize("case", matrix(OFFLOAD, always=0))
+@pytest.mark.parametrize("case", matrix(OFFLOAD[:1], always=0, rest=OFFLOAD))
 def test_with_offload_every_tensor_is_on_its_device_and_of_its_dtype(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert "optimiser" not in many(report)["components"]["cuda"]
     assert many(report)["components"]["cpu"]["optimiser"] > 0
 
 
-@pytest.mark.parametrize("case", matrix(CASES))
+@pytest.mark.parametrize("case", matrix(CASES, rest=REST))
 def test_the_host_waits_for_the_gpu_once_a_step(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert num_per_micro_batch(report, "syncs") == 0, report["per micro-batch"]["syncs"]
     assert num_per_step(report, "syncs") <= 1, report["step of 1 micro-batch"]["syncs"]
 
 
-@pytest.mark.parametrize("case", matrix(CASES))
+@pytest.mark.parametrize("case", matrix(CASES, rest=REST))
 def test_no_batch_is_copied_from_pageable_memory(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert num_per_micro_batch(report, "pageable") == 0, report["per micro-batch"]["pageable"]
 
 
-@pytest.mark.parametrize("case", matrix(CASES))
+@pytest.mark.parametrize("case", matrix(CASES, rest=REST))
 def test_padded_rows_take_the_flash_kernel(fake_gpu, case):
     kernels = set(many(ran(fake_gpu(**PADDED, **case)))["attention"])
     assert {name.removesuffix("_backward") for name in kernels} == {"scaled_dot_product_flash_attention"}
 
 
-@pytest.mark.parametrize("case", matrix([case for case in CASES if case["topology"] == "fsdp2"]))
+@pytest.mark.parametrize("case", matrix(SHARDED, rest=SHARDED_REST))
 def test_the_peak_does_not_grow_with_the_number_of_micro_batches(fake_gpu, case):
     report = ran(fake_gpu(**PADDED, **case))
     assert growth(report) < 0.02 * many(report)["peaks"]["cuda"]
@@ -82,7 +91,7 @@ def test_gradients_of_ddp_are_held_once_whatever_is_accumulated(fake_gpu):
     assert many(report)["components"]["cuda"]["gradients"] == pytest.approx(report["gradient bytes"], rel=0.01)
 
 
-@pytest.mark.parametrize("case", matrix([{"method": method, "packing": True} for method in METHODS], always=0))
+@pytest.mark.parametrize("case", matrix(PACKED[:1], always=0, rest=PACKED))
 def test_packs_take_the_kernel_for_variable_lengths(fake_gpu, case):
     report = ran(fake_gpu(**case, micro_batches=2))
     assert any("varlen" in name or "flash_attention" in name for name in many(report)["attention"])
@@ -119,10 +128,7 @@ def test_each_kind_of_fault_is_named(fake_gpu, fault):
         assert growth(report) > 0.2 * many(report)["peaks"]["cuda"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "case", [LARGE | {"method": method, "topology": "single", "world": 1} for method in ("lora", "qlora")]
-)
+@pytest.mark.parametrize("case", matrix(ADAPTERS[:1], always=0, rest=ADAPTERS))
 def test_8b_adapters_hold_on_one_gpu_what_the_formulas_say(fake_gpu, case):
     report = ran(fake_gpu(**case))
     parts = many(report)["components"]["cuda"]
@@ -147,8 +153,7 @@ def test_no_gpu_holds_the_whole_model_while_it_is_loaded(fake_gpu):
     assert report["build"]["peaks"]["cuda"] < whole / 8 + 2.1 * embedding
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("world", [8, 64])
+@pytest.mark.parametrize("world", matrix([8], always=0, rest=[64]))
 def test_8b_full_weights_are_shared_by_all_gpus(fake_gpu, world):
     report = ran(fake_gpu(**LARGE, method="full", topology="fsdp2", world=world))
     parts = many(report)["components"]["cuda"]

@@ -80,9 +80,9 @@ def die_at(folder, number, log, rank):
     sys.addaudithook(audit)
 
 
-@pytest.mark.long
-def test_kill_9_at_every_write_point_of_a_save(finetune):
-    """The second save of four, which also deletes the first one's checkpoint."""
+@pytest.mark.parametrize("stride", matrix([3], always=0, rest=[1]))
+def test_kill_9_at_every_write_point_of_a_save(finetune, stride):
+    """The second save of four, which also deletes the first one's checkpoint. CI kills at every third point."""
     flags = FLAGS | {"max_steps": 4, "save_steps": 1, "save_total_limit": 1}
     log = finetune.folder / "points"
     whole = finetune("whole", prepare=partial(die_at, str(finetune.folder / "whole/checkpoints"), 0, log), **flags)
@@ -93,7 +93,7 @@ def test_kill_9_at_every_write_point_of_a_save(finetune):
     assert len(renames) == 4
     start = renames[0] + 1
     end = renames[2]  # the third save's: the old checkpoint's deletion lies before it
-    points = range(start, end + 1)
+    points = range(start, end + 1, stride)
     assert {name.split()[0] for name in names[start - 1 : end]} >= {
         "open",
         "fsync",
@@ -147,7 +147,7 @@ CASES = {
 STEPS = 36
 
 
-@pytest.mark.parametrize("case", matrix(CASES, always=0))
+@pytest.mark.parametrize("case", matrix(list(CASES)[1:4:2] + list(CASES)[4:], always=0, rest=CASES))
 def test_random_kills(finetune, chat_file, request, case):
     """Of all ranks at once, as a machine dies: while they train, evaluate, save, or start."""
     config, processes, changes = CASES[case]

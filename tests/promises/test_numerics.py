@@ -37,7 +37,7 @@ def adapter(run, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("single", 1), ("ddp", 2)]))
+@pytest.mark.parametrize(("config", "processes"), matrix([("fsdp", 2), ("ddp", 2)], rest=[("single", 1)]))
 def test_a_step_that_is_not_finite_is_skipped_whole_or_stops_the_run(finetune, poisoned, fp32, config, processes):
     flags = {**poisoned, "config": fp32[config], "save_steps": 1, "save_total_limit": 0, "max_steps": 8}
     stopped = finetune("stopped", processes, **flags)
@@ -81,7 +81,7 @@ def push(step, rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("ddp", 3), ("fsdp_hybrid", 4)]))
+@pytest.mark.parametrize(("config", "processes"), matrix([("ddp", 2), ("fsdp_hybrid", 4)], rest=[("ddp", 3)]))
 def test_a_drifted_replica_stops_the_run_and_is_named(finetune, config, processes):
     flags = {"config": config, "method": "lora", "global_batch_size": 4 * processes, "max_steps": 6}
     blind = finetune("blind", processes, prepare=partial(push, 3), **flags)

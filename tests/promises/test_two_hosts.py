@@ -139,8 +139,10 @@ def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, star
         assert "step 1/" not in run.text
 
 
-@long
-@pytest.mark.parametrize(("name", "address"), [("alpha", "10.77.0.1"), ("beta", "10.77.0.1"), ("alpha", "10.77.0.9")])
+@pytest.mark.parametrize(
+    ("name", "address"),
+    matrix([("alpha", "10.77.0.1"), ("alpha", "10.77.0.9")], always=0, rest=[("beta", "10.77.0.1")]),
+)
 def test_a_host_that_never_comes_and_a_wrong_address_are_told_in_time(hosts, start, tmp_path, name, address):
     (tmp_path / "two.yaml").write_text(CONFIG.replace("10.77.0.1", address))
     run = start(getattr(hosts, name))
@@ -173,10 +175,11 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-@long
 @pytest.mark.parametrize(
     ("entry", "launcher"),
-    [("127.0.1.1 beta", "plain"), ("10.77.0.3 other", "plain"), ("127.0.1.1 beta", "accelerate")],
+    matrix(
+        [("127.0.1.1 beta", "plain"), ("10.77.0.3 other", "plain")], always=0, rest=[("127.0.1.1 beta", "accelerate")]
+    ),
 )
 def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, tmp_path, entry, launcher):
     hosts.beta.names.write_text(f"127.0.0.1 localhost\n{entry}\n")
@@ -191,7 +194,12 @@ def test_a_host_name_that_others_cannot_use_is_found_on_its_host(hosts, start, t
 
 
 @pytest.mark.parametrize(
-    ("launcher", "fault"), matrix([(name, fault) for name in LAUNCHERS for fault in ("cut", "alpha", "beta")], always=0)
+    ("launcher", "fault"),
+    matrix(
+        [("plain", "cut"), ("accelerate", "alpha"), ("torchrun", "beta")],
+        always=0,
+        rest=[(name, fault) for name in LAUNCHERS for fault in ("cut", "alpha", "beta")],
+    ),
 )
 def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start, tmp_path, launcher, fault):
     runs = []
