@@ -14,7 +14,7 @@ from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.data.samples.rows import Opened
 from kit.errors import Problem, Problems, raise_if
-from kit.memory.fit import explain_auto, memory_problems, planned, record, settle
+from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import first_line, open_adapter
 from kit.model.parts import aux_loss_coef
@@ -119,12 +119,12 @@ def check(
             needs_weights=not launch.dry_run,
         )
         if topology:
-            asked, recipe = recipe, settle(recipe, topology, config)
+            asked, recipe = recipe, resolve_auto(recipe, topology, config)
             notes += explain_auto(asked, recipe, topology, config)
             if recipe_name is not None:  # else nothing is trained
-                workload = planned(recipe, topology, config)
+                workload = planned_workload(recipe, topology, config)
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
-                plan = record(workload, topology)
+                plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
     if sources and tokenizer and meta_model:

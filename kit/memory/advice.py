@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
-from kit.memory.shortage import Shortage, measure, size
-from kit.memory.sizes import has_8_bit_moments
+from kit.memory.shortage import Shortage, find_shortage
+from kit.memory.sizes import format_bytes, has_8_bit_moments
 from kit.phases import EVALUATING, GENERATING, LOADING
 from kit.strategy.topology import takes_optimizer, ways_to_share
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     import torch
 
     from kit.config.recipe import Recipe
+    from kit.config.settings.optimisation import OptimSettings
     from kit.strategy.topology import Topology
 
 _SMALL = 0.05  # share of the peak; a component below it is not worth reducing
 _OF_TRAINING = ("gradient_checkpointing", "async_save", "optim")  # settings that help only where a step is taken
 
 
-class Setting(NamedTuple):
-    """One thing to change."""
+class SettingChange(NamedTuple):
+    """A change of a setting of the recipe, or of the process, that frees memory."""
 
     text: str  # what to type
     cost: str  # what gets slower, worse or different
@@ -43,98 +44,103 @@ def explain(
     """Return the error to show to the user; None if ``error`` is not about memory.
 
     Args:
-        trains: whether there are steps and checkpoints; the other arguments are those of ``memory.measure``.
+        trains: whether there are steps and checkpoints; the other arguments are those of ``find_shortage``.
     """
-    shortage = measure(error, model, optimizer, recipe, topology)
+    shortage = find_shortage(error, model, optimizer, recipe, topology)
     if shortage is None:
         return None
-    options = settings(shortage, recipe, topology)
+    changes = setting_changes(shortage, recipe, topology)
     # Some models have no attention other than eager.
     if model is not None and any(not getattr(module, "_supports_sdpa", True) for module in model.modules()):
-        options = [option for option in options if option.key != "attn_implementation"]
+        changes = [change for change in changes if change.key != "attn_implementation"]
     if not trains:
-        options = [each for each in options if each.key not in _OF_TRAINING and each.text != "--method lora"]
-    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_listed(options, trains)))
+        changes = [change for change in changes if change.key not in _OF_TRAINING and change.text != "--method lora"]
+    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_fix_with(changes, trains)))
 
 
-def settings(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[Setting]:
-    """Return the settings that reduce the memory in use, the cheapest first."""
-    phase, asked, device, held = shortage.phase, shortage.asked, shortage.device, shortage.held
-    loading, evaluating = phase is LOADING, phase in (EVALUATING, GENERATING)
+def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[SettingChange]:
+    """Return the changes that reduce the memory in use, the cheapest first."""
+    phase, device, held = shortage.phase, shortage.device, shortage.held
+    loading = phase is LOADING
+    evaluating = phase in (EVALUATING, GENERATING)
     moments = held.optimizer + held.optimizer_to_come
 
     def counts(num_bytes: int) -> bool:
         return loading or num_bytes >= _SMALL * max(device.peak, held.total)
 
     activations = shortage.trains_here and phase.activations and counts(device.peak - held.total)
-    options = []
+    changes = []
     if device.limit:
-        options.append(Setting(f"ulimit {device.limit[1]} unlimited", "nothing, where you may lift the limit"))
+        changes.append(SettingChange(f"ulimit {device.limit[1]} unlimited", "nothing, where you may lift the limit"))
     if device.others > device.total // 10:
-        options.append(Setting("nvidia-smi", f"nothing; lists who else holds {size(device.others)} of this GPU"))
-    allocator = [os.environ.get(f"PYTORCH_{name}ALLOC_CONF", "") for name in ("", "CUDA_")]
-    if device.unused > (asked or device.total // 10) and "expandable_segments:True" not in ",".join(allocator):
-        options.append(Setting("PYTORCH_ALLOC_CONF=expandable_segments:True", "nothing"))
+        cost = f"nothing; lists who else holds {format_bytes(device.others)} of this GPU"
+        changes.append(SettingChange("nvidia-smi", cost))
+    allocator = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    # Where as much as was requested is free, in pieces that are too small.
+    if device.unused > (shortage.asked or device.total // 10) and "expandable_segments:True" not in allocator:
+        changes.append(SettingChange("PYTORCH_ALLOC_CONF=expandable_segments:True", "nothing"))
     keeps_scores = recipe.attn_implementation == "eager" or (recipe.packing and recipe.attn_implementation == "sdpa")
     if activations and keeps_scores:
-        options.append(_set("attn_implementation", "auto", "nothing: faster, and no T x T matrices"))
+        changes.append(_set("attn_implementation", "auto", "nothing: faster, and no T x T matrices"))
     if recipe.async_save and shortage.is_saving and device.is_cpu and counts(held.to_save):
-        options.append(_set("async_save", "false", "training waits for each save, which takes one copy less"))
+        changes.append(_set("async_save", "false", "training waits for each save, which takes one copy less"))
     if recipe.sync_each_batch is False and held.sharded and counts(held.gradients):
-        options.append(_set("sync_each_batch", "true", "communication after each micro-batch"))
+        changes.append(_set("sync_each_batch", "true", "communication after each micro-batch"))
     if activations and evaluating and recipe.eval_batch_size > 1:
-        options.append(_set("per_device_eval_batch_size", recipe.eval_batch_size // 2, "some speed of evaluations"))
+        changes.append(_set("per_device_eval_batch_size", recipe.eval_batch_size // 2, "some speed of evaluations"))
     if activations and not evaluating and recipe.micro_batch_size > 1:
         batch_size = _smaller_batch(recipe, topology.num_processes)
-        options.append(_set("per_device_train_batch_size", batch_size, "some speed; the same maths"))
+        changes.append(_set("per_device_train_batch_size", batch_size, "some speed; the same maths"))
     if phase is GENERATING:
-        options.append(_set("max_new_tokens", -(-recipe.max_new_tokens // 2), "answers that are cut earlier"))
-        options.append(_set("predict_with_generate", "false", "the exact match"))
+        changes.append(_set("max_new_tokens", -(-recipe.max_new_tokens // 2), "answers that are cut earlier"))
+        changes.append(_set("predict_with_generate", "false", "the exact match"))
     if activations and not evaluating and not recipe.gradient_checkpointing:
-        options.append(_set("gradient_checkpointing", "true", "about a third more compute; the same maths"))
+        changes.append(_set("gradient_checkpointing", "true", "about a third more compute; the same maths"))
     if device.is_cpu or counts(held.total):
-        options += [_set(*option) for option in ways_to_share(topology, recipe, device.is_cpu)]
+        changes += [_set(*flag) for flag in ways_to_share(topology, recipe, device.is_cpu)]
     shrinkable = not loading and counts(moments)
     if shrinkable and not has_8_bit_moments(recipe.optim) and takes_optimizer(topology.strategy, "adamw_8bit"):
-        options.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state"))
+        changes.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state"))
     if shrinkable and recipe.optim == "adamw_8bit" and not device.is_cpu:
-        options.append(_set("optim", "paged_adamw_8bit", "speed: CPU memory takes what is too much"))
+        changes.append(_set("optim", "paged_adamw_8bit", "speed: CPU memory takes what is too much"))
     if counts(held.trainable + held.gradients + held.gradients_to_come + moments) and recipe.method == "full":
-        options.append(_set("method", "lora", "training of adapters only: no gradients and state of the rest"))
+        changes.append(_set("method", "lora", "training of adapters only: no gradients and state of the rest"))
     if counts(held.frozen) and recipe.method == "lora" and not recipe.use_dora:
-        options.append(_set("method", "qlora", "rounding of frozen weights to 4 bits, and speed"))
+        changes.append(_set("method", "qlora", "rounding of frozen weights to 4 bits, and speed"))
     if activations and recipe.max_length > 8:
         what = {"truncate": "are cut", "drop": "are left out", "error": "stop the run", "split": "come in pieces"}
         cost = f"longer samples, which {what[recipe.excess_length_strategy]}"
-        options.append(_set("max_length", max(8, recipe.max_length // 2), cost))
-    return options
+        changes.append(_set("max_length", max(8, recipe.max_length // 2), cost))
+    return changes
 
 
-def _set(key: str, value: Any, cost: str) -> Setting:
-    return Setting(f"--{key} {value}", cost, key)
+def _set(key: str, value: Any, cost: str) -> SettingChange:
+    return SettingChange(f"--{key} {value}", cost, key)
 
 
-def _smaller_batch(recipe: "Recipe", num_processes: int) -> int:
+def _smaller_batch(settings: "OptimSettings", num_processes: int) -> int:
     """The largest micro-batch size of at most half the current one that divides each process's share of the batch."""
-    share = recipe.global_batch_size // num_processes
-    return next(n for n in range(recipe.micro_batch_size // 2, 0, -1) if share % n == 0)
+    share = settings.global_batch_size // num_processes
+    return next(n for n in range(settings.micro_batch_size // 2, 0, -1) if share % n == 0)
 
 
-def _listed(options: list[Setting], trains: bool) -> str:
-    """The settings as text; of training in two groups: a run can continue with the first, the second need a new run."""
-    if not options:
+def _fix_with(changes: list[SettingChange], trains: bool) -> str:
+    """The changes as lines; of training in two groups: a run can continue with the first, the others make a new run."""
+    if not changes:
         return "a smaller model, or a device with more memory"
-    width = max(len(option.text) for option in options)
+    width = max(len(change.text) for change in changes)
     order = "cheapest first, at the cost of"
-    groups = [(f"the same command with one of these; {order}", options)]
+    groups = [(f"the same command with one of these; {order}", changes)]
     if trains:
-        same = [option for option in options if option.key not in IDENTITY]
-        other = [option for option in options if option.key in IDENTITY]
+        same = [change for change in changes if change.key not in IDENTITY]
+        other = [change for change in changes if change.key in IDENTITY]
         groups = [
             (f"the same command with one of these goes on from the last checkpoint; {order}", same),
             (f"these make it another run, with an --output_dir of its own; {order}", other),
         ]
     lines = []
     for title, group in groups:
-        lines += [f"-> {title}", *(f"   {option.text:{width}}  {option.cost}" for option in group)] if group else []
+        if group:
+            lines.append(f"-> {title}")
+            lines += [f"   {change.text:{width}}  {change.cost}" for change in group]
     return "\n    ".join(lines).removeprefix("-> ")

@@ -17,32 +17,35 @@ from kit.memory.workload import Workload, uncovered
 from kit.strategy.topology import Topology
 
 GIB = 2**30
-# Of a GPU's memory, that a plan leaves free: so far the formulas may be wrong.
+# Share of a GPU's memory that a plan leaves free: by this much the formulas may be wrong.
 MARGIN = 0.05
-# Of a micro-batch. Beyond this, larger products are hardly faster, and a longer step only takes more memory.
+# Tokens of a micro-batch beyond which larger products are hardly faster, and only take more memory.
 ENOUGH_TOKENS = 16384
 
 
-def settle(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
-    """Return the recipe with a value for each setting that is ``auto``: what is best on the GPUs of this machine.
+def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
+    """Return the recipe with a value for each setting that is ``auto``: the best one on the GPUs of this machine.
 
     Neither setting changes the maths. On a CPU, and where nothing fits, the micro-batch is 1. Checkpointing is off on a
-    CPU, and on where nothing else fits or nothing is known.
+    CPU, and on where nothing fits without it or the formulas do not describe the run.
+
+    Args:
+        config: the model's config, as transformers opened it.
     """
     rows = None if recipe.per_device_train_batch_size == "auto" else recipe.per_device_train_batch_size
     checkpointing = None if recipe.gradient_checkpointing == "auto" else recipe.gradient_checkpointing
     if rows is not None and checkpointing is not None:
         return recipe
     total = gpu_memory(topology)
-    chosen_rows, chosen_checkpointing = rows or 1, total is not None if checkpointing is None else checkpointing
-    workload = planned(recipe, topology, config)
+    workload = planned_workload(recipe, topology, config)
     best = None
     if total is not None and workload is not None:
         best = choose(workload, lambda way: fits(way, total), recipe.global_batch_size, checkpointing, rows)
     if best is not None:
-        chosen_rows, chosen_checkpointing = best.rows, best.gradient_checkpointing
-    chosen = {"per_device_train_batch_size": chosen_rows, "gradient_checkpointing": chosen_checkpointing}
-    return recipe.model_copy(update=chosen)
+        rows, checkpointing = best.rows, best.gradient_checkpointing
+    elif checkpointing is None:
+        checkpointing = total is not None
+    return recipe.model_copy(update={"per_device_train_batch_size": rows or 1, "gradient_checkpointing": checkpointing})
 
 
 def fits(workload: Workload, total: int) -> bool:
@@ -57,38 +60,44 @@ def choose(
     checkpointing: bool | None = None,
     rows: int | None = None,
 ) -> Workload | None:
-    """Return ``workload`` with checkpointing only if it must be, and the largest micro-batch that fits and is useful.
+    """Return ``workload`` with the largest useful micro-batch that fits, without checkpointing if any fits so.
+
+    A micro-batch of more than ``ENOUGH_TOKENS`` is not useful. Returns None if nothing fits.
 
     Args:
-        checkpointing: whether it must be on or off; None: as it is best.
-        rows: what the micro-batch must be; None: as it is best.
-
-    Returns None if nothing fits.
+        checkpointing: on or off; None: as it is best.
+        rows: of the micro-batch; None: as it is best.
     """
     share = max(1, global_batch_size // workload.num_gpus)
+    enough = max(workload.rows, ENOUGH_TOKENS // workload.length)
+    sizes = [rows] if rows is not None else [n for n in range(min(enough, share), 0, -1) if share % n == 0]
     for on in (False, True) if checkpointing is None else (checkpointing,):
-        way = replace(workload, gradient_checkpointing=on)
-        enough = max(way.rows, ENOUGH_TOKENS // way.length)
-        sizes = [rows] if rows is not None else [n for n in range(min(enough, share), 0, -1) if share % n == 0]
         for size in sizes:
-            sized = replace(way, rows=size, micro_batches=max(1, share // size))
-            if fits(sized):
-                return sized
+            micro_batches = max(1, share // size)
+            candidate = replace(workload, gradient_checkpointing=on, rows=size, micro_batches=micro_batches)
+            if fits(candidate):
+                return candidate
     return None
 
 
-def explain_auto(recipe: Recipe, settled: Recipe, topology: Topology, config: Any) -> list[str]:
-    """Return a line that says what ``settle`` took without a plan, and why; none on a CPU, and where a plan chose."""
-    rows, checkpointing = settled.micro_batch_size, "on" if settled.gradient_checkpointing else "off"
-    taken = [f"micro-batch {rows}"] if recipe.per_device_train_batch_size == "auto" else []
-    taken += [f"gradient checkpointing {checkpointing}"] if recipe.gradient_checkpointing == "auto" else []
-    memory, workload = gpu_memory(topology), planned(settled, topology, config)
-    if memory is None or not taken:
+def explain_auto(recipe: Recipe, resolved: Recipe, topology: Topology, config: Any) -> list[str]:
+    """Return a line that says what ``resolve_auto`` chose without a plan, and why.
+
+    There is none on a CPU, where no setting is ``auto``, and where a plan chose.
+    """
+    chosen = []
+    if recipe.per_device_train_batch_size == "auto":
+        chosen.append(f"micro-batch {resolved.micro_batch_size}")
+    if recipe.gradient_checkpointing == "auto":
+        chosen.append(f"gradient checkpointing {'on' if resolved.gradient_checkpointing else 'off'}")
+    memory = gpu_memory(topology)
+    if memory is None or not chosen:
         return []
+    workload = planned_workload(resolved, topology, config)
     if workload is None:
-        return [f"auto: no plan for {_unknown(recipe, topology, config)}: {', '.join(taken)}"]
+        return [f"auto: no plan for {_not_described(recipe, topology, config)}: {', '.join(chosen)}"]
     if not fits(workload, memory):
-        return [f"auto: nothing fits by the plan: {', '.join(taken)}"]
+        return [f"auto: nothing fits by the plan: {', '.join(chosen)}"]
     return []
 
 
@@ -102,13 +111,13 @@ def gpu_memory(topology: Topology) -> int | None:
     return min(sizes, default=None)
 
 
-def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
+def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     """Return what the run does as a workload; None if the formulas do not describe it.
 
     Args:
         config: the model's config, as transformers opened it.
     """
-    if _unknown(recipe, topology, config):
+    if _not_described(recipe, topology, config):
         return None
     shape = shape_of(config.to_dict(), recipe.model_name_or_path)
     num_gpus, num_replicas = topology.num_processes, topology.num_replicas
@@ -116,7 +125,7 @@ def planned(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     return replace(workload, bf16=topology.mixed_precision == "bf16")
 
 
-def _unknown(recipe: Recipe, topology: Topology, config: Any) -> str:
+def _not_described(recipe: Recipe, topology: Topology, config: Any) -> str:
     """What of the run the formulas do not describe; empty if they describe all of it."""
     found = [f"--{key}" for key in uncovered(recipe)]
     if topology.strategy.name == "fsdp1":
@@ -132,10 +141,11 @@ def _unknown(recipe: Recipe, topology: Topology, config: Any) -> str:
     return ", ".join(found)
 
 
-def record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
-    """The entry ``plan`` of ``run.json``, to compare with what is measured. Empty on a CPU, and where nothing is known.
+def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
+    """Return the entry ``plan`` of ``run.json``, to compare with what is measured.
 
-    Bytes of one GPU, and operations per token of forward and backward pass without recomputation.
+    It has bytes of one GPU, and operations per token of forward and backward pass without recomputation. It is empty
+    on a CPU, and where the formulas do not describe the run.
     """
     if workload is None or topology.device_type != "cuda":
         return {}

@@ -16,13 +16,13 @@ import psutil
 import torch
 
 from kit.errors import causes, out_of_memory
-from kit.memory.sizes import GRADIENT_BYTES, has_8_bit_moments, moment_bytes
+from kit.memory.sizes import GRADIENT_BYTES, UNITS, format_bytes, has_8_bit_moments, moment_bytes
 from kit.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_shards, rank_and_world
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.optimisation import OptimSettings
     from kit.strategy.topology import Topology
 
 _IN_BACKGROUND = "kit.checkpoint.save._complete"
@@ -30,8 +30,7 @@ _IN_BACKGROUND = "kit.checkpoint.save._complete"
 # says which one it is.
 _ANONYMOUS = ("torch.nn.", "peft.", "bitsandbytes.")
 
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
-_SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
+_SIZE = rf"([\d.]+) ({'|'.join(UNITS)})"  # a number of bytes in a message
 
 
 @dataclass(frozen=True)
@@ -88,40 +87,61 @@ class Shortage:
     def lines(self) -> list[str]:
         """Describe it for the user: a line with what was requested, and a table of what fills the memory."""
         held, device = self.held, self.device
-        failure = f"in {self.phase.noun}" + (f" ({self.module})" if self.module else "")
-        failure = f"{size(self.asked)} asked for {failure}" if self.asked else failure
         rank = f"rank {self.rank}: " if self.rank is not None else ""
-        limit = f"; this process may reserve {size(device.limit[0])} (ulimit {device.limit[1]})" if device.limit else ""
-        lost = f", and {size(device.unused)} lost between tensors" if device.unused else ""
-        rest = ["what is being loaded"] if self.phase is LOADING else []
-        if self.trains_here and self.phase is not LOADING:
-            rest += ["activations, logits, buffers"]
-        rest += ["Python, libraries"] if device.is_cpu else []
-        rest += ["a save in progress"] if device.is_cpu and self.is_saving else []
-        to_come = (held.gradients_to_come, held.optimizer_to_come) if self.phase.mid_step else (0, 0)
-        gradients, optimizer = (f"{size(n)} still to come in this step" if n else "" for n in to_come)
+        requested = f"{format_bytes(self.asked)} asked for " if self.asked else ""
+        module = f" ({self.module})" if self.module else ""
+        free = f"{format_bytes(device.free)} free"
+        if device.limit:
+            limit, option = device.limit
+            free += f"; this process may reserve {format_bytes(limit)} (ulimit {option})"
+        peak = "resident" if device.is_cpu else "allocated"
+        if device.unused:
+            peak += f", and {format_bytes(device.unused)} lost between tensors"
+        gradients = optimizer = ""
+        if self.phase.mid_step:
+            gradients, optimizer = _to_come(held.gradients_to_come), _to_come(held.optimizer_to_come)
         rows = [
-            (device.name, device.total, f"{size(device.free)} free{limit}"),
-            ("peak of this process", device.peak, "resident" if device.is_cpu else f"allocated{lost}"),
+            (device.name, device.total, free),
+            ("peak of this process", device.peak, peak),
             ("  frozen weights", held.frozen, ""),
             ("  trainable weights", held.trainable, ""),
             ("  gradients", held.gradients, gradients),
             ("  optimiser state", held.optimizer, optimizer),
             ("  gathered layers", held.gathered, ""),
-            ("  the rest", max(0, device.peak - held.total), ", ".join(rest)),
+            ("  the rest", max(0, device.peak - held.total), ", ".join(self._rest())),
         ]
-        rows = [row for row in rows if row[1] or "to come" in row[2]]
-        return [rank + failure, *(f"{name:20}  {size(number):>10}  {note}".rstrip() for name, number, note in rows)]
+        lines = [f"{rank}{requested}in {self.phase.noun}{module}"]
+        for name, num_bytes, note in rows:
+            if num_bytes or note.endswith("to come in this step"):
+                lines.append(f"{name:20}  {format_bytes(num_bytes):>10}  {note}".rstrip())
+        return lines
+
+    def _rest(self) -> list[str]:
+        """What takes the memory that no component has."""
+        rest = []
+        if self.phase is LOADING:
+            rest.append("what is being loaded")
+        elif self.trains_here:
+            rest.append("activations, logits, buffers")
+        if self.device.is_cpu:
+            rest.append("Python, libraries")
+            if self.is_saving:
+                rest.append("a save in progress")
+        return rest
 
 
-def measure(
+def _to_come(num_bytes: int) -> str:
+    return f"{format_bytes(num_bytes)} still to come in this step" if num_bytes else ""
+
+
+def find_shortage(
     error: BaseException,
     model: torch.nn.Module | None,
     optimizer: torch.optim.Optimizer | None,
-    recipe: "Recipe",
+    settings: "OptimSettings",
     topology: "Topology",
 ) -> Shortage | None:
-    """Find out from ``error`` and the current memory what happened; None if no cause of ``error`` is about memory.
+    """Return what ``error`` and the current memory show; None if no cause of ``error`` is about memory.
 
     Called by the rank that failed, while the traceback of ``error`` exists: it shows what the run was doing.
 
@@ -134,31 +154,24 @@ def measure(
         return None
     phase, module = _phase_and_module(error)
     device = _device(cause)
+    held = components(model, optimizer, device.is_cpu, has_8_bit_moments(settings.optim))
+    in_background = (_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values())
     return Shortage(
         phase,
         module,
         asked=_bytes_in_message(cause, rf"(?:allocate|mmap) {_SIZE}"),
         device=device,
-        held=_with_accumulated(
-            components(model, optimizer, device.is_cpu, has_8_bit_moments(recipe.optim)), model, recipe
-        ),
+        held=_with_accumulated(held, model, settings.sync_each_batch),
         rank=_rank(error),
         trains_here=device.is_cpu == (topology.device_type == "cpu"),
-        is_saving=phase is SAVING or any(_IN_BACKGROUND in _calls(frame) for frame in sys._current_frames().values()),
+        is_saving=phase is SAVING or any(in_background),
     )
-
-
-def size(num_bytes: int) -> str:
-    """Return a number of bytes as text with a unit: ``1.50 GiB``."""
-    unit = next(name for name in reversed(_UNITS) if num_bytes >= _UNITS[name] or name == "bytes")
-    digits = {"bytes": 0, "KiB": 1, "MiB": 1}.get(unit, 2)
-    return f"{num_bytes / _UNITS[unit]:.{digits}f} {unit}"
 
 
 def _bytes_in_message(error: BaseException, pattern: str) -> int:
     """The bytes that ``pattern`` finds in an error message of torch or numpy; 0 if it finds none."""
     match = re.search(pattern, str(error))
-    return int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    return int(float(match[1]) * UNITS[match[2]]) if match else 0
 
 
 def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
@@ -266,9 +279,9 @@ def components(
     )
 
 
-def _with_accumulated(held: Held, model: torch.nn.Module | None, recipe: "Recipe") -> Held:
+def _with_accumulated(held: Held, model: torch.nn.Module | None, sync_each_batch: bool | None) -> Held:
     """``held`` with the float32 gradients of the whole model that ``sync_each_batch`` false keeps under FSDP."""
-    if model is None or not held.sharded or recipe.sync_each_batch is not False:
+    if model is None or not held.sharded or sync_each_batch is not False:
         return held
     whole = sum(GRADIENT_BYTES * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return replace(held, gradients=held.gradients + whole)

@@ -17,6 +17,15 @@ NF4_TABLE_BYTES = 1 / 64 + 4 / (64 * 256)
 NF4_BYTES = NF4_PACKED_BYTES + NF4_TABLE_BYTES
 FINAL_BYTES = 2  # of a weight of a full model in ``final/``, which has the dtype of the model's files: bf16 as a rule
 
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return a number of bytes as a string with a unit: ``1.50 GiB``."""
+    unit = next(name for name in reversed(UNITS) if num_bytes >= UNITS[name] or name == "bytes")
+    digits = {"bytes": 0, "KiB": 1, "MiB": 1}.get(unit, 2)
+    return f"{num_bytes / UNITS[unit]:.{digits}f} {unit}"
+
 
 def compute_bytes(bf16: bool) -> int:
     """Return the bytes of a frozen weight, or of a value that passes through a layer."""

@@ -193,7 +193,7 @@ class RunFolder:
             step: the number of steps done so far.
             total_steps: the number of steps of the whole run.
             skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
-            plan: what was planned, see ``kit.memory.fit.record``; None or empty: nothing.
+            plan: what was planned, see ``kit.memory.fit.plan_record``; None or empty: nothing.
         """
         about: dict[str, Any] = {"identity": self._identity, "strategy": strategy.record(), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}

@@ -11,7 +11,7 @@ from kit.config.conflicts import find_conflicts
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.memory import advice
 from kit.memory import shortage as memory
-from kit.memory.advice import explain, settings
+from kit.memory.advice import explain, setting_changes
 from kit.memory.shortage import Device, Held, Shortage
 from kit.phases import TRAINING
 from kit.run.identity import identity
@@ -31,7 +31,7 @@ def short(phase, held, device, asked=0, **more):
 
 
 def flags(shortage, recipe, topology):
-    return [way.text for way in settings(shortage, recipe, topology)]
+    return [change.text for change in setting_changes(shortage, recipe, topology)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.config.validation import load_recipe
-from kit.memory.fit import explain_auto, memory_problems, planned, record, settle
+from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.formulas import predict
 from kit.strategy.strategies import FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.strategy.topology import Topology
@@ -35,22 +35,25 @@ def gpus(monkeypatch):
 
 
 def test_a_run_is_planned_as_the_command_plans_it(config):
-    own = planned(RECIPE, GPU, config)
+    own = planned_workload(RECIPE, GPU, config)
     assert replace(own.shape, name="", folder=None) == replace(find_shape("llama-8b"), name="", folder=None)
     assert (own.strategy, own.num_gpus, own.bf16) == (FSDP2, 8, True)
-    assert planned(RECIPE, replace(GPU, strategy=OFFLOAD), config).strategy == OFFLOAD
-    assert not planned(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
+    assert planned_workload(RECIPE, replace(GPU, strategy=OFFLOAD), config).strategy == OFFLOAD
+    assert not planned_workload(RECIPE, replace(GPU, mixed_precision="no"), config).bf16
 
 
 def test_a_run_of_several_copies_takes_what_one_copy_takes_alone(config, gpus):
-    own = planned(RECIPE, replace(GPU, strategy=HYBRID, num_replicas=2), config)
+    own = planned_workload(RECIPE, replace(GPU, strategy=HYBRID, num_replicas=2), config)
     assert (own.config, own.num_gpus, own.num_shards) == ("fsdp_hybrid", GPU.num_processes, GPU.num_processes // 2)
     alone = replace(own, strategy=FSDP2, num_gpus=own.num_shards, num_replicas=1)
     assert predict(own).tensors == predict(alone).tensors
-    assert own.micro_batches == planned(RECIPE, GPU, config).micro_batches
+    assert own.micro_batches == planned_workload(RECIPE, GPU, config).micro_batches
     gpus(80.0)
     auto = RECIPE.model_copy(update={"per_device_train_batch_size": "auto", "global_batch_size": 2 * GPU.num_processes})
-    assert settle(auto, replace(GPU, strategy=HYBRID, num_replicas=2), config).per_device_train_batch_size in (1, 2)
+    assert resolve_auto(auto, replace(GPU, strategy=HYBRID, num_replicas=2), config).per_device_train_batch_size in (
+        1,
+        2,
+    )
 
 
 def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config, gpus):
@@ -58,20 +61,24 @@ def test_what_the_formulas_do_not_describe_is_neither_planned_nor_refused(config
     mixtral = SimpleNamespace(to_dict=lambda: {"model_type": "mixtral"})
     frozen = RECIPE.model_copy(update={"freeze": ["model.embed_tokens*"]})
     for case in ((RECIPE, GPU, mixtral), (frozen, GPU, config), (RECIPE, replace(GPU, strategy=FSDP1), config)):
-        assert planned(*case) is None
+        assert planned_workload(*case) is None
     quantised = RECIPE.model_copy(update={"method": "qlora"})
-    assert planned(quantised, GPU, config) is None  # every rank loads for itself, and holds the whole model meanwhile
-    assert planned(quantised, replace(GPU, load_on_rank0=True), config) is not None
-    assert (record(None, GPU), memory_problems(None, GPU)) == ({}, [])
+    assert (
+        planned_workload(quantised, GPU, config) is None
+    )  # every rank loads for itself, and holds the whole model meanwhile
+    assert planned_workload(quantised, replace(GPU, load_on_rank0=True), config) is not None
+    assert (plan_record(None, GPU), memory_problems(None, GPU)) == ({}, [])
 
 
 def test_the_record_of_a_run_holds_the_peak_that_was_predicted_for_a_gpu(config):
-    own = planned(RECIPE, GPU, config)
-    assert record(own, GPU)["peak"] == predict(own).peak and record(own, replace(GPU, device_type="cpu")) == {}
+    own = planned_workload(RECIPE, GPU, config)
+    assert (
+        plan_record(own, GPU)["peak"] == predict(own).peak and plan_record(own, replace(GPU, device_type="cpu")) == {}
+    )
 
 
 def test_a_run_is_refused_only_if_its_tensors_do_not_fit(config, gpus):
-    own = planned(RECIPE, GPU, config)
+    own = planned_workload(RECIPE, GPU, config)
     tensors = predict(own).tensors / 2**30
     gpus(80.0, tensors * 0.96)
     assert memory_problems(own, GPU) == []
@@ -92,7 +99,7 @@ def test_the_fix_is_one_that_fits(config, gpus):
         (8, "kit plan"),
     ):
         gpus(gib)
-        (problem,) = memory_problems(planned(recipe, alone, config), alone)
+        (problem,) = memory_problems(planned_workload(recipe, alone, config), alone)
         assert fix in str(problem)
 
 
@@ -106,13 +113,13 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     recipe = load_recipe("llama-8b-lora").model_copy(update=auto)
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
     gpus(gib)
-    settled = settle(recipe, alone, config)
-    assert (settled.per_device_train_batch_size, settled.gradient_checkpointing) == (rows, checkpointing)
+    resolved = resolve_auto(recipe, alone, config)
+    assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
     if gib > 8:
-        assert memory_problems(planned(settled, alone, config), alone) == []
-    kept = settle(recipe.model_copy(update={"gradient_checkpointing": True}), alone, config)
+        assert memory_problems(planned_workload(resolved, alone, config), alone) == []
+    kept = resolve_auto(recipe.model_copy(update={"gradient_checkpointing": True}), alone, config)
     assert kept.gradient_checkpointing is True and kept.micro_batch_size >= rows
-    on_cpu = settle(recipe, replace(alone, device_type="cpu"), config)
+    on_cpu = resolve_auto(recipe, replace(alone, device_type="cpu"), config)
     assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
 
 
@@ -123,7 +130,7 @@ def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
 
     def lines_of(topology=alone, opened=config, **keys):
         recipe = load_recipe("llama-8b-lora").model_copy(update=auto | keys)
-        return explain_auto(recipe, settle(recipe, topology, opened), topology, opened)
+        return explain_auto(recipe, resolve_auto(recipe, topology, opened), topology, opened)
 
     taken = "micro-batch 1, gradient checkpointing on"
     assert lines_of(use_dora=True, new_tokens=["<a>"]) == [f"auto: no plan for --use_dora, --new_tokens: {taken}"]

@@ -17,7 +17,7 @@ from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.errors import Problem
 from kit.memory.needs import RunNeeds
-from kit.memory.shortage import size
+from kit.memory.sizes import format_bytes
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
 
@@ -76,7 +76,7 @@ def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, ref
         properties = torch.get_device_module(topology.device_type).get_device_properties(index)
         names.append(properties.name)
         memory.append(int(properties.total_memory))
-    found = f"{len(names)} x {'/'.join(dict.fromkeys(names))} of {size(min(memory))}"
+    found = f"{len(names)} x {'/'.join(dict.fromkeys(names))} of {format_bytes(min(memory))}"
     if len(set(names)) > 1 or max(memory) > 1.1 * min(memory):
         fix = "choose equal ones with CUDA_VISIBLE_DEVICES"
         return Result("GPUs", "warn", f"{found}: they differ, and all wait for the slowest", fix)
@@ -84,7 +84,7 @@ def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, ref
         return of_problems("GPUs", refused, found)
     if needs is None:
         return ok("GPUs", found)
-    found += f"; weights, gradients and optimiser take {size(needs.device)} of each, activations come on top"
+    found += f"; weights, gradients and optimiser take {format_bytes(needs.device)} of each, activations come on top"
     fix = "--method lora or qlora, --config fsdp or fsdp_offload, more GPUs"
     if needs.device > min(memory):
         return Result("GPUs", "fail", found, fix)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from kit.memory.needs import RunNeeds
-from kit.memory.shortage import size
+from kit.memory.sizes import format_bytes
 from kit.strategy.machines import DEFAULT_PORT
 from kit.strategy.network import check_main_address, check_own_name
 from kit.tools.doctor.result import Result, of_problems, ok
@@ -32,8 +32,10 @@ def check_disk(output_dir: str | None, needs: RunNeeds) -> Result:
     least = needs.final + needs.checkpoint
     wanted = needs.final + needs.checkpoint * (number or 1)
     checkpoints = "1 checkpoint" if number == 1 else f"{number or 'all'} checkpoints"
-    plan = f"{checkpoints} of {size(needs.checkpoint)} and final/ of {size(needs.final)}"
-    found = f"{size(free)} free in {folder}, needed for {plan}: {size(wanted)}" + ("" if number else " for one")
+    plan = f"{checkpoints} of {format_bytes(needs.checkpoint)} and final/ of {format_bytes(needs.final)}"
+    found = f"{format_bytes(free)} free in {folder}, needed for {plan}: {format_bytes(wanted)}" + (
+        "" if number else " for one"
+    )
     fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
     if free < least:
         return Result("disk", "fail", found, fix)
@@ -48,8 +50,11 @@ def check_memory(needs: RunNeeds, local_world: int) -> Result:
     _, free = host_memory()
     libraries = local_world * psutil.Process().memory_info().rss
     wanted = libraries + max(needs.loading, needs.host)
-    parts = f"libraries {size(libraries)}, loading {size(needs.loading)}, then training and saving {size(needs.host)}"
-    found = f"{size(free)} free, {size(wanted)} needed ({parts})"
+    parts = (
+        f"libraries {format_bytes(libraries)}, loading {format_bytes(needs.loading)}, "
+        f"then training and saving {format_bytes(needs.host)}"
+    )
+    found = f"{format_bytes(free)} free, {format_bytes(wanted)} needed ({parts})"
     if free < wanted:
         fix = "end other programs, take a larger machine or more of them; --async_save false keeps no copy"
         return Result("memory", "fail", found, fix)

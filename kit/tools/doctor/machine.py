@@ -37,7 +37,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     report.run("bf16", lambda: devices.check_bf16(topology))
     report.run("4-bit product", lambda: devices.check_four_bit(recipe, topology.device_type))
 
-    from kit.memory import fit as plan
+    from kit.memory.fit import memory_problems, planned_workload, resolve_auto
     from kit.memory.needs import needs_of_run
     from kit.tools.doctor import inputs  # transformers takes seconds
 
@@ -49,8 +49,8 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
         report.run("wrap class", lambda: inputs.check_wrap_class(topology, meta_model))
     if adapted is not None:
         needs = needs_of_run(recipe, topology, adapted, local_world, opened.config.dtype)
-        settled = plan.settle(recipe, topology, opened.config)
-        refused = plan.memory_problems(plan.planned(settled, topology, opened.config), topology)
+        resolved = resolve_auto(recipe, topology, opened.config)
+        refused = memory_problems(planned_workload(resolved, topology, opened.config), topology)
     report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
     report.run("attention", lambda: devices.check_attention(recipe, opened.config, topology))
     if needs is None:

@@ -5,7 +5,7 @@ from kit.console import say
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data
-from kit.memory.fit import planned
+from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
 from kit.model.adapter import attach_adapter
@@ -45,7 +45,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
         lines.append(
             f"weights: none of {recipe.model_name_or_path} are on this machine; only a run needs and checks them"
         )
-    workload = planned(recipe, topology, checked.config)
+    workload = planned_workload(recipe, topology, checked.config)
     plan = describe_plan(workload, recipe, data, topology.device_type == "cuda")
     outlook = checked.folder.outlook(checked.total_steps) if checked.folder else []
     return [*lines, *plan, *checked.notes, *feed.notes(), *outlook, steps]

@@ -10,7 +10,7 @@ from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.config.validation import load_recipe
 from kit.errors import UserError
-from kit.memory.fit import planned
+from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
 from kit.strategy.strategies import FSDP2, SINGLE
 from kit.strategy.topology import Topology
@@ -54,7 +54,7 @@ def test_what_the_formulas_do_not_describe_has_no_plan():
 
 
 def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(config, monkeypatch):
-    own = planned(RECIPE, GPU, config)
+    own = planned_workload(RECIPE, GPU, config)
     stream = SimpleNamespace(total_steps=lambda recipe: 70)
     lines = describe_plan(own, RECIPE, stream, False)
     memory = predict(own)
