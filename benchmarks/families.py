@@ -58,7 +58,7 @@ from kit.strategy.topology import Topology, check_router_loss
 from kit.train.isolation import check_isolation
 from kit.train.objective import SupervisedLoss
 from kit.train.optim import build_optimizer
-from kit.train.step import settle_strategy, train_step
+from kit.train.step import rebuild_gradient_buckets, train_step
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5  # of the loss, relative to 1 or its size
@@ -176,11 +176,11 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
             if hasattr(getattr(module, "config", None), "output_router_logits"):
                 module.config.output_router_logits = False
     four_bit = any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters())
-    prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe))
+    prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
     if packing:
         check_isolation(prepared, VOCABULARY)
     batch = global_batch(prepared.ranks, packing)
-    settle_strategy(prepared, batch)
+    rebuild_gradient_buckets(prepared, batch)
     expected = known["loss"][topology]
     if method == "qlora":  # nobody but the loaded model knows what 4-bit weights compute
         expected = _own_loss(prepared, batch, config.model_type)

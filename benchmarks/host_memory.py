@@ -58,7 +58,7 @@ def main() -> None:
     before = start_afresh()
     model = build_model(recipe, config, plan)
     num_bytes = 4 * sum(p.numel() for p in model.parameters())
-    prepared = prepare(accelerator, topology, model, build_optimizer(model, recipe))
+    prepared = prepare(accelerator, topology, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
     del model
     loading = peak_bytes() - before
     before = start_afresh()

@@ -65,7 +65,7 @@ def step(model: Any, optimizer: torch.optim.Optimizer) -> float:
 
 def measure(model: Any, optimizer: torch.optim.Optimizer, folder: Path, in_background: bool) -> list[str]:
     recipe = Recipe(model_name_or_path="m", dataset="d", async_save=in_background, save_total_limit=1)
-    saver = Saver(ALONE, recipe, folder, {"identity": {}, "strategy": {}, "versions": {}})
+    saver = Saver(ALONE, recipe, folder, {"identity": {}, "strategy": {}, "versions": {}}, timeout_seconds=1800)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts afresh
     alone = statistics.median(step(model, optimizer) for _ in range(4))
     before = peak_bytes()

@@ -37,7 +37,7 @@ import torch  # noqa: E402
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
 
 from kit.checkpoint import manifest, save, tensor_files  # noqa: E402
-from kit.config.recipe import Recipe  # noqa: E402
+from kit.config.settings.output import OutputSettings  # noqa: E402
 from kit.data.feed.batches import Collator, evaluation_batches  # noqa: E402
 from kit.data.feed.order import Order  # noqa: E402
 from kit.data.feed.ranks import Ranks  # noqa: E402
@@ -257,7 +257,7 @@ def names_at_save(world: int) -> Figures:
         for number in range(world):
             (staging / f"shard-{number:05d}.safetensors").write_bytes(b"1")
         alone: Any = SimpleNamespace(process_index=0, num_processes=1)
-        saver = save.Saver(alone, Recipe(model_name_or_path="m", dataset="d"), target.parent, {})
+        saver = save.Saver(alone, OutputSettings(), target.parent, {}, timeout_seconds=1800)
         saver._world, saver._group = world, object()
         arguments: Any = ({}, None, None, staging, target, {"step": 1}, {}, None)
         with metered(world) as received, mock.patch.object(save.dcp, "save"):

@@ -20,7 +20,7 @@ from kit.data.samples.samples import Samples
 from kit.strategy.weights import generating
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.evaluation import EvalSettings
     from kit.strategy.accelerator import Prepared
 
 NUM_SHOWN = 3
@@ -66,7 +66,8 @@ class Evaluation:
 
 def evaluate(
     prepared: "Prepared",
-    recipe: "Recipe",
+    settings: "EvalSettings",
+    batch_size: int,
     tokenizer: Any,
     samples: Samples,
     progress: Progress = progress,
@@ -76,6 +77,7 @@ def evaluate(
     Dropout is off. Only sums are kept from batch to batch, so memory does not grow with the number of samples.
 
     Args:
+        batch_size: samples of a rank in a micro-batch, and in a call that generates answers.
         progress: wraps each loop over batches. It may raise an exception to end the evaluation, if it does so on all
             ranks at the same batch.
     """
@@ -83,33 +85,43 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        metrics = _loss(prepared, samples, recipe, tokenizer, progress)
-        if not recipe.predict_with_generate:
+        metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
+        if not settings.predict_with_generate:
             return Evaluation(metrics)
         references = [tuple(prompt_and_reference(samples, i)[1]) for i in range(len(samples))]
         stops = _stops(references, tokenizer)
-        answers, num_exact, num_unended = _answers(prepared, samples, stops, recipe, tokenizer, progress)
+        answers, num_exact, num_unended = _answers(
+            prepared, samples, stops, batch_size, settings.max_new_tokens, tokenizer, progress
+        )
         metrics["eval_exact_match"] = num_exact / len(samples)
-        texts = Counter(references)
-        counts = {"num_answers": len(samples), "num_unended_answers": num_unended, "num_expected_texts": len(texts)}
-        counts["num_most_frequent_text"] = max(texts.values())
-        named = sorted(stops - {tokenizer.eos_token_id} or stops)
-        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(named))
+        frequencies = Counter(references)
+        counts = {
+            "num_answers": len(samples),
+            "num_unended_answers": num_unended,
+            "num_expected_texts": len(frequencies),
+            "num_most_frequent_text": max(frequencies.values()),
+        }
+        named = stops - {tokenizer.eos_token_id} or stops
+        return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)))
     finally:
         model.train(was_training)
 
 
-def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, progress: Progress) -> dict[str, float]:
-    accelerator, ranks, num_sources = prepared.accelerator, prepared.ranks, len(samples.stores)
+def _loss(
+    prepared: "Prepared", samples: Samples, batch_size: int, tokenizer: Any, progress: Progress
+) -> dict[str, float]:
+    """Compute the metrics that need no generation; see ``Evaluation.metrics``."""
+    accelerator, ranks = prepared.accelerator, prepared.ranks
+    num_sources = len(samples.stores)
     sums = torch.zeros(3, num_sources, dtype=torch.float64, device=accelerator.device)
-    size = recipe.eval_batch_size
-    batches = evaluation_batches(samples, ranks, size, pad_id(tokenizer))
+    batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
+    num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
     with torch.no_grad():
-        with_bar = progress(batches, "evaluation loss", math.ceil(len(samples) / (ranks.count * size)))
+        with_bar = progress(batches, "evaluation loss", num_batches)
         for batch in on_device(with_bar, accelerator.device):
             weights = batch.weights.double()
             losses = prepared.model(**batch.model_inputs())
-            values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]
+            values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
             sums += values @ F.one_hot(batch.sources, num_sources).double()
     sums = ranks.sum(sums)
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
@@ -123,7 +135,13 @@ def _loss(prepared: "Prepared", samples: Samples, recipe: Any, tokenizer: Any, p
 
 
 def _answers(
-    prepared: "Prepared", samples: Samples, stops: set[int], recipe: Any, tokenizer: Any, progress: Progress
+    prepared: "Prepared",
+    samples: Samples,
+    stops: set[int],
+    batch_size: int,
+    max_new_tokens: int,
+    tokenizer: Any,
+    progress: Progress,
 ) -> tuple[list[Answer], float, int]:
     """Answer every prompt greedily.
 
@@ -131,25 +149,25 @@ def _answers(
         The first ``NUM_SHOWN`` answers; the number of exact ones, and of those that did not end though their reference
         fits into ``max_new_tokens``, both over all ranks.
     """
-    accelerator, ranks, size = prepared.accelerator, prepared.ranks, recipe.eval_batch_size
+    accelerator, ranks = prepared.accelerator, prepared.ranks
     mine = list(range(ranks.index, len(samples), ranks.count))
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
     mine.sort(key=lambda i: samples.lengths[i])
-    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / size)
+    num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # exact, unended
     shown: list[tuple[int, Answer]] = []
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
-            ids = mine[call * size : (call + 1) * size]
+            ids = mine[call * batch_size : (call + 1) * batch_size]
+            # A rank without a sample left generates for the first one, and nobody reads that answer.
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
-            texts, ended = _generate(
-                generate, [prompt for prompt, _ in pairs], stops, recipe, tokenizer, accelerator.device
-            )
+            prompts = [prompt for prompt, _ in pairs]
+            texts, ended = _generate(generate, prompts, stops, max_new_tokens, tokenizer, accelerator.device)
             for i, (prompt, reference), text, ends in zip(ids, pairs, texts, ended, strict=False):
                 answer = Answer(tokenizer.decode(prompt), tokenizer.decode(reference, skip_special_tokens=True), text)
                 sums[0] += answer.exact
-                sums[1] += not ends and len(reference) <= recipe.max_new_tokens
+                sums[1] += not ends and len(reference) <= max_new_tokens
                 if i < NUM_SHOWN:
                     shown.append((i, answer))
     num_exact, num_unended = ranks.sum(sums).tolist()
@@ -164,7 +182,7 @@ def _stops(references: list[tuple[int, ...]], tokenizer: Any) -> set[int]:
 
 
 def _generate(
-    generate: Any, prompts: list[Any], stops: set[int], recipe: Any, tokenizer: Any, device: Any
+    generate: Any, prompts: list[Any], stops: set[int], max_new_tokens: int, tokenizer: Any, device: Any
 ) -> tuple[list[str], list[bool]]:
     """Return the text of each answer, and whether it ended with one of ``stops``."""
     length = max(len(prompt) for prompt in prompts)
@@ -176,7 +194,7 @@ def _generate(
     output = generate(
         input_ids=input_ids.to(device),
         attention_mask=mask.to(device),
-        max_new_tokens=recipe.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         do_sample=False,
         use_cache=True,
         pad_token_id=pad_id(tokenizer),

@@ -93,7 +93,8 @@ def check(
     """
     silence_libraries()
     launch = launch or Launch()
-    raise_if(check_bitsandbytes(recipe) if topology else [])  # alone: other checks would fail at the same import
+    if topology:  # alone, because other checks would fail at the same import
+        raise_if(check_bitsandbytes(recipe.method, recipe.optim))
     problems = Problems()
     sources = tokenizer = config = meta_model = data = folder = None
     plan: dict[str, Any] = {}
@@ -158,11 +159,14 @@ def check(
     )
 
 
-def check_bitsandbytes(recipe: Recipe) -> list[Problem]:
-    """Return a problem if the recipe needs bitsandbytes, and it is installed but cannot be imported."""
-    if recipe.method != "qlora" and "8bit" not in recipe.optim:
+def check_bitsandbytes(method: str, optim: str) -> list[Problem]:
+    """Return a problem if the settings need bitsandbytes, and it is installed but cannot be imported."""
+    if method == "qlora":
+        key = "method"
+    elif "8bit" in optim:
+        key = "optim"
+    else:
         return []
-    key = "method" if recipe.method == "qlora" else "optim"
     try:
         import bitsandbytes  # noqa: F401
     except Exception as error:  # a library of CUDA that is missing or of another version raises many types

@@ -44,16 +44,21 @@ def main() -> None:
     from kit.strategy.accelerator import prepare, start
     from kit.strategy.rendezvous import together
     from kit.train.isolation import check_isolation
-    from kit.train.objective import SupervisedLoss
+    from kit.train.loop_state import EvaluationOutcome
+    from kit.train.objective import build_objective
     from kit.train.optim import build_optimizer
     from kit.train.replicas import ReplicaCheck
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
-    from kit.train.step import nonfinite, seed_everything, settle_strategy, train_step
+    from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
 
     # --- check: every problem at once, before any weight is read
     checked = preflight.check(recipe, topology, request.recipe_name, launch=request.launch)
-    recipe, config, tokenizer = checked.recipe, checked.config, checked.tokenizer
-    data, folder, total_steps = checked.data, checked.folder, checked.total_steps
+    recipe = checked.recipe
+    config = checked.config
+    tokenizer = checked.tokenizer
+    data = checked.data
+    folder = checked.folder
+    total_steps = checked.total_steps
     if request.launch.dry_run:
         if HAS_TOOLS:
             from kit.tools.plan.dry_run import show_run
@@ -72,7 +77,7 @@ def main() -> None:
         folder.open()
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator, total_steps)  # of an earlier checkpoint, if the newest is damaged
-    guard.at(phases.LOADING)
+    guard.enter(phases.LOADING)
     with together(accelerator):
         model = build_model(
             recipe,
@@ -82,8 +87,9 @@ def main() -> None:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
-    parts, stops = describe_parts(model, recipe, recipe.router_aux_loss_coef), new_stops(model, checked.stop_tokens)
-    optimizer = build_optimizer(model, recipe)
+    parts = describe_parts(model, recipe, recipe.router_aux_loss_coef)
+    stops = new_stops(model, checked.stop_tokens)
+    optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
     guard.set_model(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
     guard.set_model(prepared.model, prepared.optimizer)
@@ -93,74 +99,95 @@ def main() -> None:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
     log = Log(accelerator, recipe, folder.path, state, total_steps, data.names)
-    saver = Saver(accelerator, recipe, folder.checkpoints, folder.about, log.path, guard.watch.at_save)
+    saver = Saver(
+        accelerator,
+        recipe,
+        folder.checkpoints,
+        folder.about,
+        synced_first=log.path,
+        on_work=guard.watch.enter_save,
+        timeout_seconds=recipe.ddp_timeout,
+    )
     exits.finish_first(saver.finish)
     feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed)
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
     say(prepared.strategy.describe(recipe), *parts, *checked.notes, *feed.notes(), *check_replicas.notes())
 
     # --- train: a step depends only on the seed and its number, not on the topology
-    objective = SupervisedLoss(data.names)
+    objective = build_objective(recipe, data.names)
     stop = StopRequest(accelerator)
 
-    def evaluate_after(done: int) -> bool | None:
-        """Evaluate if it is due. Returns whether the loss is the lowest so far; None if a signal stopped it."""
+    def evaluate_if_due(done: int) -> EvaluationOutcome:
+        """Evaluate after ``done`` steps, if the recipe says so."""
         if data.evaluation is None or not evaluation_is_due(recipe, data, total_steps, done):
-            return False
-        guard.at(phases.EVALUATING, done)
+            return EvaluationOutcome()
+        guard.enter(phases.EVALUATING, done)
+        progress = stop.interruptible(guard.progress)
         try:
-            evaluation = evaluate(prepared, recipe, tokenizer, data.evaluation, stop.interruptible(guard.progress))
+            evaluation = evaluate(prepared, recipe, recipe.eval_batch_size, tokenizer, data.evaluation, progress)
         except Stopped:
-            return None
+            return EvaluationOutcome(was_stopped=True)
         log.evaluation(done, evaluation)
-        return state.end_evaluation(done, evaluation.metrics, recipe.early_stopping_threshold)
+        is_best = state.end_evaluation(done, evaluation.metrics, recipe.early_stopping_threshold)
+        return EvaluationOutcome(is_best=is_best)
 
-    first = state.step
-    # Also after a resume: a signal may have stopped the evaluation of the last step.
-    stopped = state.evaluated_step != first and evaluate_after(first) is None
-    for step in range(first, first if stopped or state.why_early(recipe) else total_steps):
-        done = step + 1
-        guard.at(phases.READING, done)
-        batch = feed.take(step)
-        guard.at(phases.TRAINING, done)
-        if step == first:
-            settle_strategy(prepared, batch)
-        seed_everything(recipe.seed, step, prepared.ranks.index)
-        rate = learning_rate(recipe, step, total_steps)
-        # If the last save failed, stop: the save that follows raises the error on all ranks.
-        must_stop, check = stop.is_made or saver.has_failed, partial(check_replicas, done)
-        # forward, backward, clip, update: kit/train/step.py
-        result = train_step(prepared, objective, batch, rate, recipe.max_grad_norm, stop=must_stop, before_update=check)
-        log.step(batch, result, rate, state.end_step(done, result, recipe.loss_spike_ratio))
-        if state.nonfinite_steps > recipe.max_nonfinite_steps:
-            raise nonfinite(done, result, batch)
-
-        last = done == total_steps
-        stopped = result.stop and not last
-        is_best = False if stopped else evaluate_after(done)
-        stopped = stopped or is_best is None
-        last = last or bool(state.why_early(recipe))
-        if last or stopped or save_is_due(recipe, data, done) or (is_best and recipe.keep_best):
-            guard.at(phases.SAVING, done)
-            state.feed = feed.state()
-            weights_only = recipe.save_only_model and not stopped  # a stopped run shall continue
-            saver.save(prepared.model, prepared.optimizer, state.record(), weights_only)
-        if last or stopped:
+    first_step = state.step
+    is_stopped = False  # by a signal
+    if state.evaluated_step != first_step:  # before a resume, a signal may have stopped the evaluation of the last step
+        is_stopped = evaluate_if_due(first_step).was_stopped
+    for step in range(first_step, total_steps):
+        if is_stopped or state.early_stop_reason(recipe):
             break
+        done = step + 1  # steps, when this one is done
+        guard.enter(phases.READING, done)
+        batch = feed.take(step)
+        guard.enter(phases.TRAINING, done)
+        if step == first_step:
+            rebuild_gradient_buckets(prepared, batch)
+        seed_everything(recipe.seed, step, prepared.ranks.index)
+        rate = learning_rate(recipe, recipe.peak_learning_rate, step, total_steps)
+        # forward, backward, clip, update: kit/train/step.py
+        result = train_step(
+            prepared,
+            objective,
+            batch,
+            rate,
+            recipe.max_grad_norm,
+            # If the last save failed, stop: the save that follows raises the error on all ranks.
+            stop=stop.is_made or saver.has_failed,
+            before_update=partial(check_replicas, done),
+        )
+        loss_spike = state.end_step(done, result, recipe.loss_spike_ratio)
+        log.step(batch, result, rate, loss_spike)
+        if state.nonfinite_steps > recipe.max_nonfinite_steps:
+            raise nonfinite_error(done, result, batch)
+
+        is_stopped = result.stop and done < total_steps
+        outcome = EvaluationOutcome()
+        if not is_stopped:
+            outcome = evaluate_if_due(done)
+            is_stopped = outcome.was_stopped
+        is_last = done == total_steps or bool(state.early_stop_reason(recipe))
+        keep_as_best = outcome.is_best and recipe.keep_best
+        if is_last or is_stopped or keep_as_best or save_is_due(recipe, data, done):
+            guard.enter(phases.SAVING, done)
+            state.feed = feed.state()
+            weights_only = recipe.save_only_model and not is_stopped  # a stopped run must be able to continue
+            saver.save(prepared.model, prepared.optimizer, state.record(), weights_only)
 
     # --- end: write the final model; after a signal there is the checkpoint, from which the same command continues
     saver.wait()
-    if not stopped:
-        guard.at(phases.WRITING_FINAL)
+    if not is_stopped:
+        guard.enter(phases.WRITING_FINAL)
         card = model_card(recipe, prepared.strategy, state.last_evaluation, state.step, stops)
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
-    folder.end(state.step, stopped, state.why_early(recipe))
-    log.end(stopped, feed.closing_notes())
+    folder.end(state.step, is_stopped, state.early_stop_reason(recipe))
+    log.end(is_stopped, feed.closing_notes())
     if HAS_TOOLS:
         from kit.tools.report.run_page import write_report_at_end
 
         write_report_at_end(folder.path)
-    if stopped:
+    if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         exits.leave(exits.STOPPED)
     if RECIPES / DEFAULT_RECIPE in Path(recipe.datasets[0].path).parents:

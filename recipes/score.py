@@ -47,7 +47,6 @@ def main() -> None:
     from kit.run.answers import few_texts, unended
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
-    from kit.train.optim import build_optimizer
 
     scored = recipe.model_name_or_path
     recipe, weights = to_open(recipe)
@@ -60,15 +59,15 @@ def main() -> None:
     guard = Guard(accelerator, recipe, topology, trains=False)
     if weights:
         raise_if(Problem(CHECKPOINT, f"{weights}: {fault}") for fault in verify_together(accelerator, weights))
-    guard.at(phases.LOADING)
+    guard.enter(phases.LOADING)
     model = build_model(recipe, checked.config, plan, packing=recipe.packing)
     guard.set_model(model)
-    prepared = prepare(accelerator, topology, model, build_optimizer(model, recipe))
-    guard.set_model(prepared.model, prepared.optimizer)
+    prepared = prepare(accelerator, topology, model)
+    guard.set_model(prepared.model)
     if weights:
         load_weights(prepared.model, weights)
-    guard.at(phases.EVALUATING)
-    result = evaluate(prepared, recipe, checked.tokenizer, samples, guard.progress)
+    guard.enter(phases.EVALUATING)
+    result = evaluate(prepared, recipe, recipe.eval_batch_size, checked.tokenizer, samples, guard.progress)
     for doubt in [*unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
         say(f"warning: {doubt}")
     for answer in result.answers:

@@ -7,6 +7,7 @@ import torch
 from kit.checkpoint.manifest import list_checkpoints
 from kit.checkpoint.save import Saver
 from kit.config.recipe import Recipe
+from kit.config.settings.output import OutputSettings
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.train.optim import build_optimizer
@@ -19,11 +20,11 @@ ABOUT = {"identity": {"seed": 1}, "strategy": {"type": "single"}, "versions": {}
 def build(folder, **settings):
     recipe = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", learning_rate=1e-2, **settings)
     model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"), seed=recipe.seed)
-    return model, build_optimizer(model, recipe)
+    return model, build_optimizer(model, recipe, recipe.peak_learning_rate)
 
 
 def saver_of(folder, **settings):
-    return Saver(ALONE, Recipe(model_name_or_path="m", dataset="d", **settings), folder, ABOUT)
+    return Saver(ALONE, OutputSettings(**settings), folder, ABOUT, timeout_seconds=1800)
 
 
 def save_checkpoint(model, optimizer, folder, state, limit=2, best_step=None, **settings):

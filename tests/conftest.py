@@ -120,6 +120,6 @@ def build(model_folder):
         recipe = make(model_name_or_path=str(model_folder), method=method, optim=optim, **changes)
         plan = LoadPlan(compute_dtype=compute_dtype, device="cpu")
         model = build_model(recipe, open_config(recipe), plan, packing=recipe.packing, seed=recipe.seed)
-        return model, AcceleratedOptimizer(build_optimizer(model, recipe))
+        return model, AcceleratedOptimizer(build_optimizer(model, recipe, recipe.peak_learning_rate))
 
     return build

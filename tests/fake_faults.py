@@ -1,15 +1,14 @@
 """Faults to inject into a simulation: each is a kind that fake GPUs must name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 import kit.strategy.accelerator
 import kit.tools.plan.fake_tensors as fake_tensors
-import kit.train.objective
 from kit.data.feed.batches import MicroBatch
-from kit.train.objective import SupervisedLoss
+from kit.train.objective import OBJECTIVES, SupervisedLoss
 
 
 def _tensor_on_cpu() -> None:
@@ -28,11 +27,11 @@ def _item_in_loop() -> None:
     """The loss of each micro-batch is read."""
 
     class Reading(SupervisedLoss):
-        def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        def terms(self, losses: torch.Tensor, micro_batch: MicroBatch) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
             losses.sum().item()
             return super().terms(losses, micro_batch)
 
-    kit.train.objective.SupervisedLoss = Reading  # type: ignore[misc]
+    OBJECTIVES["sft"] = Reading
 
 
 def _unpinned() -> None:

@@ -86,8 +86,15 @@ class Simulation:
         }
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
         with self._tally("evaluation"):
-            evaluate(prepared, recipe, tokenizer, run.samples(case.micro_batches), lambda items, *_: items)
-        saver = Saver(prepared.accelerator, recipe, Path(recipe.output_dir or ""), {})
+            evaluate(
+                prepared,
+                recipe,
+                recipe.eval_batch_size,
+                tokenizer,
+                run.samples(case.micro_batches),
+                lambda items, *_: items,
+            )
+        saver = Saver(prepared.accelerator, recipe, Path(recipe.output_dir or ""), {}, timeout_seconds=1800)
         saver._complete = lambda *args: None  # what follows the copies is for a disk
         for name in ("first save", "second save"):
             with self._tally(name):

@@ -79,7 +79,7 @@ def run(setting, monkeypatch):
         samples = samples or setting.samples.select(torch.arange(num).numpy(), "first")
         for ranks.rank in range(processes):
             recipe = setting.recipe.model_copy(update=changes)
-            results.append(evaluate(ranks.prepared(model), recipe, setting.tokenizer, samples))
+            results.append(evaluate(ranks.prepared(model), recipe, recipe.eval_batch_size, setting.tokenizer, samples))
         return ranks, results
 
     return run

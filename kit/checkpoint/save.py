@@ -38,7 +38,7 @@ from kit.strategy.weights import is_sharded, own_part
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from kit.config.recipe import Recipe
+    from kit.config.settings.output import OutputSettings
 
 T = TypeVar("T")
 # Smaller buffers may lie in one page with others, and a page can be pinned only once.
@@ -54,11 +54,13 @@ class Saver:
     def __init__(
         self,
         accelerator: "Accelerator",
-        recipe: "Recipe",
+        settings: "OutputSettings",
         folder: Path,
         about: dict[str, Any],
         synced_first: Path | None = None,
         on_work: Callable[[str], None] = lambda work: None,
+        *,
+        timeout_seconds: int,
     ) -> None:
         """
         Args:
@@ -66,13 +68,20 @@ class Saver:
             about: the entries ``identity``, ``strategy``, ``versions`` and ``total_steps`` of the manifest.
             synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
                 older than the checkpoint.
-            on_work: called with what this rank begins to do for a save; with an empty text when it is done.
+            on_work: called with what this rank begins to do for a save; with an empty string when it is done.
+            timeout_seconds: as ``ddp_timeout``. The time-out of the collectives of a save is ``PATIENCE`` times as
+                long, because the thread that watches the ranks ends the process first.
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
-        self._in_background, self._limit, self._keep_best = recipe.async_save, recipe.save_total_limit, recipe.keep_best
-        self._folder, self._about, self._synced_first, self._on_work = folder, about, synced_first, on_work
+        self._in_background = settings.async_save
+        self._limit = settings.save_total_limit
+        self._keep_best = settings.keep_best
+        self._folder = folder
+        self._about = about
+        self._synced_first = synced_first
+        self._on_work = on_work
         # Saves have a process group of their own, because their collectives run beside those of training.
-        timeout = timedelta(seconds=PATIENCE * recipe.ddp_timeout)
+        timeout = timedelta(seconds=PATIENCE * timeout_seconds)
         self._group = None if alone() else torch.distributed.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1)
         self._saving: Future[None] | None = None
@@ -153,7 +162,7 @@ class Saver:
             found = (
                 f"the checkpoint of step {self._step} could not be written ({rank}{cause.strerror or cause}); {last}"
             )
-            fix = f"make room for it, or mend the disk of {self._folder}: the same command continues"
+            fix = f"make room for it, or fix the disk of {self._folder}: the same command continues"
             raise UserError(Problem("output_dir", found, fix=fix)) from None
 
     def finish(self, seconds: float = 20.0) -> None:
@@ -186,7 +195,7 @@ class Saver:
 
         def publish(parts: list[tuple[str, dict[str, Any]]]) -> None:
             if any(names != parts[0][0] for names, _ in parts):
-                raise OSError("ranks see each their own files: output_dir must be on a disk that all machines share")
+                raise OSError("each rank sees only its own files: output_dir must be on a disk that all machines share")
             durable.write_text(staging / STATE, json.dumps(state, indent=1) + "\n")
             files = {name: entry for _, part in parts for name, entry in part.items()}
             files[STATE] = describe_file(staging / STATE)
@@ -229,7 +238,7 @@ class Saver:
             return work(), None
         except OSError as error:
             return None, error
-        except Exception as error:  # as text, because not every exception can be sent
+        except Exception as error:  # as a string, because not every exception can be sent
             return None, RuntimeError(f"rank {self._rank}: {type(error).__name__}: {error}")
 
     def _prune(self, best_step: int | None) -> None:

@@ -10,6 +10,7 @@ from kit.config.fields import is_identity
 from kit.config.settings.data import DataSettings, entries_of
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.method import MethodSettings
+from kit.config.settings.objective import ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
@@ -21,7 +22,9 @@ DEFAULT_RECIPE = "tiny"
 
 
 # pydantic takes the fields of the last base first: model, method, data, ...
-class Recipe(ProcessSettings, OutputSettings, EvalSettings, OptimSettings, DataSettings, MethodSettings):
+class Recipe(
+    ProcessSettings, OutputSettings, EvalSettings, OptimSettings, ObjectiveSettings, DataSettings, MethodSettings
+):
     """All settings of a run except its topology. Frozen; unknown keys are refused."""
 
     @property

@@ -37,9 +37,9 @@ class Guard:
             lambda error: advice.explain(error, self._model, self._optimizer, recipe, topology, trains),
         )
 
-    def at(self, phase: Phase, step: int = 0) -> None:
+    def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
-        self.watch.at(phase, step)
+        self.watch.enter(phase, step)
 
     def progress(self, items: Iterable[Any], name: str, total: int) -> Iterator[Any]:
         """Return ``items`` with a progress bar. Each item taken counts as a sign that this rank does not hang."""

@@ -67,13 +67,13 @@ class Watch:
         if store is not None:
             threading.Thread(target=self._beat, daemon=True).start()
 
-    def at(self, phase: Phase, step: int = 0) -> None:
+    def enter(self, phase: Phase, step: int = 0) -> None:
         """Note that this rank begins ``phase``; ``step`` counts from 1, and is 0 for a phase outside the steps."""
         self._step = step
         self._phase = phase.doing
         self._last_progress = time.monotonic()
 
-    def at_save(self, work: str) -> None:
+    def enter_save(self, work: str) -> None:
         """Note what this rank begins to do for a checkpoint in the background; an empty string when it is done."""
         self._save = work
         self._last_progress = time.monotonic()

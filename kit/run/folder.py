@@ -203,7 +203,8 @@ class RunFolder:
         self._record["plan"] = dict(plan or {})
         if self.checkpoint:
             say(f"continuing after step {step} of {total_steps} ({self.checkpoint})", *changes(self._manifest, about))
-            say(*schedule_change(self._recipe, step, self._manifest.get("total_steps", total_steps), total_steps))
+            was = self._manifest.get("total_steps", total_steps)
+            say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         if is_main():
             drop_after(self.checkpoints, step)
             if skipped_rows:

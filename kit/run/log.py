@@ -198,7 +198,7 @@ class Log:
             saved = f"after step {step} of {self.total_steps}, and saved" if step else "before the first step"
             say(f"stopped by a signal {saved}: the same command continues")
         else:
-            early = self.state.why_early(self.recipe) if self.state.step < self.total_steps else ""
+            early = self.state.early_stop_reason(self.recipe) if self.state.step < self.total_steps else ""
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
             say(*ended, *notes, *self.summary(), f"model: {self.path.parent / 'final'}")
 

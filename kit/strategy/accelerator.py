@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a training step needs: the model and the optimiser, wrapped and sharded, and their surroundings."""
+    """What a step or an evaluation needs: the model and the optimiser, wrapped and sharded, and their surroundings."""
 
     accelerator: "Accelerator"
     ranks: Ranks  # the data rank of this process
     model: "torch.nn.Module"
-    optimizer: "torch.optim.Optimizer"
+    optimizer: "torch.optim.Optimizer | None"  # None: nothing is trained
     strategy: ActualStrategy
 
 
@@ -176,9 +176,12 @@ def prepare(
     accelerator: "Accelerator",
     topology: Topology,
     model: "torch.nn.Module",
-    optimizer: "torch.optim.Optimizer",
+    optimizer: "torch.optim.Optimizer | None" = None,
 ) -> Prepared:
     """Move the model and the optimiser to their devices, wrap and shard them. Called by all ranks.
+
+    Args:
+        optimizer: None: nothing will be trained.
 
     Raises:
         TrainingError: a layer that should be sharded is not, or tied embeddings are no longer tied.
@@ -192,6 +195,10 @@ def prepare(
         if topology.strategy.name == "fsdp1" and any(not p.requires_grad for p in model.parameters()):
             plugin.auto_wrap_policy = fsdp1_adapter_policy(model, classes)
     tied = _is_tied(model)
+    trains = optimizer is not None
+    if optimizer is None:
+        # Accelerate refuses to prepare a model for FSDP2 without an optimiser. This one is dropped below.
+        optimizer = torch.optim.SGD([next(model.parameters())], lr=0.0)
     sender = Sender(model, optimizer) if topology.load_on_rank0 else None
     model, optimizer = accelerator.prepare(model, optimizer)
     if sender is not None:
@@ -219,7 +226,7 @@ def prepare(
         num_threads=torch.get_num_threads(),
         trainable_parameters=trainable,
     )
-    return Prepared(accelerator, data_ranks(accelerator), model, optimizer, actual)
+    return Prepared(accelerator, data_ranks(accelerator), model, optimizer if trains else None, actual)
 
 
 def planned(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.evaluation import EvalSettings
     from kit.train.step import StepResult
 
 RECENT_STEPS, FEWEST_LOSSES = 50, 10  # the largest and the smallest number of losses for the median
@@ -20,6 +20,14 @@ class LossSpike:
 
     ratio: float  # loss / median
     num_steps: int  # number of losses in the median
+
+
+@dataclass(frozen=True)
+class EvaluationOutcome:
+    """What an evaluation in the loop means for the loop; both are false if no evaluation was due."""
+
+    is_best: bool = False  # its loss is the lowest so far
+    was_stopped: bool = False  # by a signal, so it has no result
 
 
 @dataclass
@@ -67,7 +75,7 @@ class LoopState:
         """Count ``step`` (from 1) as done.
 
         Args:
-            spike_ratio: a loss above so many times the median of recent losses is a spike; 0: never.
+            spike_ratio: a loss above this multiple of the median of recent losses is a spike; 0: never.
 
         Returns:
             The spike, or None if the loss is none.
@@ -99,10 +107,10 @@ class LoopState:
             self.best = {"step": step, "eval_loss": metrics["eval_loss"]}
         return is_best
 
-    def why_early(self, recipe: "Recipe") -> str:
-        """Return why the run ends before its last step: its patience is exhausted. Else an empty text."""
-        patience, threshold = recipe.early_stopping_patience, recipe.early_stopping_threshold
-        if patience is None or self.stale_evaluations < patience:
+    def early_stop_reason(self, settings: "EvalSettings") -> str:
+        """Return why the run ends before its last step: its patience is exhausted. Else an empty string."""
+        if settings.early_stopping_patience is None or self.stale_evaluations < settings.early_stopping_patience:
             return ""
+        threshold = settings.early_stopping_threshold
         enough = f" by more than {threshold:g}" if threshold else ""
         return f"eval_loss did not fall{enough} in the last {self.stale_evaluations} evaluations"

@@ -1,37 +1,60 @@
 """Objectives: how the losses of single tokens become the number that a step minimises, and its metrics.
 
-``train_step`` takes any object with the three methods of ``Objective``. The number must be a sum over the targets of
-the global batch, divided by a number that every rank knows before the step. Then it does not depend on how the batch is
-divided into micro-batches and ranks. A mean of means would.
+The setting ``objective`` names one of ``OBJECTIVES``. What is minimised must be a sum over the targets of the global
+batch, divided by a number that every rank knows before the step; or several such terms, added. Then it does not depend
+on how the batch is divided into micro-batches and ranks. A mean of means would.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
+    from kit.config.settings.objective import ObjectiveSettings
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
+    from kit.strategy.accelerator import Prepared
 
 
 class Objective(Protocol):
-    """What a step minimises: a sum over the targets of the global batch, divided by ``divisor``."""
+    """What a step minimises: one or more terms, each a sum over the global batch divided by its own divisor.
 
-    def divisor(self, batch: "GlobalBatch") -> float:
-        """Return the number that divides the sum over the global batch; the same on every rank."""
+    ``train_step`` calls, in this order: ``begin_step`` once, ``divisors`` once, ``terms`` for each micro-batch, and
+    ``metrics`` once. An objective keeps nothing between two steps, so that a run can continue from any of them. What
+    must be known before model and data are opened is declared as an attribute of the class, which ``OBJECTIVES`` gives.
+    """
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[torch.Tensor, torch.Tensor]:
+    @classmethod
+    def build(cls, settings: "ObjectiveSettings", data_names: Sequence[str]) -> Self:
+        """Create the objective with its settings.
+
+        Args:
+            data_names: the names of the training data sets, by their number in ``MicroBatch.sources``.
+        """
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch to train on, with what the terms need beside it. Called by all ranks.
+
+        Here an objective makes a pass without gradients, such as that of a reference model, and returns the batch with
+        micro-batches that hold its result. All ranks must call the model the same number of times.
+        """
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return for each term the number that divides its sum over the global batch; the same on every rank."""
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Compute the part of one micro-batch.
 
         Args:
-            losses: float32 [S], the model's cross-entropy of each target of ``micro_batch``, in nats.
+            losses: float32 [S], what the loss head returns: the cross-entropy of each target of ``micro_batch``, in
+                nats. ``-losses`` are the log-probabilities of the targets.
 
         Returns:
-            Its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n], detached,
-            which are summed over the micro-batches of all ranks.
+            For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],
+            detached, which are summed over the micro-batches of all ranks.
         """
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
@@ -49,23 +72,44 @@ class Objective(Protocol):
 class SupervisedLoss:
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
-    names: Sequence[str]  # of the data sets
+    data_names: Sequence[str]
 
-    def divisor(self, batch: "GlobalBatch") -> float:
+    @classmethod
+    def build(cls, settings: "ObjectiveSettings", data_names: Sequence[str]) -> Self:
+        """See ``Objective.build``. It has no settings of its own."""
+        return cls(data_names)
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return ``batch``, which has all that is needed."""
+        return batch
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the sum of the weights of all targets."""
-        return batch.target_weights.sum()
+        return [batch.target_weights.sum()]
 
-    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[torch.Tensor, torch.Tensor]:
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Return the sum of the weighted losses, and the same sum for each data set."""
         weighted = losses * micro_batch.weights  # [S]
-        by_source = weighted.detach().double() @ F.one_hot(micro_batch.sources, len(self.names)).double()
-        return weighted.sum(), by_source
+        by_source = weighted.detach().double() @ F.one_hot(micro_batch.sources, len(self.data_names)).double()
+        return [weighted.sum()], by_source
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, and with several data sets ``loss/<name>`` for each that has targets in this step."""
-        by_source = sums[: len(self.names)]  # an objective made of this one may have appended its own
-        metrics = {"loss": sum(by_source) / self.divisor(batch)}
-        if len(self.names) > 1:
-            columns = zip(self.names, by_source, batch.target_weights, strict=True)
+        by_source = sums[: len(self.data_names)]  # an objective made of this one may have appended its own
+        (divisor,) = self.divisors(batch)
+        metrics = {"loss": sum(by_source) / divisor}
+        if len(self.data_names) > 1:
+            columns = zip(self.data_names, by_source, batch.target_weights, strict=True)
             metrics |= {f"loss/{name}": value / weight for name, value, weight in columns if weight}
         return metrics
+
+
+# By the name that the setting ``objective`` gives. kit/config/settings/objective.py lists the same names.
+OBJECTIVES: dict[str, type[Objective]] = {
+    "sft": SupervisedLoss,
+}
+
+
+def build_objective(settings: "ObjectiveSettings", data_names: Sequence[str]) -> Objective:
+    """Create the objective that the setting ``objective`` names, see ``Objective.build``."""
+    return OBJECTIVES[settings.objective].build(settings, data_names)

@@ -1,26 +1,28 @@
 """What is due when: the learning rate of each step, and the steps after which the run evaluates and saves.
 
-All of it is a pure function of the recipe, the data and the step, so a resume needs no saved state.
+All of it is a pure function of the settings, the data and the step, so a resume needs no saved state.
 """
 
 import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.config.recipe import Recipe
+    from kit.config.settings.evaluation import EvalSettings
+    from kit.config.settings.optimisation import OptimSettings
+    from kit.config.settings.output import OutputSettings
     from kit.data.feed.stream import Stream
     from kit.data.open import Data
 
 
 def count_steps(share_or_count: float, total_steps: int) -> int:
-    """Return a number of steps that a recipe gives. A value below 1 is a share of all steps, and is rounded up."""
+    """Return the number of steps that a setting means. A value below 1 is a share of all steps, and is rounded up."""
     return math.ceil(share_or_count * total_steps) if share_or_count < 1 else int(share_or_count)
 
 
-def learning_rate(recipe: "Recipe", step: int, total_steps: int) -> float:
+def learning_rate(settings: "OptimSettings", peak: float, step: int, total_steps: int) -> float:
     """Return the learning rate of ``step``, counted from 0.
 
-    The rate grows linearly to ``peak_learning_rate`` during warm-up. What follows is the ``lr_scheduler_type``; for
+    The rate grows linearly to ``peak`` during warm-up. What follows is the ``lr_scheduler_type``; for
     linear and cosine shapes, a step after the last one would have the lowest rate:
 
     - ``constant``, and ``constant_with_warmup`` is the same: it stays there.
@@ -34,8 +36,8 @@ def learning_rate(recipe: "Recipe", step: int, total_steps: int) -> float:
     The formulas are those of ``transformers.get_scheduler``, but for all shapes warm-up begins at 0 and is one step
     ahead: step 0 has the rate ``peak / warmup``, not 0, so that it is not wasted.
     """
-    peak, kind = recipe.peak_learning_rate, recipe.lr_scheduler_type
-    warmup = count_steps(recipe.warmup_steps, total_steps)
+    kind = settings.lr_scheduler_type
+    warmup = count_steps(settings.warmup_steps, total_steps)
     if step < warmup:
         return peak * (step + 1) / warmup
     if kind in ("constant", "constant_with_warmup"):
@@ -45,26 +47,27 @@ def learning_rate(recipe: "Recipe", step: int, total_steps: int) -> float:
         return peak / math.sqrt((step - warmup + timescale) / timescale)
     num_decaying = max(1, total_steps - warmup)
     if kind == "warmup_stable_decay":
-        num_decaying = min(num_decaying, count_steps(recipe.lr_decay_steps or 0.0, total_steps))
+        num_decaying = min(num_decaying, count_steps(settings.lr_decay_steps or 0.0, total_steps))
     progress = min(1.0, max(0.0, (step - (total_steps - num_decaying)) / num_decaying))
     shape = 1 - progress if kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    lowest = recipe.min_lr_rate or 0.0
+    lowest = settings.min_lr_rate or 0.0
     return peak * (lowest + (1 - lowest) * shape)
 
 
-def describe_schedule(recipe: "Recipe", total_steps: int) -> str:
+def describe_schedule(settings: "OptimSettings", total_steps: int) -> str:
     """Describe the learning rates of a run in words: ``cosine to 0 over 200 steps, the first 6 of them warm-up``."""
-    kind, warmup = recipe.lr_scheduler_type, count_steps(recipe.warmup_steps, total_steps)
+    kind = settings.lr_scheduler_type
+    warmup = count_steps(settings.warmup_steps, total_steps)
     lowest = "" if kind in ("constant", "constant_with_warmup", "inverse_sqrt") else " to 0"
-    if recipe.min_lr_rate is not None:
-        lowest = f" to {recipe.min_lr_rate:g} of the peak"
+    if settings.min_lr_rate is not None:
+        lowest = f" to {settings.min_lr_rate:g} of the peak"
     decay = ""
     if kind == "warmup_stable_decay":
-        decay = f", the last {count_steps(recipe.lr_decay_steps or 0.0, total_steps)} of them decay"
+        decay = f", the last {count_steps(settings.lr_decay_steps or 0.0, total_steps)} of them decay"
     return f"{kind}{lowest} over {total_steps} steps, the first {warmup} of them warm-up{decay}"
 
 
-def schedule_change(recipe: "Recipe", step: int, was: int, now: int) -> list[str]:
+def schedule_change(settings: "OptimSettings", peak: float, step: int, was: int, now: int) -> list[str]:
     """Return a line for a run that continues with ``step`` and other learning rates; an empty list if none differs.
 
     Args:
@@ -73,25 +76,25 @@ def schedule_change(recipe: "Recipe", step: int, was: int, now: int) -> list[str
         now: those of the run from here on.
     """
     steps = range(step, now) if was != now else ()
-    if all(learning_rate(recipe, each, was) == learning_rate(recipe, each, now) for each in steps):
+    if all(learning_rate(settings, peak, each, was) == learning_rate(settings, peak, each, now) for each in steps):
         return []
-    before, after = (learning_rate(recipe, step, total) for total in (was, now))
+    before, after = (learning_rate(settings, peak, step, total) for total in (was, now))
     return [
         f"warning: the run had {was} steps and now has {now}, so its learning rates change: step {step + 1} has "
-        f"{after:.3g} instead of {before:.3g}; the schedule is now {describe_schedule(recipe, now)}"
+        f"{after:.3g} instead of {before:.3g}; the schedule is now {describe_schedule(settings, now)}"
     ]
 
 
-def evaluation_is_due(recipe: "Recipe", data: "Data | Stream", total_steps: int, step: int) -> bool:
-    """Return whether the recipe wants an evaluation after ``step`` of ``total_steps``; 0 is before the first step."""
+def evaluation_is_due(settings: "EvalSettings", data: "Data | Stream", total_steps: int, step: int) -> bool:
+    """Return whether an evaluation is due after ``step`` of ``total_steps``; 0 is before the first step."""
     if step in (0, total_steps):
-        return step > 0 or recipe.eval_on_start
-    return _is_due(recipe.eval_strategy, recipe.eval_steps, data, step)
+        return step > 0 or settings.eval_on_start
+    return _is_due(settings.eval_strategy, settings.eval_steps, data, step)
 
 
-def save_is_due(recipe: "Recipe", data: "Data | Stream", step: int) -> bool:
-    """Return whether the recipe wants a checkpoint after ``step`` steps, from 1; the one at the end apart."""
-    return _is_due(recipe.save_strategy, recipe.save_steps, data, step)
+def save_is_due(settings: "OutputSettings", data: "Data | Stream", step: int) -> bool:
+    """Return whether a checkpoint is due after ``step`` steps, from 1. The one at the end is not meant."""
+    return _is_due(settings.save_strategy, settings.save_steps, data, step)
 
 
 def _is_due(strategy: str | None, num_steps: int, data: "Data | Stream", step: int) -> bool:

@@ -1,9 +1,10 @@
 """One optimiser step, with the exact loss and gradient norm of the global batch.
 
-Every rank knows before the step by which number the sum over all supervised tokens is divided (see
+Every rank knows before the step by which numbers the sums over the global batch are divided (see
 ``kit.train.objective``). So the result is the same on every topology, except for rounding.
 """
 
+import functools
 import math
 import random
 import re
@@ -35,9 +36,9 @@ class StepResult:
     grad_norm: float  # global gradient norm before clipping
     metrics: dict[str, float] = field(default_factory=dict)  # the objective's other metrics
     stop: bool = False  # whether any rank was asked to stop
-    objective: str = "SupervisedLoss"  # the class of what was minimised; of another one, no eval_loss is comparable
-    # Of this rank, until the backward pass that waits for gradients of others; None if already its forward passes wait
-    # for others, because the weights are sharded.
+    objective: str = "SupervisedLoss"  # the class of the objective; only this one's loss compares with eval_loss
+    # How long this rank computed before the backward pass that waits for gradients of others. None if the weights are
+    # sharded, because then already its forward passes wait for others.
     own_seconds: float | None = None
 
     @property
@@ -47,7 +48,7 @@ class StepResult:
 
     @property
     def values(self) -> str:
-        """Loss and gradient norm as text for a message."""
+        """Loss and gradient norm as a string for a message."""
         return f"loss {self.loss}, gradient norm {self.grad_norm}"
 
 
@@ -65,38 +66,47 @@ def train_step(
 
     If the loss or the gradient norm is not finite, the weights are not updated.
 
-    Raises:
-        UserError: trainable weights get no gradient; nothing is updated.
-
     Args:
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
-        stop: whether this rank was asked to stop. ``StepResult.stop`` tells all ranks whether any rank was.
+        stop: whether this rank was asked to stop. ``StepResult.stop`` says on all ranks whether any rank was.
         before_update: called after clipping, when the gradients are final.
+
+    Raises:
+        UserError: trainable weights get no gradient; nothing is updated.
     """
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
-    # DDP and FSDP average the gradients over the data ranks, but the objective is a sum over them.
-    scale = prepared.ranks.count / objective.divisor(batch)
-    parts, watch = [], None if prepared.strategy.sharded_layers else Stopwatch(model, accelerator.device)
-    for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device)):
-        is_last = i == len(batch.micro_batches) - 1
+    assert optimizer is not None, "a step needs an optimiser"
+    batch = objective.begin_step(prepared, batch)
+    # DDP and FSDP average the gradients over the data ranks, but each term of the objective is a sum over them.
+    scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
+    stopwatch = None if prepared.strategy.sharded_layers else Stopwatch(model, accelerator.device)
+    numbers = []  # for the metrics, float64 [n] of each micro-batch
+    for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device), start=1):
+        is_last = i == len(batch.micro_batches)
         with accumulating(accelerator, model, is_last):
             losses = model(**micro_batch.model_inputs())
             if not losses.requires_grad:
                 raise _no_gradient()
-            part, for_metrics = objective.terms(losses, micro_batch)
-            if is_last and watch:
-                watch.stop()
-            accelerator.backward(part * scale)
-        parts.append(for_metrics)
-    asked = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
-    sums = prepared.ranks.sum(torch.cat([sum(parts[1:], parts[0]), asked]))
+            terms, of_micro_batch = objective.terms(losses, micro_batch)
+            if is_last and stopwatch:
+                stopwatch.stop()
+            accelerator.backward(sum(term * scale for term, scale in zip(terms, scales, strict=True)))
+        numbers.append(of_micro_batch)
+    stop_requested = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
+    # One collective for everything that is summed over the ranks.
+    sums = prepared.ranks.sum(torch.cat([functools.reduce(torch.add, numbers), stop_requested]))
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
     # The only synchronisation of the host with the device. With offloaded weights the norm is on the CPU.
-    *values, num_asked, norm_value = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
+    *values, num_stop_requests, grad_norm = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
-    name = type(objective).__name__
-    own = watch.seconds if watch else None
-    result = StepResult(metrics.pop("loss"), norm_value, metrics, stop=num_asked > 0, objective=name, own_seconds=own)
+    result = StepResult(
+        loss=metrics.pop("loss"),
+        grad_norm=grad_norm,
+        metrics=metrics,
+        stop=num_stop_requests > 0,
+        objective=type(objective).__name__,
+        own_seconds=stopwatch.seconds if stopwatch else None,
+    )
     _check_gradients(prepared)
     before_update()
     if result.is_finite:
@@ -108,21 +118,24 @@ def train_step(
 
 
 def _check_gradients(prepared: "Prepared") -> None:
-    """Refuse trainable weights without a gradient, for which other ranks would wait; on one process, only say so once.
+    """Refuse trainable weights without a gradient. On one process, warn at the first step instead.
 
-    An empty tensor is this rank's share of a weight that other ranks hold.
+    With several processes, the others would wait for that gradient. An empty tensor needs none: it is this rank's share
+    of a weight that other ranks hold.
     """
-    if prepared.ranks.count == 1 and prepared.optimizer.state:
+    optimizer = prepared.optimizer
+    assert optimizer is not None, "a step needs an optimiser"
+    if prepared.ranks.count == 1 and optimizer.state:  # after the first step
         return
-    # In each step, so without the names, which take a walk through all modules.
-    groups = prepared.optimizer.param_groups
-    if all(p.grad is not None or not p.numel() for group in groups for p in group["params"]):
+    # In each step, so without the names, for which all modules would be visited.
+    trainable = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(p.grad is not None or p.numel() == 0 for p in trainable):
         return
-    trained = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
-    without = [name.removeprefix("module.") for name, p in trained if p.grad is None]
+    named = [(name, p) for name, p in prepared.model.named_parameters() if p.requires_grad and p.numel()]
+    without = [name.removeprefix("module.") for name, p in named if p.grad is None]
     if not without:
         return
-    found = f"no gradient reaches {len(without)} of {len(trained)} trainable weights: {', '.join(without[:3])}"
+    found = f"no gradient reaches {len(without)} of {len(named)} trainable weights: {', '.join(without[:3])}"
     if prepared.ranks.count == 1:
         say(f"warning: {found}; they stay as they are until a batch reaches them")
         return
@@ -133,7 +146,7 @@ def _check_gradients(prepared: "Prepared") -> None:
 
 
 def _patterns(names: list[str]) -> list[str]:
-    """Patterns of the names, with * for the number of a layer."""
+    """Patterns that match the names, each once, with * for the number of a layer."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
 
 
@@ -142,21 +155,24 @@ def _no_gradient() -> UserError:
     return UserError(Problem("method", found, fix="use --method full"))
 
 
-def nonfinite(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:
+def nonfinite_error(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:
     """Return the error for ``step`` (from 1), whose loss or gradient norm is not finite."""
     return TrainingError(
         f"step {step}: {result.values}; weights are as before it. Samples: {by_file(batch.origins)}\n"
-        "    -> the same command comes to the same step again: mend or remove the sample at fault, or train with\n"
+        "    -> the same command fails at the same step again: fix or remove the sample that causes it, or train with\n"
         "       another learning_rate or mixed_precision; --max_nonfinite_steps N skips up to N such steps in a row"
     )
 
 
-def settle_strategy(prepared: "Prepared", batch: "GlobalBatch") -> None:
-    """Call ``rebuild_ddp_buckets`` with the first micro-batch. Called by all ranks; nothing is learned."""
+def rebuild_gradient_buckets(prepared: "Prepared", batch: "GlobalBatch") -> None:
+    """Let DDP rebuild its gradient buckets before the first step, see ``rebuild_ddp_buckets``. Called by all ranks.
+
+    Two backward passes with a loss of zero do it, on the first micro-batch; nothing is learned. Other strategies have
+    no buckets, and nothing is computed.
+    """
     micro_batch = batch.micro_batches[0].to(prepared.accelerator.device)
-    rebuild_ddp_buckets(
-        prepared.accelerator, prepared.model, micro_batch.model_inputs(), lambda: _check_gradients(prepared)
-    )
+    check = functools.partial(_check_gradients, prepared)
+    rebuild_ddp_buckets(prepared.accelerator, prepared.model, micro_batch.model_inputs(), check)
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:

@@ -188,7 +188,9 @@ def test_data_are_read_outside_of_any_pass():
 
 def save_checkpoint(model, optimizer, folder, **settings):
     about = {"identity": {}, "strategy": {}, "versions": {}}
-    saver = Saver(SimpleNamespace(process_index=0, num_processes=1), make(**settings), folder, about)
+    saver = Saver(
+        SimpleNamespace(process_index=0, num_processes=1), make(**settings), folder, about, timeout_seconds=1800
+    )
     saver.save(model, optimizer, {"step": 1})
     return saver
 

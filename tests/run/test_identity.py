@@ -49,9 +49,17 @@ def test_each_setting_of_the_identity_is_looked_at(recipe, setting):
         "excess_length_strategy": "drop",
     }
     new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
-    of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), recipe(**{setting: new})))
+    # There is only one objective to choose, so another one would not pass validation.
+    changed = recipe().model_copy(update={setting: "77"}) if setting == "objective" else recipe(**{setting: new})
+    of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), changed))
     (told,) = differences(of_old, of_new)
     assert told.startswith(f"{setting}: ")
+
+
+def test_a_run_that_began_before_the_objective_was_a_setting_had_the_default(recipe):
+    new = identity(recipe(), "abc", "base")
+    old = {key: value for key, value in new.items() if key != "objective"}
+    assert "objective" in new and differences(old, new) == []
 
 
 def test_a_default_that_is_written_out_is_the_same_run(recipe):

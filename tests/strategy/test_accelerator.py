@@ -98,7 +98,7 @@ def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, reci
     wanted = topology()
     accelerator, plan = start(recipe, wanted)
     assert (plan.compute_dtype, plan.device) == ("float32", "cpu")
-    prepared = prepare(accelerator, wanted, model, build_optimizer(model, recipe))
+    prepared = prepare(accelerator, wanted, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
     foretold = planned(wanted, model)
     assert prepared.strategy.num_threads == torch.get_num_threads()
     assert replace(prepared.strategy, num_threads=0) == foretold

@@ -121,6 +121,6 @@ def test_evaluations_without_improvement_are_counted_through_resumes(threshold, 
         state.end_evaluation(step, {"eval_loss": loss}, threshold)
         state = through_a_checkpoint(state)
         counted.append(state.stale_evaluations)
-        assert bool(state.why_early(recipe)) == (counted[-1] >= 2)
+        assert bool(state.early_stop_reason(recipe)) == (counted[-1] >= 2)
     assert counted == stale
-    assert LoopState(stale_evaluations=9).why_early(Recipe(model_name_or_path="m", dataset="d")) == ""
+    assert LoopState(stale_evaluations=9).early_stop_reason(Recipe(model_name_or_path="m", dataset="d")) == ""

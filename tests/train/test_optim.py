@@ -5,13 +5,17 @@ import torch
 from torch import nn
 
 from kit.config.recipe import Recipe
-from kit.train.optim import build_optimizer
+from kit.train import optim
 
 KINDS = ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"]
 
 
 def recipe(**changes):
     return Recipe(**{"model_name_or_path": "model", "dataset": "train.jsonl", **changes})
+
+
+def build_optimizer(layers, settings):
+    return optim.build_optimizer(layers, settings, settings.peak_learning_rate)
 
 
 def model():

@@ -37,8 +37,12 @@ def recipe(kind, warmup, peak=PEAK, **changes):
     return Recipe(model_name_or_path="m", dataset="d", **settings)
 
 
+def rate_of(settings, step, total_steps):
+    return learning_rate(settings, settings.peak_learning_rate, step, total_steps)
+
+
 def curve(kind, total, warmup, **changes):
-    return [learning_rate(recipe(kind, warmup, **changes), step, total) for step in range(total)]
+    return [rate_of(recipe(kind, warmup, **changes), step, total) for step in range(total)]
 
 
 def test_every_shape_is_tried():
@@ -82,7 +86,7 @@ def test_the_shapes_are_those_of_transformers_one_step_on(kind, total, warmup):
 
 def test_known_points():
     def rate(kind, step, **changes):
-        return learning_rate(recipe(kind, 10, peak=1.0, **changes), step, 100)
+        return rate_of(recipe(kind, 10, peak=1.0, **changes), step, 100)
 
     assert rate("cosine", 0) == pytest.approx(0.1)
     assert rate("cosine", 9) == 1.0
@@ -111,7 +115,7 @@ def test_a_number_of_steps_below_one_is_a_share_of_all_rounded_up():
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_resumed_run_sees_the_same_rates_in_any_order(kind):
     forwards = curve(kind, 40, 5)
-    backwards = [learning_rate(recipe(kind, 5), step, 40) for step in reversed(range(40))]
+    backwards = [rate_of(recipe(kind, 5), step, 40) for step in reversed(range(40))]
     assert forwards == backwards[::-1]
 
 
@@ -135,26 +139,26 @@ def due(is_due, **settings):
         ({"save_strategy": "epoch"}, [8, 15]),  # 30 samples are complete after 7.5 steps, 60 after 15
     ],
 )
-def test_a_checkpoint_is_due_every_so_many_steps_or_when_an_epoch_is_complete(settings, steps):
+def test_a_checkpoint_is_due_every_n_steps_or_when_an_epoch_is_complete(settings, steps):
     assert [step for step in due(save_is_due, **settings) if step] == steps
     of_evaluation = {key.replace("save", "eval"): value for key, value in settings.items()}
     assert due(evaluation_is_due, **of_evaluation) == [*steps, 19]
     assert due(evaluation_is_due, **of_evaluation, eval_on_start=True) == [0, *steps, 19]
 
 
-def test_a_run_that_becomes_longer_is_told_how_its_rate_changes():
-    (told,) = schedule_change(recipe("cosine", 0.03, 1e-3), 50, 100, 200)
-    before, after = (learning_rate(recipe("cosine", 0.03, 1e-3), 50, total) for total in (100, 200))
-    assert f"had 100 steps and now has 200, so its learning rates change: step 51 has {after:.3g} instead of" in told
-    assert f"instead of {before:.3g}; the schedule is now cosine to 0 over 200 steps, the first 6 of them" in told
+def test_a_run_that_becomes_longer_reports_how_its_rate_changes():
+    (line,) = schedule_change(recipe("cosine", 0.03, 1e-3), 1e-3, 50, 100, 200)
+    before, after = (rate_of(recipe("cosine", 0.03, 1e-3), 50, total) for total in (100, 200))
+    assert f"had 100 steps and now has 200, so its learning rates change: step 51 has {after:.3g} instead of" in line
+    assert f"instead of {before:.3g}; the schedule is now cosine to 0 over 200 steps, the first 6 of them" in line
     assert before < 0.6e-3 < 0.8e-3 < after
 
 
 @pytest.mark.parametrize(("kind", "warmup"), [("constant", 5), ("inverse_sqrt", 5), ("linear", 0)])
-def test_only_a_change_of_rates_is_told(kind, warmup):
-    assert schedule_change(recipe(kind, warmup), 50, 100, 100) == []
-    assert bool(schedule_change(recipe(kind, warmup), 50, 100, 200)) == (kind == "linear")
-    assert bool(schedule_change(recipe(kind, warmup), 100, 100, 200)) == (kind == "linear")  # it had finished
+def test_only_a_change_of_rates_is_reported(kind, warmup):
+    assert schedule_change(recipe(kind, warmup), PEAK, 50, 100, 100) == []
+    assert bool(schedule_change(recipe(kind, warmup), PEAK, 50, 100, 200)) == (kind == "linear")
+    assert bool(schedule_change(recipe(kind, warmup), PEAK, 100, 100, 200)) == (kind == "linear")  # it had finished
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -115,7 +115,7 @@ def check_ranks(
 
     def begin(stage: str, doing: str) -> None:
         deadline.stage = stage
-        watch.at(Phase(doing))
+        watch.enter(Phase(doing))
 
     results: list[list[Result]] = []
     try:

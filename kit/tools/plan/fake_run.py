@@ -30,7 +30,6 @@ import kit.checkpoint.save
 import kit.data.feed.feed
 import kit.model.load
 import kit.strategy.accelerator
-import kit.train.objective
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.feed import Feed
@@ -45,8 +44,9 @@ from kit.tools.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, t
 from kit.tools.plan.labels import watch
 from kit.tools.plan.meter import Meter, Tally
 from kit.tools.plan.storages import GRADIENTS
+from kit.train.objective import build_objective
 from kit.train.optim import build_optimizer
-from kit.train.step import seed_everything, settle_strategy, train_step
+from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 
 
 class Samples:
@@ -117,7 +117,7 @@ class FakeRun:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
-        optimizer = build_optimizer(model, recipe)
+        optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
         self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
         del model, optimizer
         watch(self._meter, self.prepared)
@@ -140,6 +140,7 @@ class FakeRun:
             accumulates: whether the next micro-batch is not the first of its step.
         """
         model, optimizer = self.prepared.model, self.prepared.optimizer
+        assert optimizer is not None
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()
@@ -157,10 +158,10 @@ class FakeRun:
         order = Order(samples.lengths, samples.sources, 0, size, capacity=capacity)
         batch = Feed(samples, order, recipe, prepared.ranks, 0, 1).take(0)  # type: ignore[arg-type]
         if not self._is_settled:
-            settle_strategy(prepared, batch)
+            rebuild_gradient_buckets(prepared, batch)
             self._is_settled = True
         seed_everything(0, 0, 0)
-        objective = kit.train.objective.SupervisedLoss(samples.names)
+        objective = build_objective(recipe, samples.names)
         train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)
 
 

@@ -17,6 +17,7 @@ BACKWARD = "backward"  # the moment before a backward pass
 def watch(meter: Meter, prepared: "Prepared") -> None:
     """Label the weights of a run, and its gradients and optimiser state from now on; mark ``BACKWARD``."""
     model, optimizer = prepared.model, prepared.optimizer
+    assert optimizer is not None
     for parameter in model.parameters():
         meter.hold([parameter], "trainable weights" if parameter.requires_grad else "frozen weights")
     for module in model.modules():
