@@ -8,11 +8,20 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
+from kit.config.settings.objective import ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
 
-PARTS = [MethodSettings, DataSettings, OptimSettings, EvalSettings, OutputSettings, ProcessSettings]
+PARTS = [
+    MethodSettings,
+    DataSettings,
+    ObjectiveSettings,
+    OptimSettings,
+    EvalSettings,
+    OutputSettings,
+    ProcessSettings,
+]
 
 
 def test_a_recipe_has_each_setting_of_its_parts_once_and_no_other():

@@ -162,14 +162,14 @@ def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
     broken(model, "LlamaMLP")
     prepared = SimpleNamespace(model=model)
     monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
-    text = message_of(raised(evaluate.evaluate, prepared, make(), None, None))
+    text = message_of(raised(evaluate.evaluate, prepared, make(), 1, None, None))
     assert "asked for in evaluation (LlamaMLP)\n" in text
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
     monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
     monkeypatch.setattr(evaluate, "_stops", lambda *_: set())
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = message_of(raised(evaluate.evaluate, prepared, recipe, None, []))
+    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, None, []))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 

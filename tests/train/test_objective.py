@@ -1,6 +1,7 @@
-"""The seam of the objective: a second one, written here and nowhere else, trains as exactly as the first."""
+"""Any objective trains as exactly as the supervised loss: here one over pairs of rows, with two terms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from accelerate import Accelerator
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
+from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import Collator
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
@@ -17,7 +19,7 @@ from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
-from kit.train.objective import SupervisedLoss
+from kit.train.objective import OBJECTIVES, SupervisedLoss, build_objective
 from kit.train.step import train_step
 
 PAIRS = [(3, 14), (15, 9), (26, 5), (35, 8)]  # samples: the better one, the worse one
@@ -25,32 +27,45 @@ PAIRS = [(3, 14), (15, 9), (26, 5), (35, 8)]  # samples: the better one, the wor
 
 @dataclass(frozen=True)
 class PairedMargin:
-    """The mean over pairs of how much the worse row comes within ``margin`` nats of the better one.
+    """Two terms: how much the worse row of a pair comes within ``margin`` nats of the better one, and cross-entropy.
 
-    Rows 2 k and 2 k + 1 of a micro-batch are a pair.
+    The first is a mean over pairs: rows 2 k and 2 k + 1 of a micro-batch. The second is a mean over targets, weighted
+    by the probability that the model gives to each of them before the step, from a pass without gradients.
     """
 
     margin: float
     num_pairs: int  # of the global batch
 
-    def divisor(self, batch):
-        return self.num_pairs
+    def begin_step(self, prepared, batch):
+        micro_batches = []
+        with torch.no_grad():
+            for micro_batch in batch.micro_batches:
+                weights = (-prepared.model(**micro_batch.model_inputs())).exp()
+                micro_batches.append(replace(micro_batch, weights=weights))
+        total = sum(micro_batch.weights.sum().item() for micro_batch in micro_batches)
+        return replace(batch, micro_batches=micro_batches, target_weights=np.array([total]))
+
+    def divisors(self, batch):
+        return [self.num_pairs, batch.target_weights.sum()]
 
     def terms(self, losses, micro_batch):
         num_rows, length = micro_batch.input_ids.shape
         rows = micro_batch.target_positions // length  # [S]
         by_row = torch.zeros(num_rows).index_add(0, rows, losses)  # nats of each row
         better, worse = by_row[0::2], by_row[1::2]
-        shortfall = torch.relu(self.margin + better - worse)
-        return shortfall.sum(), torch.stack([shortfall.sum(), (better < worse).sum()]).detach().double()
+        shortfall = torch.relu(self.margin + better - worse).sum()
+        weighted = (losses * micro_batch.weights).sum()
+        num_right = (better < worse).sum()
+        return [shortfall, weighted], torch.stack([shortfall, weighted, num_right]).detach().double()
 
     def metrics(self, sums, batch):
-        return {"loss": sums[0] / self.num_pairs, "accuracy": sums[1] / self.num_pairs}
+        of_pairs, of_targets = self.divisors(batch)
+        return {"loss": sums[0] / of_pairs + sums[1] / of_targets, "accuracy": sums[2] / self.num_pairs}
 
 
 @pytest.fixture(scope="module")
 def train(model_folder, chat_file):
-    """Trains ``num_steps`` steps on ``PAIRS``, so many in a micro-batch. Returns the results and the weights."""
+    """Trains ``num_steps`` steps on ``PAIRS``, ``pairs_each`` in a micro-batch. Returns the results and the weights."""
     recipe = Recipe(model_name_or_path=str(model_folder), dataset=str(chat_file), max_length=256, method="full")
     samples = open_data(recipe, open_sources(recipe), open_tokenizer(recipe), 320).train
 
@@ -81,6 +96,15 @@ def test_a_second_objective_has_one_gradient_however_its_pairs_are_cut_up(train)
         assert cut.loss == pytest.approx(whole.loss, rel=1e-6) and cut.metrics == whole.metrics
         assert cut.grad_norm == pytest.approx(whole.grad_norm, rel=5e-6)
         assert torch.allclose(cut_weights, weights, rtol=1e-4, atol=1e-7)
+
+
+def test_each_objective_that_can_be_chosen_is_registered_and_no_other():
+    assert list(get_args(ObjectiveSettings.model_fields["objective"].annotation)) == list(OBJECTIVES)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_is_built_by_its_name(name):
+    assert type(build_objective(ObjectiveSettings(objective=name), ["a"])) is OBJECTIVES[name]
 
 
 def test_an_objective_made_of_the_supervised_one_may_sum_more_numbers():
