@@ -46,9 +46,9 @@ def test_what_is_not_about_memory_or_ranks_stays_what_it_is(guard):
 def test_a_phase_and_each_item_of_an_evaluation_count_as_a_move(guard):
     """Or an evaluation that takes longer than the time-out would be taken for a rank that hangs."""
     watch = guard.watch
-    watch._moved = 0.0
+    watch._last_progress = 0.0
     guard.enter(phases.EVALUATING, 4)
-    assert watch._moved > 0 and (watch._phase, watch._step) == ("evaluating", 4)
+    assert watch._last_progress > 0 and (watch._phase, watch._step) == ("evaluating", 4)
     moves = []
     for item in guard.progress([1, 2, 3], "evaluation loss", 3):
         moves.append((item, watch._last_progress > 0))
