@@ -229,7 +229,7 @@ class Finder:
         """The ``chat_template_kwargs`` with which a refused answer would be found; an empty string if none help."""
         for name, value in self._cures:
             with suppress(UserError):
-                Finder(self._template.given({name: value}), self._stops)._find(messages, i, tools)
+                Finder(self._template.with_values({name: value}), self._stops)._find(messages, i, tools)
                 self._cures, self._searches = [(name, value)], 0
                 shown = value if isinstance(value, str) else str(value).lower()
                 return f"--chat_template_kwargs {name}={shown} makes a prompt that fits"

@@ -46,13 +46,13 @@ _GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[str, Any] | None = None) -> Jinja:
-    """The Jinja text of a template, given by its name or its file. None stands for the tokenizer's own template.
+    """Return the Jinja text of a template, given by its name or its file. None stands for the tokenizer's own template.
 
     ``kwargs`` become the defaults of variables that the template reads. Returns a dict if the tokenizer has several
     named templates, None if it has none. Raises ``UserError`` if there is no such name or file, if the template does
     not compile or reads none of ``kwargs``, or if the tokenizer would split a special token that it needs.
     """
-    source = _found(tokenizer, name_or_file)
+    source = _find_template(tokenizer, name_or_file)
     if not kwargs:
         return source
     if source is None:
@@ -62,7 +62,7 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     for name, text in named.items():
         try:
             read[name] = _variables(_compile_jinja_template(text), text)
-        except jinja2.TemplateSyntaxError:  # told when it is rendered
+        except jinja2.TemplateSyntaxError:  # reported when it is rendered
             read[name] = set(kwargs)
     # What the tokenizer gives, such as bos_token, would win over a default.
     check_kwargs(kwargs, set().union(*read.values()) - set(tokenizer.special_tokens_map))
@@ -76,14 +76,8 @@ def check_kwargs(kwargs: Iterable[str], variables: set[str]) -> None:
     for key in kwargs:
         if key not in free:
             found = f"the chat template reads no {key!r}, so it would change nothing"
-            raise UserError(
-                Problem(
-                    "chat_template_kwargs",
-                    found,
-                    "one of " + ", ".join(free) if free else "none",
-                    did_you_mean(key, free),
-                )
-            )
+            expected = "one of " + ", ".join(free) if free else "none"
+            raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
 
 
 def _variables(compiled: jinja2.Template, source: str) -> set[str]:
@@ -92,44 +86,62 @@ def _variables(compiled: jinja2.Template, source: str) -> set[str]:
 
 
 def _with_defaults(source: str, kwargs: Mapping[str, Any], read: set[str]) -> str:
-    """``source`` with values for variables that are given none. The line break after a statement is not rendered."""
-    texts = {key: repr(value) for key, value in kwargs.items() if key in read}  # Jinja has no null
-    return "".join(f"{{%- set {key} = {key} | default({text}) %}}\n" for key, text in texts.items()) + source
+    """Put statements before ``source`` that give its variables values where they have none.
+
+    The line break after a statement is not rendered.
+    """
+    statements = ""  # with values as Python writes them: Jinja has no null
+    for key, value in kwargs.items():
+        if key in read:
+            statements += f"{{%- set {key} = {key} | default({value!r}) %}}\n"
+    return statements + source
 
 
-def _found(tokenizer: Any, name_or_file: str | None) -> Jinja:
-    """The template as ``resolve_template`` finds it, without any defaults."""
+def _find_template(tokenizer: Any, name_or_file: str | None) -> Jinja:
+    """Return the template that ``resolve_template`` finds, without values for its variables."""
     if name_or_file is None:
-        named = tokenizer.chat_template
-        if isinstance(named, dict) and "default" in named and len(named) > 1:
-            return dict(named)
-        try:
-            return tokenizer.get_chat_template() if named else None
-        except ValueError as error:  # several named templates, none of them the default
-            raise UserError(Problem("chat_template", str(error).splitlines()[0], "a name or a file")) from None
+        return _template_of_tokenizer(tokenizer)
     if name_or_file in SHIPPED:
-        shipped = SHIPPED[name_or_file]
-        if missing := shipped.missing_tokens(tokenizer):
-            found = f"{name_or_file!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
-            expected = "a tokenizer that has them, or " + fitting(tokenizer)
-            # A BOS or EOS has a role too, which only the tokenizer can give it.
-            can_add = not {"bos_token", "eos_token"}.intersection(missing)
-            fix = f"--new_tokens '{','.join(missing)}' adds them and trains their rows" if can_add else ""
-            raise UserError(Problem("chat_template", found, expected, fix))
-        return shipped.source
-    if not os.path.isfile(name_or_file):  # Path.is_file() raises OSError if the name is too long for a file
-        expected = f"a file, or one of {', '.join(SHIPPED)}"
-        if "{%" in name_or_file or "{{" in name_or_file:
-            raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
-        found = f"no template {name_or_file[:80]!r}"
-        raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, SHIPPED)))
+        return _shipped_template(tokenizer, name_or_file)
+    if os.path.isfile(name_or_file):  # Path.is_file() raises OSError if the name is too long for a file
+        return _template_in_file(name_or_file)
+    expected = f"a file, or one of {', '.join(SHIPPED)}"
+    if "{%" in name_or_file or "{{" in name_or_file:
+        raise UserError(Problem("chat_template", "the template itself", expected, "put the template in a file"))
+    found = f"no template {name_or_file[:80]!r}"
+    raise UserError(Problem("chat_template", found, expected, did_you_mean(name_or_file, SHIPPED)))
+
+
+def _template_of_tokenizer(tokenizer: Any) -> Jinja:
+    named = tokenizer.chat_template
+    if isinstance(named, dict) and "default" in named and len(named) > 1:
+        return dict(named)
     try:
-        text = Path(name_or_file).read_text(encoding="utf-8")
+        return tokenizer.get_chat_template() if named else None
+    except ValueError as error:  # several named templates, none of them the default
+        raise UserError(Problem("chat_template", str(error).splitlines()[0], "a name or a file")) from None
+
+
+def _shipped_template(tokenizer: Any, name: str) -> str:
+    missing = SHIPPED[name].missing_tokens(tokenizer)
+    if missing:
+        found = f"{name!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
+        expected = "a tokenizer that has them, or " + fitting(tokenizer)
+        # A BOS or EOS has a role too, which only the tokenizer can give it.
+        can_add = not {"bos_token", "eos_token"}.intersection(missing)
+        fix = f"--new_tokens '{','.join(missing)}' adds them and trains their rows" if can_add else ""
+        raise UserError(Problem("chat_template", found, expected, fix))
+    return SHIPPED[name].source
+
+
+def _template_in_file(path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
         _compile_jinja_template(text)
     except jinja2.TemplateSyntaxError as error:
-        raise UserError(Problem(f"{name_or_file}:{error.lineno}", f"not a Jinja template ({error.message})")) from None
+        raise UserError(Problem(f"{path}:{error.lineno}", f"not a Jinja template ({error.message})")) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Problem(name_or_file, f"cannot be read ({error})", "a UTF-8 text file")) from None
+        raise UserError(Problem(path, f"cannot be read ({error})", "a UTF-8 text file")) from None
     return without_header(text)  # so that a template of the kit is the same by its name and by its file
 
 
@@ -176,15 +188,15 @@ class Template:
         except jinja2.TemplateSyntaxError as error:
             raise self.refusal(f"not a Jinja template (line {error.lineno}: {error.message})") from None
 
-    def given(self, kwargs: Mapping[str, Any]) -> "Template":
-        """This template with values for variables that it reads. Raises ``UserError`` if it reads no such variable."""
+    def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
+        """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
         check_kwargs(kwargs, self.variables)
         template = copy.copy(self)
         template._values = {**self._values, **kwargs}
         return template
 
     def refusal(self, found: str, word: str = "", fix: str = "") -> UserError:
-        """The exception to raise for the reason ``found``. Names our templates that fit and contain ``word``."""
+        """Return the exception to raise. It names our templates that fit and contain ``word``."""
         if word not in self._fitting:
             self._fitting[word] = fitting(self._tokenizer, word)
         return UserError(Problem("chat_template", found, "a template that fits: " + self._fitting[word], fix))
@@ -206,14 +218,14 @@ class Template:
         return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
-        """The conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.
+        """Return the conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.
 
         Raises ``UserError`` if the template fails.
         """
         return self._render(self._compiled, messages, tools, add_generation_prompt)
 
     def render_marked(self, messages: Messages, tools: Tools) -> tuple[str, list[Span]]:
-        """The conversation as text, and the span of that text that each ``{% generation %}`` block gave.
+        """Return the conversation as text, and the span of that text that each ``{% generation %}`` block gave.
 
         Raises ``UserError`` if the template fails, or if its blocks cannot be located.
         """

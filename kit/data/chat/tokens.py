@@ -12,11 +12,11 @@ Promises:
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
@@ -30,14 +30,26 @@ UNROLLED = (
 )
 
 Ids = list[int]
-Tokens = tuple[Ids, Any]  # ids, and the tokenizer's Encoding; of a Located text it knows the characters of each token
+Tokens = tuple[Ids, Any]  # ids, and the tokenizer's Encoding; of LocatedTexts it knows the characters of each token
 # The encoding of one sample, as a generator: it yields texts and is sent their tokens. So the texts of many samples are
 # tokenised together, which is faster.
-Asking = Generator[list[str], list[Tokens], Any]
+TokenRequests = Generator[list[str], list[Tokens], Any]
 
 
-class Located(list[str]):
+class LocatedTexts(list[str]):
     """Texts for which the characters of each token are needed."""
+
+
+class Cut(NamedTuple):
+    """Where to find a span of a draft among the tokens of the draft's whole text.
+
+    The text up to the span, from the last token at which the tokenizer splits the text, is tokenised on its own; where
+    its tokens end, the span begins.
+    """
+
+    begin: int  # index of that splitting token; 0 if there is none
+    before: str  # the text from that token up to the span
+    stop: int  # index of the first token after the span; 0 if a token straddles the span's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ def encode_all(
     With ``train_on="all"`` every token of messages, prompts and completions has weight 1, except in assistant turns
     that have a ``weight``.
 
-    Raises ``UserError`` if the tokenizer is a slow one, which cannot tell the characters of a token.
+    Raises ``UserError`` if the tokenizer is a slow one, which does not know the characters of a token.
     """
     if not tokenizer.is_fast:
         raise UserError(Problem("model_name_or_path", "its tokenizer is a slow one", "one with a tokenizer.json"))
@@ -98,12 +110,15 @@ class _Encoder:
     """Encodes samples with one tokenizer and template. What is the same for all samples is computed once."""
 
     def __init__(self, tokenizer: Any, source: Jinja, prompts_as_chat: bool, train_on: TrainOn) -> None:
-        self.tokenizer, self.prompts_as_chat, self.train_on = tokenizer, prompts_as_chat, train_on
+        self.tokenizer = tokenizer
+        self.prompts_as_chat = prompts_as_chat
+        self.train_on = train_on
         self.drafters = Drafters(source, tokenizer, train_on)
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()  # earlier calls may have left it switched on
         self.backend.no_padding()
-        self.bos, self.eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self.bos: int | None = tokenizer.bos_token_id
+        self.eos: int | None = tokenizer.eos_token_id
         # A tokenizer splits a text at these tokens before anything else, and tokenises the pieces independently.
         added = tokenizer.added_tokens_decoder
         self.splitting = {i for i, token in added.items() if not (token.normalized or token.single_word)}
@@ -114,60 +129,68 @@ class _Encoder:
         return self.bos is not None and self.tokenizer("a").input_ids[:1] == [self.bos]
 
     def encode_all(self, samples: Sequence[Mapping[str, Any]]) -> list[list[Encoded] | Problem]:
+        """Encode samples, see the function ``encode_all``."""
         results: list[list[Encoded] | Problem] = [[] for _ in samples]
-        askings = [self.encode(sample) for sample in samples]
-        answers: dict[int, Any] = dict.fromkeys(range(len(samples)))
-        while answers:
-            asked: dict[int, list[str]] = {}
-            for number, answer in answers.items():
+        encodings = [self.encode(sample) for sample in samples]
+        replies: dict[int, Any] = dict.fromkeys(
+            range(len(samples))
+        )  # by number of the sample; None starts its encoding
+        while replies:
+            requests: dict[int, list[str]] = {}
+            for number, reply in replies.items():
                 try:
-                    asked[number] = askings[number].send(answer)
+                    requests[number] = encodings[number].send(reply)
                 except StopIteration as stop:
                     results[number] = stop.value
                 except UserError as error:
                     results[number] = error.problems[0]
-            found = self.tokens(asked.values())
-            answers = {number: [found[text] for text in texts] for number, texts in asked.items()}
+            tokens_of = self.tokens(requests.values())
+            replies = {number: [tokens_of[text] for text in texts] for number, texts in requests.items()}
         return results
 
-    def tokens(self, asked: Iterable[list[str]]) -> dict[str, Tokens]:
+    def tokens(self, requests: Iterable[list[str]]) -> dict[str, Tokens]:
         """Tokenise all texts at once. No special tokens are added to those in the texts."""
-        located = dict.fromkeys(text for texts in asked if isinstance(texts, Located) for text in texts)
-        others = dict.fromkeys(text for texts in asked for text in texts if text not in located)
+        located = dict.fromkeys(text for texts in requests if isinstance(texts, LocatedTexts) for text in texts)
+        others = dict.fromkeys(text for texts in requests for text in texts if text not in located)
         # The backend, because calling the tokenizer copies all fields of an encoding into lists: a tenth of the whole
         # time. And encode_batch_fast, which does not locate tokens in the text, takes a third less time.
         encodings = self.backend.encode_batch(list(located), add_special_tokens=False)
         encodings += self.backend.encode_batch_fast(list(others), add_special_tokens=False)
-        return {text: (e.ids, e) for text, e in zip([*located, *others], encodings, strict=True)}
+        texts = [*located, *others]
+        return {text: (encoding.ids, encoding) for text, encoding in zip(texts, encodings, strict=True)}
 
-    def encode(self, sample: Mapping[str, Any]) -> Asking:
+    def encode(self, sample: Mapping[str, Any]) -> TokenRequests:
+        """Encode a sample in the kit's form. Returns ``list[Encoded]``."""
         if "input_ids" in sample:
             return [_pretokenised(sample["input_ids"], sample.get("labels"))]
         if "text" in sample:
             return [(yield from self.encode_texts("", sample["text"]))]
-        told = sample.get("tools") or None, sample.get("chat_template_kwargs") or {}
+        tools = sample.get("tools") or None
+        kwargs = sample.get("chat_template_kwargs") or {}
         if "messages" in sample:
-            return (yield from self.encode_chat(sample["messages"], 0, *told))
+            return (yield from self.encode_chat(sample["messages"], 0, tools, kwargs))
         prompt, completion = sample["prompt"], sample["completion"]
         if isinstance(prompt, list):
-            return (yield from self.encode_chat([*prompt, *completion], len(prompt), *told))
+            return (yield from self.encode_chat([*prompt, *completion], len(prompt), tools, kwargs))
         if self.prompts_as_chat:
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            return (yield from self.encode_chat(messages, 0, *told))
-        if any(told):
-            key = "tools" if told[0] else "chat_template_kwargs"
+            return (yield from self.encode_chat(messages, 0, tools, kwargs))
+        if tools or kwargs:
+            key = "tools" if tools else "chat_template_kwargs"
             fix = "add --chat_template, which makes messages of prompt and completion; or leave the column out"
             raise UserError(
                 Problem(key, "given for a prompt and a completion that are strings", "them for messages", fix)
             )
         return [(yield from self.encode_texts(prompt, completion))]
 
-    def encode_texts(self, prompt: str, completion: str) -> Asking:
+    def encode_texts(self, prompt: str, completion: str) -> TokenRequests:
+        """Encode a prompt, which may be empty, and the completion or text after it. Returns an ``Encoded``."""
         if self.eos is None:
             found = "its tokenizer has no end-of-sequence token, so the model could not learn to stop"
             raise UserError(Problem("model_name_or_path", found, "a tokenizer with an eos_token"))
-        glued = bool(prompt) and not prompt[-1].isspace() and not completion[:1].isspace()
-        completion = "\n" * glued + completion
+        needs_newline = bool(prompt) and not prompt[-1].isspace() and not completion[:1].isspace()
+        if needs_newline:
+            completion = "\n" + completion
         ids: Ids = []
         if prompt:
             # Prompt and completion apart: to find the border in the whole, the prompt would be tokenised twice.
@@ -179,19 +202,25 @@ class _Encoder:
                 tail = yield from self.continuation(prompt, completion)
         else:
             [(tail, _)] = yield [completion]
-        weights = [float(self.train_on == "all")] * len(ids) + [1.0] * len(tail)
+        weight_of_prompt = 1.0 if self.train_on == "all" else 0.0
+        weights = [weight_of_prompt] * len(ids) + [1.0] * len(tail)
         ids = ids + tail
         if self.bos is not None and ids[:1] != [self.bos]:
             ids, weights = [self.bos, *ids], [0.0, *weights]
         if ids[-1:] != [self.eos]:
             ids, weights = [*ids, self.eos], [*weights, 1.0]
-        return Encoded(ids, weights, (NEWLINE_ADDED,) * glued)
+        return Encoded(ids, weights, (NEWLINE_ADDED,) if needs_newline else ())
 
-    def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> Asking:
+    def encode_chat(self, messages: Messages, first: int, tools: Tools, kwargs: Mapping[str, Any]) -> TokenRequests:
+        """Encode a conversation; answers from message number ``first`` on are learned. Returns ``list[Encoded]``."""
         template, drafter = self.drafters.of(bool(tools), kwargs)
         template.date_was_asked = False
         drafts = drafter.drafts(messages, first, tools)
-        remarks = [FIXED_DATE] * template.date_was_asked + [UNROLLED] * (len(drafts) > 1)
+        remarks = []
+        if template.date_was_asked:
+            remarks.append(FIXED_DATE)
+        if len(drafts) > 1:
+            remarks.append(UNROLLED)
         remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
@@ -205,52 +234,50 @@ class _Encoder:
             raise template.refusal(found)
         if self.adds_bos and any(ids[:1] != [self.bos] for ids in starts):
             remarks.append(NO_BOS)
-        first_remarks = [tuple(remarks)] + [()] * (len(samples) - 1)
-        return [Encoded(ids, weights, told) for (ids, weights), told in zip(samples, first_remarks, strict=True)]
+        encoded = [Encoded(ids, weights) for ids, weights in samples]
+        encoded[0] = replace(encoded[0], remarks=tuple(remarks))
+        return encoded
 
-    def encode_drafts(self, drafts: list[Draft]) -> Asking:
-        """Ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""
-        wholes = yield Located(draft.text for draft in drafts)
+    def encode_drafts(self, drafts: list[Draft]) -> TokenRequests:
+        """Return ids and weights of each draft: tokenised as a whole if no token straddles a border, else in pieces."""
+        wholes = yield LocatedTexts(draft.text for draft in drafts)
         cuts = [self.cuts(draft, *whole) for draft, whole in zip(drafts, wholes, strict=True)]
-        tails = iter((yield [tail for cuts_of_draft in cuts for _, tail, _ in cuts_of_draft]))
+        tokens_before = iter((yield [cut.before for cuts_of_draft in cuts for cut in cuts_of_draft]))
         samples = []
         for draft, (ids, _), cuts_of_draft in zip(drafts, wholes, cuts, strict=True):
             weights = [draft.rest] * len(ids)
-            fits = True
-            for (_, _, weight), (begin, _, stop) in zip(draft.spans, cuts_of_draft, strict=True):
-                tail, _ = next(tails)
-                start = begin + len(tail)
-                fits &= start <= stop and ids[begin:start] == tail
-                weights[start:stop] = [weight] * (stop - start)
-            samples.append((ids, weights) if fits else (yield from self.encode_pieces(draft)))
+            is_exact = True
+            for (_, _, weight), cut in zip(draft.spans, cuts_of_draft, strict=True):
+                ids_before, _ = next(tokens_before)
+                start = cut.begin + len(ids_before)
+                if start > cut.stop or ids[cut.begin : start] != ids_before:
+                    is_exact = False
+                weights[start : cut.stop] = [weight] * (cut.stop - start)
+            samples.append((ids, weights) if is_exact else (yield from self.encode_pieces(draft)))
         return samples
 
-    def cuts(self, draft: Draft, ids: Ids, encoding: Any) -> list[tuple[int, str, int]]:
-        """What is needed to find each span in ``ids``, the tokens of the draft's whole text.
-
-        For each span: the index of the last splitting token before it (0 if there is none); the text from that token
-        up to the span; and the index of the first token after the span, 0 if a token straddles the span's end.
-        """
+    def cuts(self, draft: Draft, ids: Ids, encoding: Any) -> list[Cut]:
+        """Return where to find each span in ``ids``, the tokens of the draft's whole text."""
         splitting = [(k, *encoding.token_to_chars(k)) for k, id_ in enumerate(ids) if id_ in self.splitting]
         cuts = []
         for start, end, _ in draft.spans:
-            before = bisect_right(splitting, start, key=itemgetter(2))
-            begin, at = splitting[before - 1][:2] if before else (0, 0)
-            upto = bisect_left(splitting, end, key=itemgetter(1))
+            num_before = bisect_right(splitting, start, key=itemgetter(2))
+            begin, at = splitting[num_before - 1][:2] if num_before else (0, 0)
+            num_inside = bisect_left(splitting, end, key=itemgetter(1))
             if end == len(draft.text):
                 stop = len(ids)
-            elif upto and splitting[upto - 1][2] >= end:  # such a token may include whitespace after it
-                stop = splitting[upto - 1][0] + 1
+            elif num_inside and splitting[num_inside - 1][2] >= end:  # such a token may include whitespace after it
+                stop = splitting[num_inside - 1][0] + 1
             else:
                 offsets = encoding.offsets
                 stop = next((k for k, offset in enumerate(offsets) if offset[1] > end), len(ids))
                 if stop < len(ids) and offsets[stop][0] < end:
                     stop = 0
-            cuts.append((begin, draft.text[at:start], stop))
+            cuts.append(Cut(begin, draft.text[at:start], stop))
         return cuts
 
-    def encode_pieces(self, draft: Draft) -> Asking:
-        """Ids and weights of a draft whose text is cut at every border of a span, each piece tokenised on its own."""
+    def encode_pieces(self, draft: Draft) -> TokenRequests:
+        """Return ids and weights of a draft. Its text is cut at every border of a span, each piece tokenised alone."""
         ids: Ids = []
         weights: list[float] = []
         borders = sorted({0, len(draft.text), *(border for span in draft.spans for border in span[:2])})
@@ -261,8 +288,8 @@ class _Encoder:
             weights += [weight] * len(piece)
         return ids, weights
 
-    def continuation(self, before: str, text: str) -> Asking:
-        """Ids of ``text`` as the continuation of ``before``. Raises ``UserError`` if they cannot be found.
+    def continuation(self, before: str, text: str) -> TokenRequests:
+        """Return the ids of ``text`` as the continuation of ``before``. Raises ``UserError`` if they cannot be found.
 
         Tokenised alone, ``text`` would get a leading space from a tokenizer like SentencePiece. So it is tokenised
         after an anchor that it does not merge with, and the anchor's tokens are removed.

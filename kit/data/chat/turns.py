@@ -186,7 +186,9 @@ class Drafters:
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:
             template = (
-                self.of(has_tools, {})[0].given(kwargs) if kwargs else Template(self._named[name], self._tokenizer)
+                self.of(has_tools, {})[0].with_values(kwargs)
+                if kwargs
+                else Template(self._named[name], self._tokenizer)
             )
             if len(self._made) > MAX_DRAFTERS:
                 self._made.clear()

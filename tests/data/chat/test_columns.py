@@ -51,7 +51,7 @@ def chosen(columns, mapping=None):
         ({"question": "prompt", "answer": "prompt"}, "prompt is given twice"),
         (
             {"question": "prompt"},
-            "columns question, answer, more; expected messages, or conversations, or prompt and completion, or instruction",
+            "columns question, answer, more; expected messages, or conversations, or prompt and completion, or",
         ),
         (
             {"question": "prompt", "answer": "completion", "more": "input"},

@@ -72,7 +72,7 @@ def test_kwargs_become_defaults_of_the_template_itself(value, tokenizer, tmp_pat
     source = resolve_template(tokenizer, name, kwargs)
     expected = tokenizer.apply_chat_template([USER], chat_template=SWITCH, tokenize=False, **kwargs)
     assert tokenizer.apply_chat_template([USER], chat_template=source, tokenize=False) == expected
-    assert Template(SWITCH, tokenizer).given(kwargs).render([USER], None) == expected
+    assert Template(SWITCH, tokenizer).with_values(kwargs).render([USER], None) == expected
     # whoever serves the model may still choose
     other = tokenizer.apply_chat_template([USER], chat_template=source, tokenize=False, mode="x")
     assert other == expected.replace(f" {value}", " x", 1) if str(value) in expected else other.endswith(" x")
@@ -100,7 +100,7 @@ def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
     with pytest.raises(UserError, match="reads no 'messages'"):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"messages": []})
     with pytest.raises(UserError, match=r"reads no 'a', .* expected none"):
-        Template("{{ messages }}", tokenizer).given({"a": 1})
+        Template("{{ messages }}", tokenizer).with_values({"a": 1})
     with pytest.raises(UserError, match="chat_template_kwargs: there is no chat template"):
         resolve_template(byte_level_tokenizer(), None, {"mode": 1})
 
