@@ -68,7 +68,10 @@ def main() -> None:
         load_weights(prepared.model, weights)
     guard.enter(phases.EVALUATING)
     result = evaluate(prepared, recipe, recipe.eval_batch_size, checked.tokenizer, samples, guard.progress)
-    for doubt in [*unended(result.counts, recipe, result.stops), *few_texts(result.counts)]:
+    for doubt in [
+        *unended(result.counts, recipe.method, recipe.max_new_tokens, result.stops),
+        *few_texts(result.counts),
+    ]:
         say(f"warning: {doubt}")
     for answer in result.answers:
         say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")

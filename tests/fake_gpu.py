@@ -46,7 +46,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import fake_cuda  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
-from kit.strategy.launcher import be_rank_0  # noqa: E402
+from kit.strategy.launcher import set_rank_0_variables  # noqa: E402
 
 CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "hybrid": "fsdp_hybrid", "offload": "fsdp_offload"}
 SHAPES = {"tiny": ROOT / "recipes/tiny/model"} | {p.name: p for p in sorted((ROOT / "recipes/shapes").iterdir())}
@@ -94,7 +94,7 @@ def simulate(case: Case, deadline_seconds: int = 590) -> dict[str, Any]:
         child = os.fork()
         if not child:
             signal.alarm(deadline_seconds)
-            be_rank_0(case.world, fake_cuda.NUM_DEVICES)
+            set_rank_0_variables(case.world, fake_cuda.NUM_DEVICES)
             import fake_gpu_run
 
             began = time.perf_counter()

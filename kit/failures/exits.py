@@ -19,7 +19,7 @@ from typing import NoReturn
 from kit.console import is_main, rank
 from kit.errors import Problem, TrainingError, UserError
 from kit.secrets import redacted
-from kit.strategy.launcher import end_launcher_later, remember_end, speaks_for_machine
+from kit.strategy.launcher import end_launcher_later, leads_other_machine, record_exit
 
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
@@ -52,7 +52,7 @@ def reporting_errors() -> Iterator[None]:
         if isinstance(error, UserError | TrainingError):
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank()}: {error}"
             status = error.exit_status
-            if not is_main() and not speaks_for_machine():
+            if not is_main() and not leads_other_machine():
                 # A launcher ends all ranks when one exits. So wait for rank 0, which usually has the same error, and
                 # print it here only if rank 0 did not. On other machines, their first rank prints too.
                 _finish()
@@ -70,7 +70,7 @@ def reporting_errors() -> Iterator[None]:
 def leave(status: int) -> NoReturn:
     """End the process with exit status ``status``, without waiting for other ranks."""
     _finish()
-    remember_end(status, is_final=status in _FINAL)
+    record_exit(status, is_final=status in _FINAL)
     if status not in (0, STOPPED):
         end_launcher_later()
     for stream in (sys.stdout, sys.stderr):

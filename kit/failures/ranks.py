@@ -23,7 +23,7 @@ import psutil
 from kit.errors import TrainingError
 from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
 from kit.phases import STARTING, Phase
-from kit.strategy.launcher import end_launcher_later, remember_end
+from kit.strategy.launcher import end_launcher_later, record_exit
 from kit.strategy.rendezvous import BoundedStore, collectives_begun
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Watch:
     def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
         exit_status = self._report(message)
         here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
-        remember_end(exit_status, is_final=False, killed=here)
+        record_exit(exit_status, is_final=False, killed=here)
         for pid in here:  # a stopped process does not react to the launcher's SIGTERM
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

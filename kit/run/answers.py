@@ -6,29 +6,29 @@ Promises: each line gives the figures it follows from.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kit.config.recipe import Recipe
-
 # Shares of the answers: of those that did not end; of different texts among those that are expected.
 MANY_UNENDED, FEW_TEXTS = 0.1, 0.1
 
 
-def unended(row: Mapping[str, Any], recipe: Recipe, stops: Iterable[str]) -> list[str]:
+def unended(row: Mapping[str, Any], method: str, max_new_tokens: int, stops: Iterable[str]) -> list[str]:
     """Return a line if many generated answers did not end within ``max_new_tokens``; else nothing.
 
-    It is the net behind ``kit.model.untrained``, which needs rows of other untrained tokens to recognise one by.
+    It finds what ``kit.model.untrained`` misses, which needs rows of other untrained tokens to recognise one.
 
     Args:
         row: of an evaluation, in ``metrics.jsonl``.
+        method: of the run: ``full``, ``lora`` or ``qlora``.
         stops: the tokens that end answers of the data.
     """
     number, num_answers = row.get("num_unended_answers", 0), row.get("num_answers", 0)
     if not number or number < MANY_UNENDED * num_answers:
         return []
-    text = f"{number} of {num_answers} answers did not end within max_new_tokens {recipe.max_new_tokens}"
-    if recipe.method == "full" or not (names := ",".join(stops)):
+    text = f"{number} of {num_answers} answers did not end within max_new_tokens {max_new_tokens}"
+    names = ",".join(stops)
+    if method == "full" or not names:
         return [f"{text}: train longer, or raise max_new_tokens"]
-    cure = f"--trainable_tokens '{names}' trains its row"
-    return [f"{text}: the model may need more steps, or its stop token was never trained; {cure}"]
+    fix = f"--trainable_tokens '{names}' trains its row"
+    return [f"{text}: the model may need more steps, or its stop token was never trained; {fix}"]
 
 
 def few_texts(row: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """The ranks of a machine ask the hub about the model once.
 
 Promises: the first rank to come asks the hub and fills its cache; the others wait for it, take all from the cache, and
-make no request. What the first was refused, all are refused, with the same problems. A rank that ends, however it ends,
-lets the next one ask; no rank waits for a rank that does not come, nor longer than ``ddp_timeout`` for one that hangs.
+make no request. If the hub refuses the first rank something, all ranks raise the same problems. When a rank ends,
+however it ends, the next one asks; no rank waits for a rank that does not come, nor longer than ``ddp_timeout`` for one
+that hangs.
 
 Not so for data sets: offline, ``datasets`` opens the newest copy in its cache, of whatever commit.
 """
@@ -27,7 +28,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.strategy.launcher import launched_rank
 from kit.strategy.network import machine_id
 
-_asked_at: dict[Path, float] = {}  # when this process was last told the answers in a file, in seconds since the epoch
+_asked_at: dict[Path, float] = {}  # when this process last knew the answers in a file, in seconds since the epoch
 
 
 @contextmanager
@@ -40,20 +41,22 @@ def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
         what: names the block; each block of a command has its own name.
 
     Raises:
-        UserError: the first rank was refused something.
+        UserError: the hub refused the first rank something.
     """
     rank = launched_rank()
-    names = filter(None, (recipe.model_name_or_path, recipe.adapter_name_or_path))
+    names = [name for name in (recipe.model_name_or_path, recipe.adapter_name_or_path) if name]
     is_local = all(os.path.exists(os.path.expanduser(name)) for name in names)
     is_alone = rank is None or rank.local_world == 1
-    lock = None if is_alone or is_local or constants.HF_HUB_OFFLINE else _acquired(what, recipe)
+    lock = None
+    if not (is_alone or is_local or constants.HF_HUB_OFFLINE):
+        lock = _acquired(what, recipe)
     if lock is None:
         yield
         return
     answers = Path(lock.lock_file).with_suffix(".json")
     try:
-        told = _read(answers)
-        if told is None:
+        problems = _read(answers)
+        if problems is None:
             try:
                 yield
             except UserError as error:
@@ -64,7 +67,7 @@ def asked_once(what: str, recipe: Recipe) -> Iterator[None]:
     finally:
         _asked_at[answers] = time.time()
         lock.release()
-    raise_if(told)
+    raise_if(problems)
     with _offline():
         yield
 
@@ -85,17 +88,17 @@ def _acquired(what: str, recipe: Recipe) -> FileLock | None:
 def _read(answers: Path) -> list[Problem] | None:
     """The problems of the rank that asked; None if none has asked since this process began, or asked before."""
     try:
-        told = json.loads(answers.read_text(encoding="utf-8"))
+        entry = json.loads(answers.read_text(encoding="utf-8"))
         since = _asked_at.get(answers) or psutil.Process().create_time()
-        return [Problem(**each) for each in told["problems"]] if told["at"] > since else None
+        return [Problem(**each) for each in entry["problems"]] if entry["at"] > since else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _write(answers: Path, problems: Sequence[Problem]) -> None:
-    told = {"at": time.time(), "problems": [asdict(problem) for problem in problems]}
+    entry = {"at": time.time(), "problems": [asdict(problem) for problem in problems]}
     with suppress(OSError):  # then the next rank asks
-        answers.write_text(json.dumps(told), encoding="utf-8")
+        answers.write_text(json.dumps(entry), encoding="utf-8")
         delete_old(answers.parent)  # if one of the files is a lock in use, one more rank asks
 
 

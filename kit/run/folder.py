@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kit import lock
 from kit.checkpoint.manifest import drop_after, list_checkpoints, read_state
 from kit.config.recipe import Recipe
+from kit.config.settings.evaluation import EvalSettings
 from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.errors import Problem, UserError
@@ -119,7 +120,7 @@ class RunFolder:
             raise UserError(Problem("output_dir", found, fix=ways))
         return False
 
-    def outlook(self, total_steps: int) -> list[str]:
+    def describe_resume(self, total_steps: int) -> list[str]:
         """Return for ``--dry_run`` where the run would continue. Raises as ``is_finished``, and prints its line."""
         step = self.loop_state().step
         if self.is_finished(step, total_steps):
@@ -234,11 +235,11 @@ class RunFolder:
             write_record(self.path, {**self._record, **ends})
 
 
-def _ended_early(recipe: Recipe, folder: Path) -> bool:
-    """Whether the finished run in the folder ended early, by the settings of early stopping that ``recipe`` has too."""
+def _ended_early(settings: EvalSettings, folder: Path) -> bool:
+    """Whether the finished run in the folder ended early, by the same settings of early stopping."""
     record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     keys = ("early_stopping_patience", "early_stopping_threshold")
-    return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(recipe, key) for key in keys)
+    return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:

@@ -32,7 +32,7 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
 
 
 def read_stop_tokens(run_file: Path) -> dict[str, int]:
-    """Return the tokens that end answers of a run's data, with their ids; empty if ``run.json`` does not tell."""
+    """Return the tokens that end answers of a run's data, with their ids; empty if ``run.json`` has none."""
     try:
         stops = json.loads(run_file.read_text(encoding="utf-8"))["data"]["stop_tokens"]
         return {str(token): int(id_) for token, id_ in stops.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, read_manifest, verify
-from kit.config.recipe import Recipe
+from kit.config.settings.output import OutputSettings
 from kit.console import say
 from kit.errors import Problem, UserError
 from kit.run.identity import differences
@@ -96,13 +96,13 @@ def _chosen(
     return path, manifest
 
 
-def wanted_checkpoint(recipe: Recipe, folder: Path) -> str:
-    """Return ``resume_from_checkpoint`` of the recipe, but ``auto`` for a path from which this run has begun already.
+def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:
+    """Return the setting ``resume_from_checkpoint``, but ``auto`` for a path from which this run has begun already.
 
     The same command again must continue from the newest checkpoint, not from the path again.
     """
-    wanted = recipe.resume_from_checkpoint
-    if recipe.overwrite_output_dir:  # the checkpoints in the folder will be deleted
+    wanted = settings.resume_from_checkpoint
+    if settings.overwrite_output_dir:  # the checkpoints in the folder will be deleted
         return "none" if wanted == "auto" else wanted
     try:
         record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))

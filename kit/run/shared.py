@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from kit import lock
 from kit.errors import Problem, UserError
-from kit.strategy.launcher import speaks_for_machine
+from kit.strategy.launcher import leads_other_machine
 from kit.strategy.rendezvous import from_main, together
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-_SECONDS = 5.0  # until a network disk shows on one machine what another one wrote
+_DELAY_SECONDS = 5.0  # until a network disk shows on one machine what another one wrote
 _FIX = (
     "give an --output_dir on a disk that all machines share, such as NFS: every machine writes its part of a checkpoint"
 )
@@ -31,11 +31,11 @@ def check_shared(accelerator: "Accelerator", folder: Path) -> None:
     """
     signature = from_main(lambda: lock.read(folder))
     with together(accelerator):
-        if speaks_for_machine():
-            _look_for(signature, folder, folder / f".probe-{accelerator.process_index}")
+        if leads_other_machine():
+            _check_same_folder(signature, folder, folder / f".probe-{accelerator.process_index}")
 
 
-def _look_for(signature: dict[str, object], folder: Path, probe: Path) -> None:
+def _check_same_folder(signature: dict[str, object], folder: Path, probe: Path) -> None:
     """Raise ``UserError`` unless the lock of ``folder`` has ``signature``, and ``probe`` can be written."""
     is_new = not folder.exists()
     found = f"{folder} on {socket.gethostname()} is not that of rank 0"
@@ -44,7 +44,7 @@ def _look_for(signature: dict[str, object], folder: Path, probe: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + _DELAY_SECONDS
         while lock.read(folder) != signature:
             if time.monotonic() > end:
                 break

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
     from kit.train.step import StepResult
 
-SECONDS_BETWEEN_LOOKS = 5.0  # at the GPU, by its driver: a look takes about a millisecond
-MUCH = 0.05  # share of the time that is worth a word on the terminal
+SECONDS_BETWEEN_QUERIES = 5.0  # of the GPU's utilisation: a query of the driver takes about a millisecond
+MUCH = 0.05  # share of the time from which a loss is printed
 MOST_RANKS = 64  # whose numbers are listed one by one
 _OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_utilisation")
 
@@ -33,7 +33,8 @@ class Throughput:
         self.num_ranks = accelerator.num_processes
         self.training_seconds = 0.0  # of all steps so far, without evaluations
         self.num_steps = 0  # so far
-        self._looked, self._utilisation = -math.inf, math.nan
+        self._queried = -math.inf
+        self._utilisation = math.nan
         self._clear()
 
     def _clear(self) -> None:
@@ -56,7 +57,8 @@ class Throughput:
     def skip_time(self) -> None:
         """Leave out the time since the last step, which an evaluation took."""
         now = time.perf_counter()
-        self._since, self._stepped = self._since + now - self._stepped, now
+        self._since += now - self._stepped
+        self._stepped = now
 
     def take(self) -> dict[str, Any]:
         """Return the entries of a line about the steps since the last one. Called by all ranks.
@@ -74,7 +76,7 @@ class Throughput:
         row["data_wait_share"] = self._waited_seconds / passed
         if self._computed_tokens:
             row["padding_share"] = 1 - self._used_tokens / self._computed_tokens
-        own = [self._waited_seconds, self._own_seconds, float(memory), self._look()]
+        own = [self._waited_seconds, self._own_seconds, float(memory), self._gpu_utilisation()]
         ranks = self._of_all_ranks(own)
         known = {name: values for name, values in ranks.items() if not any(map(math.isnan, values))}
         if utilisation := known.get("gpu_utilisation"):
@@ -88,13 +90,14 @@ class Throughput:
         self._clear()
         return row
 
-    def _look(self) -> float:
+    def _gpu_utilisation(self) -> float:
         """Utilisation of this rank's GPU, from 0 to 1; NaN if it is unknown. An older value if that is recent."""
         now = time.perf_counter()
-        if now - self._looked >= SECONDS_BETWEEN_LOOKS:
-            self._looked, self._utilisation = now, math.nan
+        if now - self._queried >= SECONDS_BETWEEN_QUERIES:
+            self._queried = now
+            self._utilisation = math.nan
             if self._accelerator.device.type == "cuda":
-                with suppress(Exception):  # no NVML, or a driver that does not tell (MIG): whatever its error is
+                with suppress(Exception):  # no NVML, or a driver that does not report it (MIG): whatever its error is
                     self._utilisation = torch.cuda.utilization() / 100
         return self._utilisation
 

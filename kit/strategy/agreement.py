@@ -4,7 +4,7 @@ Each rank writes one digest of its facts to the store. Rank 0 compares them, and
 differ. All ranks read one verdict. So the work of the store grows linearly with the number of ranks.
 
 Promises: every rank raises the same problems, each with the machines that differ; a problem that one rank found on its
-machine is told by all.
+machine is raised by all.
 """
 
 import json
@@ -75,17 +75,19 @@ def exchange(
     known = {card.digest: list(facts)}
     for other in asked:
         known[cards[other].digest] = [Fact(**each) for each in json.loads(store.get(f"details/{other}"))]
-    found, warnings = compare([known[each.digest] for each in cards], [each.host for each in cards])
+    found, warnings = compare_facts([known[each.digest] for each in cards], [each.host for each in cards])
     several = len({each.machine for each in cards}) > 1
-    told = [each for card in cards for each in card.problems] if several else []
-    found = [*dict.fromkeys(Problem(**each) for each in told), *found]
+    if several:
+        of_network = [Problem(**each) for card in cards for each in card.problems]
+        found = [*dict.fromkeys(of_network), *found]
     store.set("verdict", json.dumps([asdict(problem) for problem in found]))
-    for other in range(1, world) if found else ():  # this rank will end, and may keep the store
-        store.get(f"read/{other}")
+    if found:  # this rank will end, and the store may end with it
+        for other in range(1, world):
+            store.get(f"read/{other}")
     return found, warnings
 
 
-def compare(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> tuple[list[Problem], list[str]]:
+def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> tuple[list[Problem], list[str]]:
     """Return a problem, or a warning, for each fact in which ranks differ.
 
     Args:

@@ -23,12 +23,14 @@ from kit.config.command_line import Request
 from kit.config.conflicts import fix_of_batch
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
+from kit.config.settings.method import MethodSettings
+from kit.config.settings.optimisation import OptimSettings
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy import debugging
 from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
 from kit.strategy.launch_problems import launch_problems
-from kit.strategy.launcher import OWN_TORCHRUN, continue_restarted, end_with_launcher, stay_ended
+from kit.strategy.launcher import OWN_TORCHRUN, end_with_launcher, exit_if_recorded, recipe_after_restart
 from kit.strategy.machines import DEFAULT_PORT, Machines
 from kit.strategy.network import is_own
 from kit.strategy.strategies import SINGLE, Strategy
@@ -50,20 +52,22 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     Raises:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
-    _begin()
+    _prepare_process()
     recipe, settings, config_name = resolve_config(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
-        title = f"{recipe.method}, {settings.strategy.title}"
-        verb = "checking" if request.launch.dry_run else "fine-tuning"
-        into = f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}"
-        say(into if trains else f"scoring {recipe.model_name_or_path} ({settings.strategy.title})")  # imports are slow
+        if trains:  # imports are slow, so say now what will be done
+            title = f"{recipe.method}, {settings.strategy.title}"
+            verb = "checking" if request.launch.dry_run else "fine-tuning"
+            say(f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}")
+        else:
+            say(f"scoring {recipe.model_name_or_path} ({settings.strategy.title})")
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:
         debugging.set_variables(debugs, settings.strategy)
     topology, launched, problems = _decide(request, recipe, settings, config_name)
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
-    recipe = continue_restarted(recipe)
+    recipe = recipe_after_restart(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:
@@ -86,7 +90,7 @@ def forget_launcher(topology: Topology) -> None:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What ``resolve`` would decide, for a command that only looks."""
+    """What ``resolve`` would decide. For commands that start no run."""
 
     recipe: Recipe
     settings: Settings
@@ -102,17 +106,17 @@ def plan_launch(request: Request) -> LaunchPlan:
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
     """
-    _begin()
+    _prepare_process()
     recipe, settings, config_name = resolve_config(request, checks_batch=False)
     topology, _, problems = _decide(request, recipe, settings, config_name)
     path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
     return LaunchPlan(recipe, settings, path, topology, problems, _batch_problems(recipe, topology.num_processes))
 
 
-def _begin() -> None:
+def _prepare_process() -> None:
     """Watch the launcher, and set what libraries read at their import."""
     end_with_launcher()
-    stay_ended()
+    exit_if_recorded()
     # OpenMP reads this when torch is imported. Threads that spin while they wait make a busy CPU ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # CUDA's allocator reads this at its first allocation. Batches differ in length, so segments of a fixed size would
@@ -142,7 +146,7 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
     if request.recipe:
         problems += _package_problems(request.recipe)
     if request.recipe and settings:
-        problems += _method_problems(request.recipe, settings.strategy)
+        problems += _method_problems(request.recipe, request.recipe.optim, settings.strategy)
         if wanted and checks_batch:
             problems += settings.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
@@ -158,10 +162,9 @@ def _decide(
 ) -> tuple[Topology, int | None, list[Problem]]:
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
     wanted = request.launch.num_processes or settings.num_processes
-    num_devices, device_type = _devices() if not settings.use_cpu else (0, "cpu")
+    num_devices, device_type = (0, "cpu") if settings.use_cpu else _devices()
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-    each = num_devices or (settings.groups.fewest if settings.num_machines == 1 else 1)
-    num_processes = wanted or launched or (each * settings.num_machines if settings.strategy != SINGLE else 1)
+    num_processes = wanted or launched or _default_num_processes(settings, num_devices)
     problems = launch_problems(request, settings, num_processes, launched, num_devices)
     num_replicas = settings.groups.num_replicas(num_processes)
     topology = Topology(
@@ -182,25 +185,34 @@ def _decide(
     return topology, launched, problems
 
 
-def _method_problems(recipe: Recipe, strategy: Strategy) -> list[Problem]:
+def _default_num_processes(settings: Settings, num_devices: int) -> int:
+    """The number of processes over all machines where neither the command nor a launcher gives one."""
+    if settings.strategy == SINGLE:
+        return 1
+    if num_devices:
+        return num_devices * settings.num_machines
+    return settings.groups.fewest if settings.num_machines == 1 else settings.num_machines  # a rehearsal on CPUs
+
+
+def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -> list[Problem]:
+    """Problems with optimisers and methods that the strategy does not support."""
     problems = []
-    if not takes_optimizer(strategy, recipe.optim):
-        problems.append(
-            Problem("optim", f"{recipe.optim} under {strategy.title}", "adamw_torch or adamw_torch_fused",
-                    "bitsandbytes optimisers cannot read sharded parameters; --config ddp keeps yours")
-        )  # fmt: skip
-    if strategy.name == "fsdp1" and (recipe.freeze or recipe.train_only):
-        name, fix = (
-            "freeze" if recipe.freeze else "train_only",
-            "use --config fsdp: FSDP1 flattens a layer into one tensor",
-        )
+    if not takes_optimizer(strategy, optim):
+        found = f"{optim} under {strategy.title}"
+        fix = "bitsandbytes optimisers cannot read sharded parameters; --config ddp keeps yours"
+        problems.append(Problem("optim", found, "adamw_torch or adamw_torch_fused", fix))
+    if strategy.name != "fsdp1":
+        return problems
+    if settings.freeze or settings.train_only:
+        name = "freeze" if settings.freeze else "train_only"
+        fix = "use --config fsdp: FSDP1 flattens a layer into one tensor"
         problems.append(Problem(name, "under FSDP1", fix=fix))
-    if strategy.name == "fsdp1" and recipe.use_dora:
+    if settings.use_dora:
         problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
-    rows = [name for name in ("new_tokens", "trainable_tokens") if getattr(recipe, name)]
-    if strategy.name == "fsdp1" and recipe.method != "full" and rows:
-        found = f"under FSDP1 with method {recipe.method}: it trains modules whole"
-        problems.append(Problem(rows[0], found, fix="use --config fsdp"))
+    if settings.method != "full" and (settings.new_tokens or settings.trainable_tokens):
+        name = "new_tokens" if settings.new_tokens else "trainable_tokens"
+        found = f"under FSDP1 with method {settings.method}: it trains modules whole"
+        problems.append(Problem(name, found, fix="use --config fsdp"))
     return problems
 
 
@@ -218,21 +230,20 @@ def _package_problems(recipe: Recipe) -> list[Problem]:
     ]
 
 
-def _batch_problems(recipe: Recipe, num_processes: int) -> list[Problem]:
-    unit = num_processes * recipe.micro_batch_size
-    if recipe.global_batch_size % unit == 0 or recipe.global_batch_size % recipe.micro_batch_size:
+def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem]:
+    """A problem if the processes cannot share the global batch in whole micro-batches."""
+    batch_size, micro_batch_size = settings.global_batch_size, settings.micro_batch_size
+    unit = num_processes * micro_batch_size
+    if batch_size % unit == 0 or batch_size % micro_batch_size:  # the latter is reported with the recipe
         return []
-    return [
-        Problem(
-            "global_batch_size",
-            f"{recipe.global_batch_size} is not divisible by {num_processes} processes x "
-            f"per_device_train_batch_size {recipe.micro_batch_size} = {unit}",
-            fix=fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_processes),
-        )
-    ]
+    found = f"{batch_size} is not divisible by {num_processes} processes x per_device_train_batch_size"
+    found += f" {micro_batch_size} = {unit}"
+    fix = fix_of_batch(batch_size, micro_batch_size, num_processes)
+    return [Problem("global_batch_size", found, fix=fix)]
 
 
 def _devices() -> tuple[int, str]:
+    """The number of GPUs of this machine that a run can use, and their device type; 0 and "cpu" without."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -252,7 +263,7 @@ def _relaunch(settings: Settings, num_processes: int, timeout_seconds: float, ke
         assert address is not None  # else it was refused
         timeout = math.ceil(timeout_seconds)
         machines = Machines(count, address, settings.main_process_port or DEFAULT_PORT, is_own(address), timeout)
-        say(machines.announce())
+        say(machines.waiting_line())
     command, env = torchrun_command(sys.argv, num_processes // count, timeout_seconds, keep_environment, machines)
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

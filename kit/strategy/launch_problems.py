@@ -7,7 +7,7 @@ import sys
 from kit.config.command_line import Request
 from kit.errors import Problem
 from kit.strategy.accelerate_config import Settings
-from kit.strategy.launcher import asked_of_accelerate
+from kit.strategy.launcher import num_processes_of_accelerate
 from kit.strategy.network import check_main_address
 from kit.strategy.strategies import SINGLE
 
@@ -25,7 +25,7 @@ def launch_problems(
     strategy = settings.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
     script = f"{_script()} {arguments}".strip()
-    asked = asked_of_accelerate() if launched is None else None
+    asked = num_processes_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
         wish = f"--config {'ddp' if strategy == SINGLE else request.launch.config} --num_processes {asked}"
         found = f"accelerate launch was given {asked}, and started one process"
@@ -65,7 +65,9 @@ def _machine_problems(settings: Settings, num_processes: int, num_devices: int) 
         return [Problem("num_machines", found, "1", "use --config ddp or fsdp, or a copy of it")]
     if num_processes % count:
         found = f"{num_processes} over {count} machines"
-        problems.append(Problem("num_processes", found, "as many on each: it counts those of all machines"))
+        problems.append(
+            Problem("num_processes", found, "the same number on each machine: it counts those of all machines")
+        )
     elif num_devices and num_processes // count > num_devices:
         found = f"{num_processes // count} on a machine with {num_devices} GPUs"
         problems.append(Problem("num_processes", found, f"at most {num_devices * count} over {count} machines"))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -38,7 +39,7 @@ if launcher.create_time() == float(sys.argv[2]):
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """What a launcher told this process: its rank and the number of ranks, over all machines and on this one."""
+    """The rank that a launcher gave this process, and the number of ranks, over all machines and on this one."""
 
     rank: int
     world: int
@@ -52,7 +53,7 @@ class LaunchedRank:
 
 
 def launched_rank() -> LaunchedRank | None:
-    """Return what a launcher told this process; None if no launcher of several ranks started it."""
+    """Return the rank that a launcher gave this process; None if no launcher of several ranks started it."""
     env = os.environ
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
@@ -60,7 +61,7 @@ def launched_rank() -> LaunchedRank | None:
     return LaunchedRank(rank, world, int(env.get("LOCAL_RANK", rank)), int(env.get("LOCAL_WORLD_SIZE", world)))
 
 
-def speaks_for_machine() -> bool:
+def leads_other_machine() -> bool:
     """Return whether this is the first rank of a machine other than that of rank 0."""
     rank = launched_rank()
     return rank is not None and rank.several_machines and rank.rank > 0 and rank.local_rank == 0
@@ -87,7 +88,7 @@ def end_with_launcher() -> None:
             threading.Thread(target=_end_after, args=(launcher.pid,), name="end with launcher", daemon=True).start()
 
 
-def asked_of_accelerate() -> int | None:
+def num_processes_of_accelerate() -> int | None:
     """Return the ``--num_processes`` that `accelerate launch`, the parent of this process, was given; None without."""
     with suppress(psutil.Error, ValueError):
         words = psutil.Process(os.getppid()).cmdline()
@@ -99,7 +100,7 @@ def asked_of_accelerate() -> int | None:
     return None
 
 
-def be_rank_0(world: int, local_world: int) -> None:
+def set_rank_0_variables(world: int, local_world: int) -> None:
     """Set what a launcher sets for rank 0, in a process that simulates one of ``world`` ranks."""
     os.environ |= {
         "RANK": "0",
@@ -132,7 +133,7 @@ def launcher_is_gone() -> bool:
         return True
 
 
-def continue_restarted(recipe: Recipe) -> Recipe:
+def recipe_after_restart(recipe: Recipe) -> Recipe:
     """Return the recipe for this start; ranks that torchrun restarted must continue the run, not begin it again.
 
     For them ``resume_from_checkpoint: none`` becomes ``auto``, and an ``overwrite_output_dir`` that was already carried
@@ -147,8 +148,12 @@ def continue_restarted(recipe: Recipe) -> Recipe:
             return recipe
     except psutil.Error:
         return recipe
-    update = {"resume_from_checkpoint": "auto"} if recipe.resume_from_checkpoint == "none" else {}
-    return recipe.model_copy(update=update | ({"overwrite_output_dir": False} if signed.get("emptied") else {}))
+    update: dict[str, Any] = {}
+    if recipe.resume_from_checkpoint == "none":
+        update["resume_from_checkpoint"] = "auto"
+    if signed.get("emptied"):
+        update["overwrite_output_dir"] = False
+    return recipe.model_copy(update=update)
 
 
 def end_launcher_later() -> None:
@@ -168,11 +173,11 @@ def end_launcher_later() -> None:
                          stderr=subprocess.DEVNULL)  # fmt: skip
 
 
-def remember_end(status: int, is_final: bool, killed: Iterable[int] = ()) -> None:
+def record_exit(status: int, is_final: bool, killed: Iterable[int] = ()) -> None:
     """Store the exit status of this rank for its launcher.
 
     torchrun restarts ranks whatever their exit status is (``--max_restarts``). If ``is_final`` this is useless, and
-    ``stay_ended`` prevents it. ``kit.strategy.torchrun`` ends with the status that is stored.
+    ``exit_if_recorded`` prevents it. ``kit.strategy.torchrun`` ends with the status that is stored.
 
     Args:
         killed: process ids of ranks that this one kills because they hang.
@@ -185,23 +190,26 @@ def remember_end(status: int, is_final: bool, killed: Iterable[int] = ()) -> Non
             file = _end_file(os.getppid())
             file.parent.mkdir(parents=True, exist_ok=True)
             delete_old(file.parent)
-            file.write_text(" ".join(map(str, [status, *killed, *killed_under(os.getppid())])))
+            file.write_text(" ".join(map(str, [status, *killed, *recorded_kills(os.getppid())])))
 
 
-def stay_ended() -> None:
-    """End a restarted rank at once with the exit status that ``remember_end`` stored for the same launcher, if any."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (status := end_under(os.getppid())) is not None:
+def exit_if_recorded() -> None:
+    """End a restarted rank at once with the exit status that ``record_exit`` stored for the same launcher, if any."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return
+    status = recorded_exit(os.getppid())
+    if status is not None:
         os._exit(status)
 
 
-def end_under(launcher: int) -> int | None:
+def recorded_exit(launcher: int) -> int | None:
     """Return the exit status that a rank under the launcher with this process id stored; None if there is none."""
     with suppress(OSError, ValueError, IndexError):
         return int(_end_file(launcher).read_text().split()[0])
     return None
 
 
-def killed_under(launcher: int) -> list[int]:
+def recorded_kills(launcher: int) -> list[int]:
     """Return the process ids of the ranks under this launcher that another one killed because they hung."""
     with suppress(OSError, ValueError):
         return [int(word) for word in _end_file(launcher).read_text().split()[1:]]

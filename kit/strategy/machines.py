@@ -25,22 +25,22 @@ class Machines:
     is_host: bool  # whether this is that machine
     timeout_seconds: int
 
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """Return the arguments of torchrun."""
         conf = {"is_host": int(self.is_host), "join_timeout": self.timeout_seconds, "read_timeout": 60}
         pairs = ",".join(f"{key}={value}" for key, value in conf.items())
         return ["--nnodes", str(self.count), "--rdzv_endpoint", f"{self.address}:{self.port}", "--rdzv_conf", pairs]
 
     @classmethod
-    def of(cls, arguments: Namespace) -> "Machines | None":
-        """Return what ``words`` were made from; None for one machine."""
+    def from_arguments(cls, arguments: Namespace) -> "Machines | None":
+        """Return what ``arguments`` were made from; None for one machine."""
         if not arguments.nnodes.isdecimal():
             return None
         conf = dict(pair.split("=") for pair in arguments.rdzv_conf.split(","))
         address, _, port = arguments.rdzv_endpoint.rpartition(":")
         return cls(int(arguments.nnodes), address, int(port), conf["is_host"] == "1", int(conf["join_timeout"]))
 
-    def announce(self) -> str:
+    def waiting_line(self) -> str:
         """Return a line that says whom this machine waits for, where and how long."""
         whom, where = f"for {self.count - 1} more of {self.count} machines", f"{self.address}:{self.port}"
         limit = f"at most {self.timeout_seconds} s (--ddp_timeout)"
@@ -48,7 +48,7 @@ class Machines:
             return f"{socket.gethostname()} waits at {where} {whom}, {limit}"
         return f"{socket.gethostname()} waits for {where} (main_process_ip), {limit}"
 
-    def meet(self) -> str:
+    def reach_store(self) -> str:
         """Reach the machine that keeps the store.
 
         Returns:

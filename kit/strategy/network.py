@@ -16,7 +16,7 @@ def address_of(name: str) -> str:
 
 
 def check_own_name() -> list[Problem]:
-    """Check that other machines can reach the address behind the own host name: gloo tells it to all ranks."""
+    """Check that other machines can reach the address behind the own host name: gloo sends it to all ranks."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return []
     host = socket.gethostname()
@@ -70,7 +70,7 @@ def own_interfaces() -> list[str]:
 
 
 def machine_id() -> str:
-    """Return a text that two processes share if they reach each other by loopback: host, boot and network."""
+    """Return a string that two processes share if they reach each other by loopback: host, boot and network."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """The key ``parallelism_config`` of an Accelerate config: how the processes are divided into groups.
 
 Promises: hybrid sharding (``dp_replicate_size`` and ``dp_shard_size``) is taken as written. A size of any other
-dimension is refused with the reason, and none is ever passed over in silence. Plain Python.
+dimension is refused with the reason, and none is ignored. Plain Python.
 """
 
 from collections.abc import Callable
@@ -45,13 +45,13 @@ class GroupSizes:
         return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
 
     def num_replicas(self, num_processes: int) -> int:
-        """Return the number of copies on so many processes; 1 if they cannot be divided into these groups."""
+        """Return the number of copies on ``num_processes``; 1 if they cannot be divided into these groups."""
         if self.problems(num_processes):
             return 1
         return self.replicas or num_processes // (self.shards or num_processes)
 
     def problems(self, num_processes: int) -> list[Problem]:
-        """Return a problem if so many processes cannot be divided into these groups."""
+        """Return a problem if ``num_processes`` cannot be divided into these groups."""
         replicas, shards = self.replicas, self.shards
         if replicas and shards:
             if replicas * shards == num_processes:

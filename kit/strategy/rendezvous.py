@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kit.console import say
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 from kit.strategy.agreement import Fact, exchange
-from kit.strategy.launcher import end_launcher_later, launched_rank, remember_end
+from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
 from kit.strategy.network import check_main_address, check_own_name, is_own
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 # The time-out of a collective, in units of ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
 # ``kit.failures.ranks`` detects a hang earlier.
-PATIENCE = 10
+COLLECTIVE_TIMEOUTS = 10
 STORE_SECONDS = 3.0  # how long a call of the key-value store may take
-_QUIET_SECONDS = 3.0  # that rank 0 waits for others before it says so
+_QUIET_SECONDS = 3.0  # for which rank 0 waits for others before it says so
 
 
 def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact] = ()) -> None:
@@ -37,8 +37,8 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
 
     Args:
         backend: of torch.distributed; None: torch chooses.
-        timeout_seconds: how long to wait for all ranks. The time-out of the group's collectives is ``PATIENCE`` times
-            as long.
+        timeout_seconds: how long to wait for all ranks. The time-out of the group's collectives is
+            ``COLLECTIVE_TIMEOUTS`` times as long.
         facts: must be the same on all ranks.
 
     Raises:
@@ -58,10 +58,10 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         return store, *exchange(store, rank, world, facts, check_own_name())
 
     try:
-        store, problems, warnings = within(timeout_seconds + STORE_SECONDS, meet)
+        store, problems, warnings = call_within(timeout_seconds + STORE_SECONDS, meet)
         raise_if(problems)
         say(*warnings)
-        timeout = timedelta(seconds=PATIENCE * timeout_seconds)
+        timeout = timedelta(seconds=COLLECTIVE_TIMEOUTS * timeout_seconds)
         with _ending_after(timeout_seconds):
             torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except torch.distributed.DistError as error:
@@ -75,7 +75,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         raise TrainingError(f"{found}: {_store_address()}, where they meet, does not answer") from None
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def call_within(seconds: float, call: Callable[[], T]) -> T:
     """Return what ``call`` returns. Raises ``TimeoutError`` after ``seconds``, and leaves the call to its thread.
 
     torch's store has a time-out, but not all its calls heed it when the network is down.
@@ -122,7 +122,7 @@ class BoundedStore:
             finally:
                 self._pending.release()
 
-        return within(STORE_SECONDS, run)
+        return call_within(STORE_SECONDS, run)
 
 
 def open_store() -> BoundedStore | None:
@@ -132,7 +132,7 @@ def open_store() -> BoundedStore | None:
     if not is_initialized():
         return None
     name = from_main(lambda: uuid.uuid4().hex)
-    return BoundedStore(PrefixStore(name, within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))))
+    return BoundedStore(PrefixStore(name, call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))))
 
 
 def collectives_begun() -> int | None:
@@ -196,7 +196,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
         fix = "a firewall must let all ports pass between the machines; GLOO_SOCKET_IFNAME names the interface"
         with suppress(OSError):
             print(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}", file=sys.stderr, flush=True)
-        remember_end(1, is_final=False)
+        record_exit(1, is_final=False)
         end_launcher_later()
         os._exit(1)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from kit.config.recipe import Recipe
+from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem
 from kit.strategy.strategies import FSDP2, Strategy, StrategyName
 
@@ -130,7 +131,7 @@ def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
     return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0, or --config ddp")]
 
 
-def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tuple[str, str | int, str]]:
+def ways_to_share(topology: Topology, settings: OptimSettings, on_cpu: bool) -> list[tuple[str, str | int, str]]:
     """Return flags that reduce the weights and optimiser state that each process holds, the cheapest first.
 
     Args:
@@ -140,15 +141,22 @@ def ways_to_share(topology: Topology, recipe: Recipe, on_cpu: bool) -> list[tupl
         (flag, value, cost in words) for each.
     """
     if on_cpu:
-        one = ("num_processes", 1, "some speed; the processes of a machine share its memory")
-        return [one] if topology.device_type == "cpu" and topology.num_processes > 1 else []
+        if topology.device_type != "cpu" or topology.num_processes == 1:
+            return []
+        return [("num_processes", 1, "some speed; the processes of a machine share its memory")]
     cost = "more GPUs, to share weights and optimiser"
     offload = ("config", "fsdp_offload", "much speed: CPU memory takes weights and optimiser")
     if not topology.strategy.shards:
-        return [("config", "fsdp", cost), offload] if takes_optimizer(FSDP2, recipe.optim) else []
+        return [("config", "fsdp", cost), offload] if takes_optimizer(FSDP2, settings.optim) else []
+    ways: list[tuple[str, str | int, str]] = []
     if topology.num_replicas > 1:
-        whole = ("config", "fsdp", "speed: weights are gathered over the network too")
-        return [whole, *([] if topology.strategy.offloads else [offload])]
-    num_micro_batches = recipe.global_batch_size // recipe.micro_batch_size
-    more = [n for n in range(2 * topology.num_processes, num_micro_batches + 1) if num_micro_batches % n == 0]
-    return [*(("num_processes", n, cost) for n in more[:1]), *([] if topology.strategy.offloads else [offload])]
+        ways.append(("config", "fsdp", "speed: weights are gathered over the network too"))
+    else:
+        num_micro_batches = settings.global_batch_size // settings.micro_batch_size
+        counts = range(2 * topology.num_processes, num_micro_batches + 1)
+        more = next((count for count in counts if num_micro_batches % count == 0), None)
+        if more is not None:
+            ways.append(("num_processes", more, cost))
+    if not topology.strategy.offloads:
+        ways.append(offload)
+    return ways

@@ -23,9 +23,9 @@ from kit.strategy.launcher import (
     ACCELERATE_PID,
     GRACE_SECONDS,
     OWN_TORCHRUN,
-    end_under,
     end_with_launcher,
-    killed_under,
+    recorded_exit,
+    recorded_kills,
 )
 from kit.strategy.machines import START_ALL, Machines
 
@@ -59,7 +59,7 @@ def torchrun_command(
     command = [sys.executable, __file__, "--nproc_per_node", str(num_processes)]
     command += ["--rdzv_backend", "c10d"]
     # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
-    command += machines.words() if machines else ["--rdzv_endpoint", "localhost:0"]
+    command += machines.arguments() if machines else ["--rdzv_endpoint", "localhost:0"]
     # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle
     # a signal that `nohup` made this process ignore.
     handled = [name for name in _FORWARDED_SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
@@ -88,8 +88,10 @@ def main(argv: list[str]) -> int:
             logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
     arguments = run.parse_args(argv)
     try:
-        if machines := Machines.of(arguments):
-            arguments.local_addr = machines.meet()  # by which the others reach the store; else it is the host name
+        if machines := Machines.from_arguments(arguments):
+            arguments.local_addr = (
+                machines.reach_store()
+            )  # by which the others reach the store; else it is the host name
             threading.Thread(target=_end_after_failure, daemon=True).start()
         run.run(arguments)
     except UserError as error:
@@ -104,20 +106,20 @@ def main(argv: list[str]) -> int:
         rank, failure = error.get_first_failure()  # torchrun ended the others
         if failure.exitcode >= 0:
             return failure.exitcode
-        if failure.pid in killed_under(os.getpid()):  # by a rank that has said why
-            return end_under(os.getpid()) or 1
+        if failure.pid in recorded_kills(os.getpid()):  # by a rank that has said why
+            return recorded_exit(os.getpid()) or 1
         cause = ", as Linux does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
         print(f"\nerror: rank {rank} was killed by {failure.signal_name()}{cause}", file=sys.stderr)
         return 128 - failure.exitcode
     except SignalException as error:
-        status = end_under(os.getpid())
+        status = recorded_exit(os.getpid())
         return 128 + error.sigval if status is None else status
     return 0
 
 
 def _end_after_failure() -> None:
     """End as the rank did that failed, also if torchrun then waits for a machine that it cannot reach."""
-    while (status := end_under(os.getpid())) in (None, *_ORDERLY):
+    while (status := recorded_exit(os.getpid())) in (None, *_ORDERLY):
         time.sleep(0.5)
     time.sleep(GRACE_SECONDS / 2)
     assert status is not None

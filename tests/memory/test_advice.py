@@ -241,7 +241,7 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
     ):
         more = {"eval_split_size": 2, "predict_with_generate": True, "attn_implementation": "eager"}
         recipe = make(method=method, optim=optim, packing=packing, **more)
-        if launch._method_problems(recipe, topology.strategy):
+        if launch._method_problems(recipe, recipe.optim, topology.strategy):
             continue
         is_sharded = topology.strategy.shards
         held = Held(*[GIB] * 6, gathered=is_sharded * GIB, to_save=GIB, sharded=is_sharded)
@@ -254,7 +254,7 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
         for flag in re.findall(r"^ +(--\w+ \S+)", text, re.M):
             if changed := changed_by(flag, recipe):
                 assert not find_conflicts(changed), flag
-                assert not launch._method_problems(changed, topology.strategy), flag
+                assert not launch._method_problems(changed, changed.optim, topology.strategy), flag
                 assert not launch._batch_problems(changed, topology.num_processes), flag
                 assert changed != recipe, flag
                 continue
@@ -263,7 +263,9 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
             if name == "config":
                 assert value != topology.strategy.config, flag
                 assert not (topology.strategy.offloads and value == "fsdp_offload"), flag
-                assert not launch._method_problems(recipe, read_config(ACCELERATE_CONFIGS / f"{value}.yaml").strategy)
+                assert not launch._method_problems(
+                    recipe, recipe.optim, read_config(ACCELERATE_CONFIGS / f"{value}.yaml").strategy
+                )
             else:
                 assert not launch._batch_problems(recipe, int(value)), flag
     assert launches == {"--config fsdp", "--config fsdp_offload", "--num_processes 6", "--num_processes 1"}

@@ -1,31 +1,26 @@
-"""Answers that did not end, and a match that a constant answer would reach, are told with their figures."""
+"""Answers that did not end, and a match that a constant answer would reach, are reported with their figures."""
 
 import pytest
 
-from kit.config.recipe import Recipe
 from kit.run.answers import few_texts, unended
 
 
-def recipe(method):
-    return Recipe(model_name_or_path="m", dataset="d", max_length=8, method=method)
-
-
-def test_many_answers_without_an_end_are_told_with_the_cure():
+def test_many_answers_without_an_end_are_reported_with_a_fix():
     row = {"num_answers": 35, "num_unended_answers": 30}
-    (line,) = unended(row, recipe("lora"), ["<|im_end|>"])
+    (line,) = unended(row, "lora", 128, ["<|im_end|>"])
     assert line.startswith("30 of 35 answers did not end within max_new_tokens 128")
     assert "--trainable_tokens '<|im_end|>'" in line
-    (line,) = unended(row, recipe("full"), ["<|im_end|>"])
+    (line,) = unended(row, "full", 128, ["<|im_end|>"])
     assert "30 of 35" in line and "trainable_tokens" not in line
 
 
 @pytest.mark.parametrize("row", [{}, {"num_answers": 35, "num_unended_answers": 0}])
-def test_of_answers_that_ended_nothing_is_told(row):
-    assert unended(row, recipe("lora"), ["<|im_end|>"]) == [] and few_texts(row) == []
-    assert unended({"num_answers": 35, "num_unended_answers": 2}, recipe("lora"), []) == []
+def test_of_answers_that_ended_nothing_is_reported(row):
+    assert unended(row, "lora", 128, ["<|im_end|>"]) == [] and few_texts(row) == []
+    assert unended({"num_answers": 35, "num_unended_answers": 2}, "lora", 128, []) == []
 
 
-def test_few_expected_texts_are_told_with_what_a_constant_answer_would_reach():
+def test_few_expected_texts_are_reported_with_what_a_constant_answer_would_reach():
     (line,) = few_texts({"num_answers": 35, "num_expected_texts": 2, "num_most_frequent_text": 21})
     assert "the 35 expected answers are 2 different texts" in line and "60.0%" in line
     assert few_texts({"num_answers": 35, "num_expected_texts": 9, "num_most_frequent_text": 9}) == []

@@ -5,7 +5,7 @@ from helpers import ROOT
 
 from kit.run import facts as facts_module
 from kit.run.facts import code_digest, compared_facts
-from kit.strategy.agreement import compare
+from kit.strategy.agreement import compare_facts
 from kit.strategy.strategies import DDP
 from kit.strategy.topology import Topology
 
@@ -15,7 +15,7 @@ CONTENT = {"dataset": "abc"}
 
 def found(one, other):
     """The fields in which two ranks differ: those refused, and the text of the warnings."""
-    problems, warnings = compare([one, other], ["a", "b"])
+    problems, warnings = compare_facts([one, other], ["a", "b"])
     return [problem.where for problem in problems], " ".join(warnings)
 
 

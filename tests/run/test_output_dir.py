@@ -33,7 +33,7 @@ def outlook(recipe):
 
     def outlook(output_dir, **changes):
         mine = recipe(output_dir=output_dir, **changes)
-        return RunFolder(mine, "mine", identity(mine, "abc", "base")).outlook(8)
+        return RunFolder(mine, "mine", identity(mine, "abc", "base")).describe_resume(8)
 
     return outlook
 

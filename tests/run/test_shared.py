@@ -19,8 +19,8 @@ class Accelerator:
 @pytest.fixture
 def on_another_machine(monkeypatch):
     monkeypatch.setattr(shared, "from_main", lambda make: SIGNATURE)
-    monkeypatch.setattr(shared, "speaks_for_machine", lambda: True)
-    monkeypatch.setattr(shared, "_SECONDS", 0.0)
+    monkeypatch.setattr(shared, "leads_other_machine", lambda: True)
+    monkeypatch.setattr(shared, "_DELAY_SECONDS", 0.0)
     monkeypatch.setattr("accelerate.utils.gather_object", lambda found: found)
 
 

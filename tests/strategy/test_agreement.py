@@ -8,7 +8,7 @@ import pytest
 
 from kit.errors import Problem
 from kit.strategy import agreement
-from kit.strategy.agreement import Fact, compare, exchange
+from kit.strategy.agreement import Fact, compare_facts, exchange
 
 
 class Store:
@@ -87,10 +87,10 @@ def test_a_problem_of_the_network_matters_on_several_machines_only(exchanged):
 def test_a_warning_refuses_nothing_whichever_rank_has_the_value():
     fact = Fact("NCCL_IB_DISABLE", "1", "the same", refuses=False)
     for facts in ([[fact], []], [[], [fact]]):
-        problems, warnings = compare(facts, ["a", "b"])
+        problems, warnings = compare_facts(facts, ["a", "b"])
         assert problems == [] and "NCCL_IB_DISABLE: " in warnings[0] and "not set on " in warnings[0]
 
 
-def test_a_long_value_is_cut_and_still_tells_two_apart():
-    problems, _ = compare([of(text="a" * 200 + "b"), of(text="a" * 200 + "c")], ["a", "b"])
+def test_a_long_value_is_cut_and_still_shows_which_differ():
+    problems, _ = compare_facts([of(text="a" * 200 + "b"), of(text="a" * 200 + "c")], ["a", "b"])
     assert len(problems[0].found) < 300

@@ -507,7 +507,7 @@ def test_the_printed_command_works_as_printed(flags, tmp_path):
 
 def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_told(resolve, environments, monkeypatch):
     """Without GPUs, `accelerate launch --num_processes 4` starts one."""
-    monkeypatch.setattr(launch_problems, "asked_of_accelerate", lambda: 4)
+    monkeypatch.setattr(launch_problems, "num_processes_of_accelerate", lambda: 4)
     env = environments("single", 1)
     for words in ((), ("--config", "fsdp")):
         with pytest.raises(UserError, match="accelerate launch was given 4, and started one process") as caught:

@@ -13,12 +13,12 @@ from helpers import ROOT, matrix
 from kit.config.recipe import Recipe
 from kit.strategy.launcher import (
     LaunchedRank,
-    asked_of_accelerate,
-    be_rank_0,
-    continue_restarted,
     end_with_launcher,
     launched_rank,
     launcher_is_gone,
+    num_processes_of_accelerate,
+    recipe_after_restart,
+    set_rank_0_variables,
 )
 
 
@@ -26,31 +26,31 @@ def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypa
     recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
     lock = tmp_path / ".lock"
     lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
-    assert continue_restarted(recipe) == recipe  # no launcher that could start it anew
+    assert recipe_after_restart(recipe) == recipe  # no launcher that could start it anew
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert continue_restarted(recipe).overwrite_output_dir is False
+    assert recipe_after_restart(recipe).overwrite_output_dir is False
     lock.write_text(json.dumps({"at": time.time(), "emptied": False}))
-    assert continue_restarted(recipe) == recipe  # a rank died before the folder was emptied
+    assert recipe_after_restart(recipe) == recipe  # a rank died before the folder was emptied
     lock.write_text(json.dumps({"at": 1e9, "emptied": True}))
-    assert continue_restarted(recipe) == recipe  # by an earlier launch
+    assert recipe_after_restart(recipe) == recipe  # by an earlier launch
     lock.unlink()
-    assert continue_restarted(recipe) == recipe
+    assert recipe_after_restart(recipe) == recipe
     lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
     assert (
-        continue_restarted(recipe.model_copy(update={"resume_from_checkpoint": "none"})).resume_from_checkpoint
+        recipe_after_restart(recipe.model_copy(update={"resume_from_checkpoint": "none"})).resume_from_checkpoint
         == "auto"
     )
     elsewhere = recipe.model_copy(update={"resume_from_checkpoint": "/other/step-00000007"})
-    assert continue_restarted(elsewhere).resume_from_checkpoint == "/other/step-00000007"
+    assert recipe_after_restart(elsewhere).resume_from_checkpoint == "/other/step-00000007"
 
 
 RANK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from kit.strategy.launcher import remember_end, stay_ended
-stay_ended()
+from kit.strategy.launcher import record_exit, exit_if_recorded
+exit_if_recorded()
 print("started", flush=True)
-remember_end(int(sys.argv[2]), is_final=True)
+record_exit(int(sys.argv[2]), is_final=True)
 """
 
 
@@ -124,7 +124,7 @@ def test_what_a_script_under_a_launcher_starts_has_another_launcher_or_none(monk
 def test_what_accelerate_was_asked_for_stands_before_the_script(monkeypatch, words, asked):
     monkeypatch.setattr(psutil.Process, "cmdline", lambda self: words.split())
     monkeypatch.setattr("sys.argv", ["run.py"])
-    assert asked_of_accelerate() == asked
+    assert num_processes_of_accelerate() == asked
 
 
 def test_a_rank_knows_its_number_and_whether_other_machines_take_part(monkeypatch):
@@ -140,7 +140,7 @@ def test_a_rank_knows_its_number_and_whether_other_machines_take_part(monkeypatc
 
 def test_a_simulated_rank_0_has_the_variables_of_a_launcher(monkeypatch):
     monkeypatch.setattr(os, "environ", {"RANK": "3"})
-    be_rank_0(64, 8)
+    set_rank_0_variables(64, 8)
     assert {key: os.environ[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
         "RANK": "0",
         "LOCAL_RANK": "0",

@@ -16,14 +16,14 @@ def arguments(words):
 
 def test_torchruns_arguments_hold_all_of_it():
     machines = Machines(3, "10.0.0.1", 29500, is_host=True, timeout_seconds=20)
-    assert Machines.of(arguments(machines.words())) == machines
-    assert Machines.of(Namespace(nnodes="1:1")) is None
+    assert Machines.from_arguments(arguments(machines.arguments())) == machines
+    assert Machines.from_arguments(Namespace(nnodes="1:1")) is None
 
 
 def test_a_machine_says_whom_it_waits_for():
-    told = Machines(3, "10.0.0.1", 29500, is_host=True, timeout_seconds=20).announce()
+    told = Machines(3, "10.0.0.1", 29500, is_host=True, timeout_seconds=20).waiting_line()
     assert "waits at 10.0.0.1:29500 for 2 more of 3 machines, at most 20 s (--ddp_timeout)" in told
-    told = Machines(3, "10.0.0.1", 29500, is_host=False, timeout_seconds=20).announce()
+    told = Machines(3, "10.0.0.1", 29500, is_host=False, timeout_seconds=20).waiting_line()
     assert "waits for 10.0.0.1:29500 (main_process_ip), at most 20 s (--ddp_timeout)" in told
 
 
@@ -32,18 +32,18 @@ def test_a_machine_that_does_not_answer_is_named_with_the_time_that_was_said():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         with pytest.raises(TrainingError, match=rf"127.0.0.1:{port} .* within 0 s .*\n.*the same command on every"):
-            Machines(2, "127.0.0.1", port, is_host=False, timeout_seconds=0).meet()
+            Machines(2, "127.0.0.1", port, is_host=False, timeout_seconds=0).reach_store()
 
 
 def test_the_own_address_is_that_of_the_way_to_the_host():
     with socket.create_server(("127.0.0.1", 0)) as server:
         machines = Machines(2, "127.0.0.1", server.getsockname()[1], is_host=False, timeout_seconds=20)
-        assert machines.meet() == "127.0.0.1"
+        assert machines.reach_store() == "127.0.0.1"
 
 
 def test_the_host_waits_for_the_others_and_needs_its_port():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"main_process_port: {port} on .*: Address already in use"):
-            Machines(4, "127.0.0.1", port, is_host=True, timeout_seconds=20).meet()
-    assert Machines(4, "127.0.0.1", port, is_host=True, timeout_seconds=20).meet() == "127.0.0.1"
+            Machines(4, "127.0.0.1", port, is_host=True, timeout_seconds=20).reach_store()
+    assert Machines(4, "127.0.0.1", port, is_host=True, timeout_seconds=20).reach_store() == "127.0.0.1"

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy import rendezvous
-from kit.strategy.rendezvous import BoundedStore, join_group, open_store, together, within
+from kit.strategy.rendezvous import BoundedStore, call_within, join_group, open_store, together
 
 
 def test_what_one_rank_finds_wrong_stops_the_others_with_the_same_words(monkeypatch):
@@ -101,11 +101,11 @@ def test_two_ranks_meet_and_share_a_store(rank_of_two):
 
 
 def test_a_call_ends_in_time_whatever_it_does():
-    assert within(5, lambda: 3) == 3
+    assert call_within(5, lambda: 3) == 3
     with pytest.raises(KeyError):
-        within(5, lambda: {}["absent"])
+        call_within(5, lambda: {}["absent"])
     with pytest.raises(TimeoutError):
-        within(0.02, lambda: time.sleep(1))
+        call_within(0.02, lambda: time.sleep(1))
 
 
 def test_a_store_that_does_not_answer_takes_no_second_call_until_it_does(rank_of_two, monkeypatch):

@@ -25,11 +25,11 @@ KILLS_THE_OTHER = """
 if rank:
     time.sleep(60)
 import psutil
-from kit.strategy.launcher import remember_end
+from kit.strategy.launcher import record_exit
 time.sleep(1)
 print("error: rank 1 hangs", file=sys.stderr, flush=True)
 hung = next(child.pid for child in psutil.Process(os.getppid()).children() if child.pid != os.getpid())
-remember_end(1, is_final=False, killed=[hung])
+record_exit(1, is_final=False, killed=[hung])
 os.kill(hung, signal.SIGKILL)
 time.sleep(60)
 """

@@ -47,7 +47,7 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
         )
     workload = planned_workload(recipe, topology, checked.config)
     plan = describe_plan(workload, recipe, data, topology.device_type == "cuda")
-    outlook = checked.folder.outlook(checked.total_steps) if checked.folder else []
+    outlook = checked.folder.describe_resume(checked.total_steps) if checked.folder else []
     return [*lines, *plan, *checked.notes, *feed.notes(), *outlook, steps]
 
 

@@ -37,7 +37,7 @@ from kit.data.feed.order import Order
 from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
 from kit.strategy.gradients import all_gradients
-from kit.strategy.launcher import be_rank_0
+from kit.strategy.launcher import set_rank_0_variables
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.tools.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_fake_tensors
@@ -208,7 +208,7 @@ def main() -> None:
     own = {"strategy": Strategy(**values["strategy"]), "layer_classes": tuple(values["layer_classes"])}
     topology = Topology(**values | own)
     if topology.strategy != SINGLE:
-        be_rank_0(topology.num_processes, request["gpus_per_machine"])
+        set_rank_0_variables(topology.num_processes, request["gpus_per_machine"])
     meter = Meter(open_config(recipe).get_text_config().vocab_size)
     teach_fake_tensors(meter)
     take_kernels_of_cuda()

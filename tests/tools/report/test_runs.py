@@ -36,7 +36,7 @@ def test_a_run_at_work_says_how_long_it_will_take(tmp_path, monkeypatch):
     def in_use(folder):
         raise UserError()
 
-    monkeypatch.setattr(lock, "look", in_use)
+    monkeypatch.setattr(lock, "check_free", in_use)
     run = opened(tmp_path, [step_row(step) for step in range(1, 5)])
     assert run.is_at_work and run.status == "running: 4 of 9 steps so far, about 10 s left"
 
