@@ -134,7 +134,7 @@ def test_only_the_strategy_package_reads_what_launchers_leave_in_the_environment
     variable = r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     variable += r"|(ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM)_\w*"
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    # Who may speak is asked before there is a strategy: of a command line that is wrong, one rank tells.
+    # The console needs the rank before there is a strategy: one rank reports what is wrong with a command line.
     allowed = ["RANK"] if name == "kit.console" else []
     assert [text for text in strings if re.fullmatch(variable, text)] == allowed
 
@@ -154,9 +154,8 @@ def test_reading_a_command_loads_no_torch():
     assert result.stdout.strip() == ""
 
 
-def test_the_training_script_can_be_read_in_one_sitting():
-    assert len((ROOT / "recipes/finetune.py").read_text().splitlines()) <= 200
-    assert "is_main_process" not in set(words(RECIPES["finetune"]))  # whoever writes asks that itself
+def test_the_training_script_does_not_ask_which_process_it_is():
+    assert "is_main_process" not in set(words(RECIPES["finetune"]))  # the functions that print or write ask it
 
 
 def test_every_module_has_a_test_file_at_the_same_path():
@@ -165,8 +164,3 @@ def test_every_module_has_a_test_file_at_the_same_path():
     without |= {name for name in MODULES if name.startswith("kit.config.settings.")}
     paths = {name: name.replace("kit.", "tests.", 1).replace(".", "/").rpartition("/") for name in MODULES}
     assert {n for n, (up, _, stem) in paths.items() if not (ROOT / up / f"test_{stem}.py").is_file()} == without
-
-
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_a_module_is_a_small_room(name):
-    assert len((ROOT / f"{name.replace('.', '/')}.py").read_text().splitlines()) <= 300, "it holds two things"

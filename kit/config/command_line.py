@@ -30,8 +30,8 @@ class Request:
     """A parsed command line."""
 
     launch: Launch
-    # Always there without ``problems``. With problems it may be there too, so that ``kit.strategy.launch`` can check it
-    # against the topology and report everything together.
+    # None only if there are ``problems``. It may be there with problems too: ``kit.strategy.launch`` then checks it
+    # against the topology, so that all problems are reported together.
     recipe: Recipe | None
     recipe_name: str  # stem of the recipe file; without one, the last part of the model's name, or its run's name
     problems: list[Problem] = field(default_factory=list)
@@ -49,7 +49,7 @@ def read_command_line(
 
     Args:
         argv: the words after the script's name.
-        stands_for: flag to other flag: if the other flag is not given, it takes the value of the first.
+        stands_for: flag to other flag; if only the first is given, its value is also that of the other.
         about: what the script does, for ``--help``.
         first: the flags that matter most to it, which ``--help`` lists before the others.
     """
@@ -65,7 +65,7 @@ def read_command_line(
 
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
-    in_doubt: set[str] = set()
+    uncertain: set[str] = set()  # keys that a recipe file which cannot be read may hold
     name = launch.recipe or (None if "model_name_or_path" in flags else DEFAULT_RECIPE)
     if name:
         try:
@@ -74,26 +74,28 @@ def read_command_line(
             problems += file.problems
         except UserError as error:
             problems += error.problems
-            in_doubt = set(Recipe.model_fields) - set(flags)
+            uncertain = set(Recipe.model_fields) - set(flags)
     if "dataset" in flags and "eval_dataset" in values and "eval_dataset" not in flags:
         # The recipe's evaluation settings are for its own data set, which ``--dataset`` replaces.
-        of_recipe = {"eval_dataset", "eval_on_start", "eval_strategy", "eval_steps", "predict_with_generate"}
-        of_recipe |= {"max_eval_samples", "early_stopping_patience", "early_stopping_threshold"}
-        for key in {"eval_dataset"} if "eval_split_size" in flags else of_recipe:
+        dropped = {"eval_dataset"}
+        if "eval_split_size" not in flags:
+            dropped |= {"eval_on_start", "eval_strategy", "eval_steps", "predict_with_generate", "max_eval_samples"}
+            dropped |= {"early_stopping_patience", "early_stopping_threshold"}
+        for key in dropped:
             values.pop(key, None)
     values |= flags
     where |= {flag: f"--{flag}" for flag in flags}
-    recipe, more = check_recipe(values, where, in_doubt)
-    if secret := problems_with_secrets(
-        {f"--{key}": value for key, value in launch_flags.items()}, {}
-    ) + problems_with_secrets(values, where):
-        return Request(launch, None, DEFAULT_RECIPE, secret)  # no other problem: it might quote part of a credential
+    recipe, more = check_recipe(values, where, uncertain)
+    secrets = problems_with_secrets({f"--{key}": value for key, value in launch_flags.items()}, {})
+    secrets += problems_with_secrets(values, where)
+    if secrets:
+        return Request(launch, None, DEFAULT_RECIPE, secrets)  # no other problem: it might quote part of a credential
     name = name or _name_of(str(values["model_name_or_path"]))
     return Request(launch, recipe, name, problems + more)
 
 
 def _name_of(model: str) -> str:
-    """The last part of a model's name; of ``final/`` and of a checkpoint the folder of its run."""
+    """The last part of a model's name; for ``final/`` or a checkpoint the name of its run's folder."""
     path = Path(model)
     if path.name == "final" or re.fullmatch(r"step-\d+", path.name):
         path = path.parent.parent if path.parent.name == "checkpoints" else path.parent
@@ -112,8 +114,8 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
     """Split a command line into flags.
 
     Returns:
-        The text of each flag, known or unknown, with ``-`` in its name read as ``_``; and a problem for each word that
-        is not a flag, and for each flag given twice.
+        The value of each flag, known or unknown, as typed, with ``-`` in its name read as ``_``; and a problem for each
+        word that is not a flag, and for each flag given twice.
     """
     flags: dict[str, str] = {}
     problems = []

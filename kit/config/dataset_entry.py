@@ -34,7 +34,7 @@ class DatasetEntry(BaseModel):
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
 
     def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
-        """Return this entry with the recipe's settings for those that it does not set itself."""
+        """Return this entry with the values of the recipe where it has none of its own."""
         values = {
             "name": self.name or self._default_name(),
             "config": self.config or config,

@@ -24,7 +24,7 @@ def option(
         meaning: one line for ``--help``.
         unit: unit of the value, such as ``tokens``.
         expected: describes the allowed values in messages, if the type does not describe them well.
-        identity: whether it is another run if this setting changes.
+        identity: whether a run with another value of this setting is another run.
         limits: limits of pydantic, such as ``ge``.
     """
     extra: Any = {"group": group, "unit": unit, "expected": expected, "identity": identity}
@@ -32,19 +32,21 @@ def option(
 
 
 SHARE_OR_COUNT = "whole number, or share below 1,"
-# Text is stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
+# Strings are stripped and must not be empty: `--dataset "$UNSET"` is a mistake.
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True, str_min_length=1)
 
 
 def comma_separated(value: Any) -> Any:
-    """Split the text ``a, b`` into a list; return any other value as it is."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    """Split the string ``a, b`` into a list; return any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def column_mapping(value: Any) -> Any:
     """Parse ``column=field,column=field`` into a mapping from the data's column names to the kit's fields.
 
-    Text of any other form is returned as it is, and validation then refuses it.
+    A string of any other form is returned as it is, and validation then refuses it.
     """
     if not isinstance(value, str):
         return value
@@ -54,21 +56,21 @@ def column_mapping(value: Any) -> Any:
 
 
 TEMPLATE_KWARGS = "name=value, separated by commas, or a JSON object"
-# As text, a template would take each of them for true.
+# How Python writes them. As strings, a template would take each of them for true.
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def template_kwargs(value: Any) -> Any:
-    """Parse ``{"name": value}``, in JSON, or ``name=value,name=value``, where a value is JSON or text, into a mapping.
+    """Parse a JSON object, or ``name=value,name=value`` where each value is JSON or a string, into a mapping.
 
-    Any other text is returned as it is, and validation then refuses it; so it does names that no template can read.
+    What is neither, or has a name that no template can read, is returned as a string, which validation then refuses.
     """
     given = value
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        given = json_or_text(value)
+        given = json_or_string(value)
     elif isinstance(value, str):
         pairs = [[part.strip() for part in pair.split("=", 1)] for pair in value.split(",")]
-        names = {pair[0]: json_or_text(pair[1]) for pair in pairs if len(pair) == 2}
+        names = {pair[0]: json_or_string(pair[1]) for pair in pairs if len(pair) == 2}
         given = names if len(names) == len(pairs) else value
     if given is None:
         return None
@@ -80,23 +82,29 @@ def template_kwargs(value: Any) -> Any:
     return given if fits else str(value)
 
 
-def json_or_text(value: Any) -> Any:
-    """Parse text that is JSON, or True, False or None as in Python; other text stays. Of a list or dict, each item."""
+def json_or_string(value: Any) -> Any:
+    """Parse a string that is JSON, or True, False or None as in Python; another string stays as it is.
+
+    Does so for each item of a list or dict.
+    """
     if isinstance(value, dict):
-        return {key: json_or_text(item) for key, item in value.items()}
+        return {key: json_or_string(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [json_or_text(item) for item in value]
+        return [json_or_string(item) for item in value]
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(PYTHON_WORDS.get(value, value)) if isinstance(value, str) else value
+        return json.loads(PYTHON_WORDS.get(value, value))
     except (ValueError, RecursionError):
         return value
 
 
 def dataset_entries(value: Any) -> Any:
-    """Parse the value of ``dataset``: a single name stays text; names with commas, or a YAML list, become entries."""
+    """Parse the value of ``dataset``: one name stays a string; names with commas, or a YAML list, become entries."""
+    if isinstance(value, str) and not value.startswith("["):
+        paths = comma_separated(value)
+        return [{"path": path} for path in paths] if "," in value else value
     if isinstance(value, str):
-        if not value.startswith("["):
-            return value if "," not in value else [{"path": path} for path in comma_separated(value)]
         try:
             value = yaml.load(value, yaml.BaseLoader)
         except yaml.YAMLError as error:
@@ -107,7 +115,7 @@ def dataset_entries(value: Any) -> Any:
 
 
 def module_names(value: Any) -> Any:
-    """Split module names separated by commas into a list; ``all-linear`` stays text."""
+    """Split module names separated by commas into a list; ``all-linear`` stays a string."""
     return value if value == "all-linear" else comma_separated(value)
 
 
@@ -142,18 +150,18 @@ def share_or_count(value: float | None) -> float | None:
 def expected(info: FieldInfo) -> str:
     """Describe the allowed values of a field, for help and messages: ``whole number from 1``."""
     extra: Any = info.json_schema_extra
-    words = extra["expected"] or _type_name(info.annotation)
+    text = extra["expected"] or _type_name(info.annotation)
     for limit in info.metadata:
         match limit:
             case Ge(ge=least):
-                words += f" from {least}"
+                text += f" from {least}"
             case Gt(gt=bound):
-                words += f" above {bound}"
+                text += f" above {bound}"
             case Le(le=most):
-                words += f" up to {most}"
+                text += f" up to {most}"
             case Lt(lt=bound):
-                words += f" below {bound}"
-    return words
+                text += f" below {bound}"
+    return text
 
 
 def choices(annotation: Any) -> list[str]:
@@ -175,7 +183,7 @@ def is_optional(info: FieldInfo) -> bool:
 
 
 def is_switch(info: FieldInfo) -> bool:
-    """Return whether the flag of the field may stand without a value, and then is true."""
+    """Return whether the flag of the field may be given without a value, which then is true."""
     return info.annotation is bool or bool in get_args(info.annotation)
 
 
@@ -188,4 +196,4 @@ def _type_name(annotation: Any) -> str:
         return f"list of {_type_name(get_args(annotation)[0])}"
     if members := [member for member in get_args(annotation) if member is not NoneType]:
         return " | ".join(_type_name(member) for member in members)
-    return {int: "whole number", float: "number", str: "text", bool: "true | false"}[annotation]
+    return {int: "whole number", float: "number", str: "string", bool: "true | false"}[annotation]

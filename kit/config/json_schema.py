@@ -29,13 +29,15 @@ def json_schema() -> dict[str, Any]:
 
 
 def _described(field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a setting in an editor's words: unit and meaning as the description, lists also as text."""
+    """The schema of a setting in an editor's words: unit and meaning as the description, lists also as a string."""
     unit = f" [{field['unit']}]" if field.get("unit") else ""
-    text = {"description": f"{field.get('group', '')}: {field.get('description', '')}{unit}"}
+    description = f"{field.get('group', '')}: {field.get('description', '')}{unit}"
     default = {"default": field["default"]} if "default" in field else {}
     meta = ("expected", "group", "unit", "identity", "title", "description", "default")
     types = {key: value for key, value in field.items() if key not in meta}
     members = types.pop("anyOf", [types])
-    if any(member.get("type") in ("array", "object") for member in members):
-        members = [*members, *([] if any(member == {"type": "string"} for member in members) else [{"type": "string"}])]
-    return {**text, **default, **(members[0] if len(members) == 1 else {"anyOf": members})}
+    is_list = any(member.get("type") in ("array", "object") for member in members)
+    if is_list and {"type": "string"} not in members:
+        members = [*members, {"type": "string"}]
+    allowed = members[0] if len(members) == 1 else {"anyOf": members}
+    return {"description": description, **default, **allowed}

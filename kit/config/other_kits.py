@@ -103,7 +103,7 @@ OTHER_KITS = {
     "freeze_trainable_modules": "use train_only",
     "template": "use chat_template",
     "do_eval": "use eval_dataset or eval_split_size",
-    "ignore_data_skip": "resuming never repeats or skips data; use resume_from_checkpoint",
+    "ignore_data_skip": "a resumed run never repeats or skips data; use resume_from_checkpoint",
     "resume": "use resume_from_checkpoint (default auto)",
     "push_to_hub": "nothing is uploaded; the run's final/ is an ordinary model folder",
     "local_rank": "ranks come from the launcher's environment",
@@ -118,9 +118,9 @@ OTHER_KITS = {
     "neat_packing": "use packing",
     "packed": "use packing",
     "pack_sequences": "use packing",
-    "packing_strategy": "use packing: best fit over the whole set",
+    "packing_strategy": "use packing: best fit over the whole data set",
     "padding_free": "use packing",
-    "group_by_length": "similar lengths always meet in a micro-batch; use packing for no padding at all",
+    "group_by_length": "always on: a micro-batch has samples of similar length; packing has no padding at all",
     "train_on_inputs": "use train_on: all",
     "train_on_input": "use train_on: all",
     "train_on_prompt": "use train_on: all",
@@ -134,7 +134,7 @@ OTHER_KITS = {
     "buffer_size": "use shuffle_buffer_size",
     "dataset_streaming": "use streaming",
     "dataset_text_field": "use dataset_columns: theirs=text",
-    "dataset_prepared_path": "`kit prepare` fills the cache; its place is $KIT_CACHE",
+    "dataset_prepared_path": "`kit prepare` fills the cache, which is in $KIT_CACHE",
 }
 
 

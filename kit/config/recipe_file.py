@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from kit.config.fields import json_or_text
+from kit.config.fields import json_or_string
 from kit.config.hints import METHODS, hint_for_file, other_kind
 from kit.config.recipe import RECIPES, Recipe
 from kit.errors import Problem, UserError, did_you_mean, raise_if
@@ -72,7 +72,7 @@ class RecipeFile:
 def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
     """Read a recipe file.
 
-    All values stay text, as the values of flags are, so that both are validated alike and YAML's own types do not
+    All values stay strings, as the values of flags are, so that both are validated alike and YAML's own types do not
     matter: 1e-4 is a number, yes is not true, and the revision 0123 keeps its zero. (But ``chat_template_kwargs`` are
     read as JSON.) A relative path is looked for in the folder of the recipe first.
 
@@ -83,9 +83,11 @@ def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
     Raises:
         UserError: the file cannot be found or read, is not a YAML mapping, or is an Accelerate config.
     """
+    path, of_name = None, None
     stem, _, last = name.removesuffix(".yaml").rpartition("-")
-    path = _existing(f"{stem}.yaml", RECIPES) if last in METHODS and not _existing(name, RECIPES) else None
-    of_name = last if path else None
+    if last in METHODS and not _existing(name, RECIPES):
+        path = _existing(f"{stem}.yaml", RECIPES)
+        of_name = last if path else None
     path = path or find_file(name, RECIPES, "recipe")
     values, lines, problems = _parse_yaml(path, yaml.BaseLoader)
     if problem := other_kind(values, "recipe", path):
@@ -105,9 +107,10 @@ def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # a template tells false from "false"
-        values["chat_template_kwargs"] = json_or_text(given)
+        values["chat_template_kwargs"] = json_or_string(given)
     for key in PATHS:
-        values |= {key: _relative_to(path.parent, values[key])} if key in values else {}
+        if key in values:
+            values[key] = _relative_to(path.parent, values[key])
     return RecipeFile(recipe_name, values, where, problems)
 
 
@@ -118,17 +121,16 @@ def _section(sections: Any, method: str, where: dict[str, str]) -> tuple[dict[st
         return {}, [Problem(where[BY_METHOD], f"found {sections!r}", expected)]
     problems = []
     for name, values in sections.items():
-        about = where.get(f"{BY_METHOD}.{name}", BY_METHOD)
+        key = where.get(f"{BY_METHOD}.{name}", BY_METHOD)
         if name not in METHODS:
-            problems.append(Problem(about, "no method", expected, did_you_mean(name, METHODS)))
+            problems.append(Problem(key, "not a method", expected, did_you_mean(name, METHODS)))
         elif not isinstance(values, dict):
-            problems.append(Problem(about, f"found {values!r}", expected))
+            problems.append(Problem(key, f"found {values!r}", expected))
         elif name != method:  # the settings of the method in use are checked with all others
-            unknown = [key for key in values if key not in Recipe.model_fields]
-            problems += [
-                Problem(where[f"{BY_METHOD}.{name}.{key}"], "unknown key", fix=did_you_mean(key, Recipe.model_fields))
-                for key in unknown
-            ]
+            for setting in values:
+                if setting not in Recipe.model_fields:
+                    hint = did_you_mean(setting, Recipe.model_fields)
+                    problems.append(Problem(where[f"{BY_METHOD}.{name}.{setting}"], "unknown key", fix=hint))
     chosen = sections.get(method, {})
     return chosen if isinstance(chosen, dict) else {}, problems
 
@@ -187,7 +189,8 @@ def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
 
 def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
     problems = []
-    nodes, visited = [node], set()
+    nodes = [node]
+    visited: set[int] = set()
     while nodes:
         node = nodes.pop()
         if id(node) in visited:  # an alias; without this check, ten lines of nested aliases give a billion nodes
@@ -201,8 +204,8 @@ def _duplicates(node: yaml.Node, shown: str) -> list[Problem]:
             for key, _ in node.value:
                 line = key.start_mark.line + 1
                 if key.value in lines:
-                    where, first = f"{shown}:{line} {key.value}", f"the first is in line {lines[key.value]}"
-                    problems.append(Problem(where, "given a second time", fix=f"keep one: {first}"))
+                    fix = f"keep one: the first is in line {lines[key.value]}"
+                    problems.append(Problem(f"{shown}:{line} {key.value}", "given a second time", fix=fix))
                 lines.setdefault(key.value, line)
     return problems
 

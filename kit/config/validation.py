@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
@@ -19,11 +20,10 @@ from kit.secrets import redacted
 
 FLAGS = Launch.model_fields | Recipe.model_fields
 
-
-# Shortens a value for a message, since a file may hold any amount of text.
+# Shortens a value for a message, since a file may hold a value of any length.
 _short = reprlib.Repr()
-_short.maxlevel, _short.maxstring = 2, 80
-
+_short.maxlevel = 2
+_short.maxstring = 80
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -38,36 +38,36 @@ def load_recipe(name: str) -> Recipe:
 
 
 def check_recipe(
-    values: dict[str, Any], where: dict[str, str], in_doubt: Iterable[str] = ()
+    values: dict[str, Any], where: dict[str, str], uncertain: Iterable[str] = ()
 ) -> tuple[Recipe | None, list[Problem]]:
     """Validate a recipe: its values, unknown keys, and conflicts between settings.
 
     Args:
         where: what to call each key in a message, such as ``file:line key``.
-        in_doubt: keys whose value is unknown because of an earlier problem; their absence is not reported.
+        uncertain: keys whose value is unknown because of an earlier problem; their absence is not reported.
 
     Returns:
         The recipe, or None if a value is wrong; and all problems.
     """
     unknown = [_unknown(key, where[key], value) for key, value in values.items() if key not in Recipe.model_fields]
     # If `datset: x` gets the hint `dataset`, then "dataset is missing" must not be reported as well.
-    doubts = set(in_doubt).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
+    uncertain = set(uncertain).union(*(re.findall(r"\w+", problem.fix) for problem in unknown))
     known = {key: value for key, value in values.items() if key in Recipe.model_fields}
-    recipe, problems, wrong = validate(Recipe, known, where, doubts)
+    recipe, problems, wrong = validate(Recipe, known, where, uncertain)
     for conflict in find_conflicts(recipe):
-        if not doubts.union(wrong).intersection(conflict.keys):
+        if not uncertain.union(wrong).intersection(conflict.keys):
             problems.append(conflict.problem(where))
     return None if wrong else recipe, unknown + problems
 
 
 def validate(
-    model: type[Model], values: dict[str, Any], where: dict[str, str], in_doubt: Container[str] = ()
+    model: type[Model], values: dict[str, Any], where: dict[str, str], uncertain: Container[str] = ()
 ) -> tuple[Model, list[Problem], set[str]]:
     """Validate ``values`` as fields of ``model``.
 
     Args:
         where: what to call each field in a message.
-        in_doubt: fields whose absence is not reported.
+        uncertain: fields whose absence is not reported.
 
     Returns:
         An instance made from the valid values, a problem for each other field, and the names of these fields.
@@ -83,7 +83,7 @@ def validate(
     for name in [name for name in model.model_fields if name in first]:
         info, item = model.model_fields[name], first[name]
         if item["type"] == "missing" and len(item["loc"]) == 1:
-            if name not in in_doubt:
+            if name not in uncertain:
                 problems.append(Problem(name, "missing", info.description or "", f"add --{name}"))
             continue
         if any(isinstance(step, int) for step in item["loc"]) and isinstance(values[name], str | list):
@@ -91,16 +91,22 @@ def validate(
             if inner:
                 problems.append(inner)
                 continue
-        hint = did_you_mean(item["input"], choices(info.annotation)) if isinstance(item["input"], str) else ""
-        if item["type"] == "less_than_equal" and (
-            slip := re.fullmatch(r"([\d.]+)e\+?(\d+)", str(item["input"]).lower())
-        ):
-            hint = f"did you mean {slip[1]}e-{slip[2]}?"
         found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
-        problems.append(Problem(where.get(name, name), found, expected(info), hint))
+        problems.append(Problem(where.get(name, name), found, expected(info), _hint_for_value(info, item)))
     right = {name: value for name, value in values.items() if name not in first}
     stand_in = {name: "?" for name, info in model.model_fields.items() if info.is_required()}
     return model.model_validate(stand_in | right), problems, set(first)
+
+
+def _hint_for_value(info: FieldInfo, item: Any) -> str:
+    """A value that the user may have meant; empty if none is likely. ``item``: the error of pydantic."""
+    value = item["input"]
+    if not isinstance(value, str):
+        return ""
+    without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
+    if item["type"] == "less_than_equal" and without_minus:
+        return f"did you mean {without_minus[1]}e-{without_minus[2]}?"
+    return did_you_mean(value, choices(info.annotation))
 
 
 def _inside_entry(shown: str, item: Any) -> Problem | None:
@@ -119,11 +125,13 @@ def _inside_entry(shown: str, item: Any) -> Problem | None:
 
 def _as_none(model: type[BaseModel], name: str, value: Any) -> Any:
     """Read ``none``, ``null`` and ``~`` as None, or as an empty list or mapping, if the field allows it."""
-    is_null = value.strip().lower() in ("~", "null", "none") if isinstance(value, str) else value is None
+    is_null = value is None or (isinstance(value, str) and value.strip().lower() in ("~", "null", "none"))
     if not is_null:
         return value
     info = model.model_fields[name]
-    return info.default if info.default in ([], {}) else None if is_optional(info) else value
+    if info.default in ([], {}):
+        return info.default
+    return None if is_optional(info) else value
 
 
 def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
@@ -132,24 +140,29 @@ def problems_with_secrets(values: dict[str, Any], where: dict[str, str]) -> list
     A run stores its settings beside the model, and models are passed on.
     """
     fix = "the hub and the trackers take theirs from the environment; write paths and names without"
-    return [
-        Problem(where.get(key, key), f"a credential in {redacted(text)!r}", "none: a run stores its settings", fix)
-        for key, value in values.items()
-        for text in _texts(value)
-        if redacted(text) != text
-    ]
+    problems = []
+    for key, value in values.items():
+        for string in _strings(value):
+            if redacted(string) != string:
+                found = f"a credential in {redacted(string)!r}"
+                problems.append(Problem(where.get(key, key), found, "none: a run stores its settings", fix))
+    return problems
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a YAML value."""
-    values, visited = [value], set()
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a YAML value."""
+    values = [value]
+    visited: set[int] = set()
     while values:
         value = values.pop()
         if isinstance(value, str):
             yield value
-        elif id(value) not in visited:  # see _duplicates
+        elif id(value) not in visited:  # an alias of YAML may name a value again; see _duplicates in recipe_file.py
             visited.add(id(value))
-            values += [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+            if isinstance(value, dict):
+                values += [*value, *value.values()]
+            elif isinstance(value, list):
+                values += value
 
 
 def _unknown(name: str, where: str, value: Any) -> Problem:

@@ -59,7 +59,7 @@ def test_lists_and_columns_are_written_with_commas():
         assert column_mapping(mistake) == mistake  # refused as text, where a mapping is expected
 
 
-def test_values_for_a_template_are_json_or_text():
+def test_values_for_a_template_are_json_or_string():
     assert template_kwargs("a=false, b=high,c=x=y") == {"a": False, "b": "high", "c": "x=y"}
     assert template_kwargs('{"a": "3", "b": [1]}') == {"a": "3", "b": [1]}
     assert template_kwargs({"a": "3", "b": False}) == {"a": "3", "b": False}  # a record of a run keeps its types

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from kit.config.fields import STRICT, option
 
-_identity = partial(option, "Objective", identity=True)  # if it changes, it is another run
+_identity = partial(option, "Objective", identity=True)
 
 
 class ObjectiveSettings(BaseModel):
