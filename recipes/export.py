@@ -8,12 +8,13 @@ python recipes/export.py runs/llama-8b-qlora-single/final --output_dir merged
 import argparse
 import os
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.console import say, silence_libraries
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
@@ -41,52 +42,60 @@ def main() -> None:
     from kit.train.loop_state import LoopState
 
     silence_libraries()
-    recipe, weights, run_file = to_open(args)
-    read = partial(read_weights, path=weights) if weights else None
-    if weights and read and not args.merge:
-        flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and recipe.method != "full"}
+    opened = find_source(args)
+    settings, run_file = opened.settings, opened.run_file
+    read = None if opened.checkpoint is None else partial(read_weights, path=opened.checkpoint)
+    if opened.checkpoint and read and not args.merge:
+        flags = {"--measure_drift": args.measure_drift, "--dtype": args.dtype and settings.method != "full"}
         raise_if(Problem(flag, "nothing is merged", fix="--merge") for flag, given in flags.items() if given)
-        state = LoopState.from_record(read_state(weights, LoopState().record()))
-        export_checkpoint(recipe, run_file, state, read, args.output_dir, args.dtype)
-        say(f"{'model' if recipe.method == 'full' else 'adapter'} after step {state.step}: {args.output_dir}")
+        state = LoopState.from_record(read_state(opened.checkpoint, LoopState().record()))
+        export_checkpoint(settings, run_file, state, read, args.output_dir, args.dtype)
+        say(f"{'model' if settings.method == 'full' else 'adapter'} after step {state.step}: {args.output_dir}")
         return
-    if recipe.method == "full":
+    if settings.method == "full":
         raise UserError(Problem("--merge", f"{args.source} is a full model's: nothing to merge"))
     if args.measure_drift and not run_file.is_file():
         found = f"{args.source} is not in the folder of its run: no {run_file}, which says how it was trained"
         fix = "give the run's own final/, or a checkpoint of it with --merge"
         raise UserError(Problem("--measure_drift", found, fix=fix))
-    trained = drift.ask_trained(recipe, run_file, read) if args.measure_drift else None
-    merged = merge_adapter(recipe, run_file, read, args.output_dir, args.dtype or "bfloat16")
-    say(*([drift.describe(trained, merged)] if trained else []), f"merged model: {args.output_dir}")
+    trained = drift.ask_trained(settings, run_file, read) if args.measure_drift else None
+    merged = merge_adapter(settings, run_file, read, args.output_dir, args.dtype or "bfloat16")
+    if trained:
+        say(drift.describe(trained, merged))
+    say(f"merged model: {args.output_dir}")
 
 
-def to_open(args: argparse.Namespace) -> tuple[Recipe, Path | None, Path]:
-    """Find out what ``args.source`` is, and how to open it.
+@dataclass(frozen=True)
+class Source:
+    """What is exported."""
 
-    Returns:
-        A recipe that opens the base with its adapter; the checkpoint to load into it, None for an adapter; and the path
-        of ``run.json`` of the run.
-    """
+    settings: MethodSettings  # they open the base with its adapter
+    checkpoint: Path | None  # to load into that model; None: an adapter, which ``settings`` open themselves
+    run_file: Path  # ``run.json`` of the run; an adapter may have none
+
+
+def find_source(args: argparse.Namespace) -> Source:
+    """Find out what ``args.source`` is, and how to open it. Raises ``UserError`` if it is neither of the two."""
     from kit.checkpoint.manifest import MANIFEST
     from kit.model.locate import base_of_adapter, hint_final
-    from kit.run.record import recipe_of_checkpoint
+    from kit.run.record import with_model_of_checkpoint
 
-    source, base = Path(os.path.realpath(args.source)), args.model_name_or_path
-    adapter = str(source) if os.path.isfile(source / "adapter_config.json") else None
-    if adapter:
+    source = Path(os.path.realpath(args.source))
+    base = args.model_name_or_path
+    # Weights are read and merged, or a few sequences computed, so the kernel of attention does not matter.
+    how = {"attn_implementation": "eager", "trust_remote_code": args.trust_remote_code}
+    if os.path.isfile(source / "adapter_config.json"):
         base = base or base_of_adapter(source, "give the base: --model_name_or_path BASE")
-    elif not os.path.isfile(source / MANIFEST):
+        names = {"model_name_or_path": base, "adapter_name_or_path": str(source)}
+        return Source(MethodSettings.model_validate(names | how), None, source.parent / "run.json")
+    if not os.path.isfile(source / MANIFEST):
         is_full = os.path.isfile(source / "config.json")
         found = "a full model: nothing to merge" if is_full else f"no {MANIFEST}, no adapter_config.json"
         expected = "a complete checkpoint, or final/ of a lora or qlora run"
         raise UserError(Problem(str(args.source), found, expected, hint_final(args.source)))
-    names = {"model_name_or_path": base or str(source), "adapter_name_or_path": adapter}
-    values = {"dataset": "none", "max_length": 8, "attn_implementation": "eager"}  # not used: nothing is trained
-    recipe = Recipe.model_validate({**names, **values, "trust_remote_code": args.trust_remote_code})
-    if adapter:
-        return recipe, None, source.parent / "run.json"
-    return recipe_of_checkpoint(source, recipe, "checkpoint", base), source, source.parents[1] / "run.json"
+    settings = MethodSettings.model_validate({"model_name_or_path": base or str(source)} | how)
+    settings = with_model_of_checkpoint(settings, source, "checkpoint", base)
+    return Source(settings, source, source.parents[1] / "run.json")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
@@ -23,17 +22,17 @@ from kit.failures import exits
 from kit.strategy import launch
 
 # The flags that matter here, for --help. Most others say how a model is trained.
-FIRST = (
-    "model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length"
-)
-FIRST += " max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes"
+FIRST = """
+model_name_or_path adapter_name_or_path eval_dataset eval_dataset_split dataset_columns chat_template max_length
+max_eval_samples per_device_eval_batch_size predict_with_generate max_new_tokens config num_processes
+""".split()
 CHECKPOINT = "model_name_or_path"  # the flag that may name one
 
 
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
-    request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST.split())
+    request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST)
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
         raise UserError(Problem("eval_dataset", "missing", "the data to score on", "add --eval_dataset"))
@@ -87,27 +86,29 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     """
     from kit.checkpoint.manifest import MANIFEST, NONE
     from kit.model.locate import base_of_adapter
-    from kit.run.record import read_run, recipe_of_checkpoint
+    from kit.run.record import RUN_FILE, with_model_of_checkpoint, with_template_of_run
 
     target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
     is_checkpoint = os.path.isfile(target / MANIFEST)
-    if target.name == "final" and os.path.isfile(target.parent / "run.json"):
-        trained, _ = read_run(target.parent / "run.json")
-        opened: dict[str, Any] = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}  # in it
-        opened["chat_template"] = recipe.chat_template or trained.chat_template  # that it was trained with
-        values = None if recipe.chat_template else trained.chat_template_kwargs
-        opened["chat_template_kwargs"] = recipe.chat_template_kwargs or values
-        recipe = recipe.model_copy(update=opened)
-    adapted = "qlora" if recipe.method == "qlora" else "lora"
-    if not is_checkpoint and not os.path.isfile(target / "adapter_config.json"):
-        return recipe.model_copy(update={"method": adapted if recipe.adapter_name_or_path else "full"}), None
-    if recipe.adapter_name_or_path:
+    is_adapter = os.path.isfile(target / "adapter_config.json")
+    if target.name == "final" and os.path.isfile(target.parent / RUN_FILE):
+        recipe = with_template_of_run(recipe, target.parent / RUN_FILE)
+        in_final = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}
+        recipe = recipe.model_copy(update=in_final)
+    if (is_checkpoint or is_adapter) and recipe.adapter_name_or_path:
         raise UserError(Problem("adapter_name_or_path", f"{target} brings its own weights", "a base model with it"))
-    if not is_checkpoint:
+    if is_checkpoint:
+        recipe = with_model_of_checkpoint(recipe, target, CHECKPOINT, part=NONE)
+        return with_template_of_run(recipe, target.parents[1] / RUN_FILE), target
+    if is_adapter:
         fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {target}"
         update = {"model_name_or_path": base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
-        return recipe.model_copy(update={**update, "method": adapted}), None
-    return recipe_of_checkpoint(target, recipe, CHECKPOINT, part=NONE), target
+        recipe = recipe.model_copy(update=update)
+    if not recipe.adapter_name_or_path:
+        method = "full"
+    else:
+        method = "qlora" if recipe.method == "qlora" else "lora"
+    return recipe.model_copy(update={"method": method}), None
 
 
 if __name__ == "__main__":

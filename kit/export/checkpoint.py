@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
@@ -33,13 +33,13 @@ Read = Callable[[Any], dict[str, torch.Tensor]]
 
 
 def export_checkpoint(
-    recipe: Recipe, run_file: Path, state: LoopState, read: Read, output_dir: Path, dtype: str | None
+    settings: MethodSettings, run_file: Path, state: LoopState, read: Read, output_dir: Path, dtype: str | None
 ) -> None:
     """Write a checkpoint as a model folder: what ``final/`` would be after its step. Runs in one process.
 
     Args:
-        recipe: opens the model of the run, see ``recipe_of_run``.
-        run_file: ``run.json`` of the run, for the card.
+        settings: open the model of the run, see ``with_model_of_run``.
+        run_file: ``run.json`` of the run, for the card and the chat template.
         state: the state of the loop in the checkpoint.
         read: reads the checkpoint's weights.
         output_dir: new folder for the model.
@@ -50,32 +50,32 @@ def export_checkpoint(
         TrainingError: the adapter has learned nothing.
     """
     run, strategy = read_run(run_file)
-    run = run.model_copy(update={"model_name_or_path": recipe.model_name_or_path})  # it may have moved
+    run = run.model_copy(update={"model_name_or_path": settings.model_name_or_path})  # it may have moved
     metrics = state.last_evaluation if state.evaluated_step == state.step else {}
-    tokenizer, config, model = _open(recipe)
-    open_generation_config(recipe, model)
+    tokenizer, config, model = _open(settings)
+    open_generation_config(settings, model)
     stops = new_stops(model, read_stop_tokens(run_file))
     card = model_card(run, strategy, metrics, state.step, stops)
-    tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
+    tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
     with _new_folder(output_dir) as folder:
-        if recipe.method == "full":
-            model = build_model(recipe, config, LoadPlan(compute_dtype="float32", device="cpu"))
+        if settings.method == "full":
+            model = build_model(settings, config, LoadPlan(compute_dtype="float32", device="cpu"))
             read(model)
             tensors = whole_state(model)
         else:  # nothing of the base is written, so only its shapes are needed
-            model = attach_adapter(model, recipe)
+            model = attach_adapter(model, settings)
             tensors = read(model)
         write_model(folder, model, tensors, tokenizer, card, getattr(torch, dtype) if dtype else config.dtype, stops)
     say(*describe_stops(stops, str(output_dir)))
 
 
-def merge_adapter(recipe: Recipe, run_file: Path, read: Read | None, output_dir: Path, dtype: str) -> Any:
+def merge_adapter(settings: MethodSettings, run_file: Path, read: Read | None, output_dir: Path, dtype: str) -> Any:
     """Merge an adapter into its unquantised base, never into 4-bit weights, and save a plain model.
 
     Args:
-        recipe: opens the base with its adapter.
+        settings: open the base with its adapter.
         run_file: ``run.json`` of the run of a checkpoint; not read for an adapter.
-        read: reads a checkpoint into the adapter; None if ``recipe`` opens the trained adapter itself.
+        read: reads a checkpoint into the adapter; None if ``settings`` open the trained adapter itself.
         output_dir: new folder for the model.
         dtype: dtype of the merged weights; the merge is computed in it too.
 
@@ -86,14 +86,17 @@ def merge_adapter(recipe: Recipe, run_file: Path, read: Read | None, output_dir:
         UserError: adapter or base cannot be opened, do not fit each other, or ``output_dir`` cannot be written.
         TrainingError: the adapter has learned nothing.
     """
-    recipe = recipe.model_copy(update={"method": "lora"})
-    tokenizer, config, _ = _open(recipe)
+    settings = settings.model_copy(update={"method": "lora"})
+    tokenizer, config, _ = _open(settings)
     if read:
-        tokenizer.chat_template = resolve_template(tokenizer, recipe.chat_template, recipe.chat_template_kwargs)
-    stops = read_stop_tokens(run_file) if read else read_stops(Path(recipe.adapter_name_or_path or ""), tokenizer)
+        run, _ = read_run(run_file)
+        tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
+        stops = read_stop_tokens(run_file)
+    else:  # the adapter's folder has the tokenizer of its run, with its template
+        stops = read_stops(Path(settings.adapter_name_or_path or ""), tokenizer)
     with _new_folder(output_dir) as folder:
         plan = LoadPlan(compute_dtype=dtype, device="cpu")  # type: ignore[arg-type]  # float16 too: nothing trains
-        adapted: Any = build_model(recipe, config, plan)
+        adapted: Any = build_model(settings, config, plan)
         if read:
             read(adapted)
         refuse_untrained(dict(adapted.named_parameters()))
@@ -107,13 +110,13 @@ def merge_adapter(recipe: Recipe, run_file: Path, read: Read | None, output_dir:
     return merged
 
 
-def _open(recipe: Recipe) -> tuple[Any, Any, Any]:
+def _open(settings: MethodSettings) -> tuple[Any, Any, Any]:
     """Open tokenizer, config and the model on meta, and check them before any weight is read."""
-    config = open_config(recipe)
-    model = build_meta_model(recipe, config)
-    problems = check_model(recipe, config, model)
+    config = open_config(settings)
+    model = build_meta_model(settings, config)
+    problems = check_model(settings, config, model)
     raise_if(replace(p, where="adapter") if p.where == "adapter_name_or_path" else p for p in problems)
-    return open_tokenizer(recipe), config, model
+    return open_tokenizer(settings), config, model
 
 
 @contextmanager

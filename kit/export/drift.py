@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.data.open import open_data, open_sources
 from kit.errors import UserError, raise_if
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -47,26 +48,26 @@ class Drift:
     num_positions: int
 
 
-def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | None) -> Trained:
+def ask_trained(settings: MethodSettings, run_file: Path, read: Callable[[Any], Any] | None) -> Trained:
     """Build the model as it was trained, on the CPU, and compute its logits.
 
     Frozen weights have the precision of the run, and are 4-bit for ``qlora``.
 
     Args:
-        recipe: opens the base with its adapter.
+        settings: open the base with its adapter.
         run_file: ``run.json`` of the run.
-        read: reads a checkpoint into the adapter; None if ``recipe`` opens the trained adapter itself.
+        read: reads a checkpoint into the adapter; None if ``settings`` open the trained adapter itself.
 
     Raises:
         UserError: ``run_file`` cannot be read, or base or adapter cannot be opened or do not fit each other.
     """
     run, strategy = read_run(run_file)
-    sequences, source = find_sequences(recipe, run)
-    recipe = recipe.model_copy(update={"method": "qlora" if run.method == "qlora" else "lora"})
-    config = open_config(recipe)
-    raise_if(check_model(recipe, config, build_meta_model(recipe, config)))
+    sequences, source = find_sequences(settings, run)
+    settings = settings.model_copy(update={"method": "qlora" if run.method == "qlora" else "lora"})
+    config = open_config(settings)
+    raise_if(check_model(settings, config, build_meta_model(settings, config)))
     compute: Any = "bfloat16" if strategy.mixed_precision == "bf16" else "float32"
-    model = build_model(recipe, config, LoadPlan(compute_dtype=compute, device="cpu"))
+    model = build_model(settings, config, LoadPlan(compute_dtype=compute, device="cpu"))
     if read:
         read(model)
     title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"
@@ -77,15 +78,15 @@ def ask_trained(recipe: Recipe, run_file: Path, read: Callable[[Any], Any] | Non
     return Trained(answers, sequences, source, title)
 
 
-def find_sequences(recipe: Recipe, run: Recipe) -> tuple[list[torch.Tensor], str]:
-    """Return sequences to compare the models on, and a text that says where they come from.
+def find_sequences(settings: MethodSettings, run: Recipe) -> tuple[list[torch.Tensor], str]:
+    """Return sequences to compare the models on, and a string that says where they come from.
 
     They are the first evaluation samples of ``run``; if it has none that can be opened, random ids from a fixed seed.
     """
-    vocab_size = num_rows(build_meta_model(recipe, open_config(recipe)))
+    vocab_size = num_rows(build_meta_model(settings, open_config(settings)))
     if run.has_evaluation:
         with suppress(UserError):  # the data was moved, or is on another machine
-            samples = open_data(run, open_sources(run), open_tokenizer(recipe), vocab_size).evaluation
+            samples = open_data(run, open_sources(run), open_tokenizer(settings), vocab_size).evaluation
             assert samples is not None
             num = min(NUM_SEQUENCES, len(samples))
             ids = [torch.from_numpy(samples[i][0][:MAX_TOKENS].astype(np.int64)) for i in range(num)]

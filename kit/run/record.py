@@ -5,16 +5,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kit import __version__, durable
 from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
+from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
 from kit.strategy.topology import ActualStrategy
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
+Opening = TypeVar("Opening", bound=MethodSettings)
+Rendering = TypeVar("Rendering", bound=DataSettings)
+# How the model is computed, not what it is: not of the run, but of who opens it.
+_OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing")
 
 
 def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
@@ -54,8 +60,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Recipe:
-    """Return ``recipe`` with the model, method and adapters of a run, and its chat template unless it sets one.
+def with_model_of_run(settings: Opening, run_file: Path, base: str | None = None) -> Opening:
+    """Return ``settings`` with the model, the method and the adapters of a run: they open the model that it trained.
 
     Args:
         run_file: ``run.json`` of the run.
@@ -64,22 +70,20 @@ def recipe_of_run(recipe: Recipe, run_file: Path, base: str | None = None) -> Re
     Raises:
         UserError: ``run_file`` cannot be read, or the base cannot be opened.
     """
-    keys = ["model_name_or_path", "model_revision", "method", "adapter_name_or_path", "freeze", "train_only"]
-    keys += ["new_tokens", "trainable_tokens"]
-    keys += [key for key in Recipe.model_fields if key.startswith(("lora_", "use_"))]
-    trained, _ = read_run(run_file)
-    own = {key: getattr(trained, key) for key in ("chat_template", "chat_template_kwargs")}
-    values = ({} if recipe.chat_template else own) | recipe.model_dump(exclude_unset=True)
-    opener = Recipe.model_validate(values | {key: getattr(trained, key) for key in keys})
+    run, _ = read_run(run_file)
+    names = [name for name in MethodSettings.model_fields if name not in _OF_WHO_OPENS]
+    settings = settings.model_copy(update={name: getattr(run, name) for name in names})
     if base:
-        return opener.model_copy(update={"model_name_or_path": base, "model_revision": None})
+        return settings.model_copy(update={"model_name_or_path": base, "model_revision": None})
     fix = "a relative path counts from where the run was started"
-    check_base(str(run_file), opener.model_name_or_path, opener.model_revision, fix)
-    return opener
+    check_base(str(run_file), settings.model_name_or_path, settings.model_revision, fix)
+    return settings
 
 
-def recipe_of_checkpoint(path: Path, recipe: Recipe, where: str, base: str | None = None, part: slice = ALL) -> Recipe:
-    """Call ``recipe_of_run`` for the run of a checkpoint. The result opens the model that fits its weights.
+def with_model_of_checkpoint(
+    settings: Opening, path: Path, where: str, base: str | None = None, part: slice = ALL
+) -> Opening:
+    """Check a checkpoint, and call ``with_model_of_run`` for its run. The result opens the model for its weights.
 
     Args:
         path: the checkpoint, in the output folder of its run.
@@ -90,7 +94,20 @@ def recipe_of_checkpoint(path: Path, recipe: Recipe, where: str, base: str | Non
         UserError: the checkpoint is damaged, is not in the folder of its run, or the base cannot be opened.
     """
     raise_if(Problem(where, f"{path}: {fault}") for fault in verify(path, part))
-    return recipe_of_run(recipe, path.parent.parent / RUN_FILE, base)
+    return with_model_of_run(settings, path.parent.parent / RUN_FILE, base)
+
+
+def with_template_of_run(settings: Rendering, run_file: Path) -> Rendering:
+    """Return ``settings`` with the chat template of a run and its variables, unless they set their own.
+
+    Raises:
+        UserError: ``run_file`` cannot be read.
+    """
+    run, _ = read_run(run_file)
+    if settings.chat_template:
+        return settings
+    kwargs = settings.chat_template_kwargs or run.chat_template_kwargs
+    return settings.model_copy(update={"chat_template": run.chat_template, "chat_template_kwargs": kwargs})
 
 
 VERSIONED_PACKAGES = (

@@ -7,6 +7,7 @@ from helpers import actual_strategy, forge
 
 from kit.checkpoint import manifest
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import UserError
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
@@ -14,9 +15,10 @@ from kit.run.record import (
     VERSIONED_PACKAGES,
     read_metrics,
     read_run,
-    recipe_of_checkpoint,
-    recipe_of_run,
     versions,
+    with_model_of_checkpoint,
+    with_model_of_run,
+    with_template_of_run,
     write_record,
 )
 
@@ -64,12 +66,20 @@ def test_lines_of_metrics_that_a_kill_cut_off_are_left_out(tmp_path):
 
 def test_the_model_of_a_run_is_opened_as_the_run_trained_it(run_file, model_folder, tmp_path):
     asked = Recipe(model_name_or_path="x", dataset="mine.jsonl", lora_r=64, seed=7)
-    opener = recipe_of_run(asked, run_file)
+    opener = with_template_of_run(with_model_of_run(asked, run_file), run_file)
     assert (opener.model_name_or_path, opener.lora_r, opener.use_rslora) == (str(model_folder), 3, True)
     assert (opener.dataset, opener.seed, opener.chat_template) == ("mine.jsonl", 7, "llama3")
-    other = recipe_of_run(asked.model_copy(update={"chat_template": "chatml"}), run_file)
+    other = with_template_of_run(asked.model_copy(update={"chat_template": "chatml"}), run_file)
     assert (other.chat_template, other.chat_template_kwargs) == ("chatml", None)
     assert opener.chat_template_kwargs == {"mode": "off"}
+    own = with_template_of_run(asked.model_copy(update={"chat_template_kwargs": {"mode": "on"}}), run_file)
+    assert (own.chat_template, own.chat_template_kwargs) == ("llama3", {"mode": "on"})
+
+
+def test_only_the_settings_of_the_method_are_needed_to_open_the_model_of_a_run(run_file, model_folder):
+    opener = with_model_of_run(MethodSettings(model_name_or_path="x", attn_implementation="eager"), run_file)
+    assert type(opener) is MethodSettings and opener.attn_implementation == "eager"
+    assert (opener.model_name_or_path, opener.lora_r, opener.use_rslora) == (str(model_folder), 3, True)
 
 
 def test_a_base_that_has_moved_is_named_and_can_be_given(run_file, tmp_path):
@@ -78,21 +88,21 @@ def test_a_base_that_has_moved_is_named_and_can_be_given(run_file, tmp_path):
     run_file.write_text(json.dumps(record))
     asked = Recipe(model_name_or_path="x", dataset="d")
     with pytest.raises(UserError, match=r"gone(.|\n)*a relative path counts from where the run was started"):
-        recipe_of_run(asked, run_file)
-    opener = recipe_of_run(asked, run_file, base="here")
+        with_model_of_run(asked, run_file)
+    opener = with_model_of_run(asked, run_file, base="here")
     assert (opener.model_name_or_path, opener.model_revision, opener.lora_r) == ("here", None, 3)
 
 
 def test_a_checkpoint_is_opened_with_the_recipe_of_the_run_around_it(run_file, checkpoint_of, tmp_path):
     asked = Recipe(model_name_or_path="x", dataset="d")
     path = checkpoint_of(asked, run_file.parent / "checkpoints", 3)
-    assert recipe_of_checkpoint(path, asked, "--checkpoint").lora_r == 3
+    assert with_model_of_checkpoint(asked, path, "--checkpoint").lora_r == 3
     alone = checkpoint_of(asked, tmp_path / "elsewhere/checkpoints", 3)
     with pytest.raises(UserError, match="no record of a run"):
-        recipe_of_checkpoint(alone, asked, "--checkpoint")
+        with_model_of_checkpoint(asked, alone, "--checkpoint")
     (path / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"--checkpoint: .*step-00000003: state\.json has"):
-        recipe_of_checkpoint(path, asked, "--checkpoint")
+        with_model_of_checkpoint(asked, path, "--checkpoint")
 
 
 def test_only_the_asked_part_of_a_checkpoint_is_hashed(run_file, checkpoint_of, monkeypatch):
@@ -104,9 +114,9 @@ def test_only_the_asked_part_of_a_checkpoint_is_hashed(run_file, checkpoint_of, 
     forge(path, files={name: manifest.describe_file(path / name) for name in files})
     hashed, describe_file = [], manifest.describe_file
     monkeypatch.setattr(manifest, "describe_file", lambda file: hashed.append(file.name) or describe_file(file))
-    recipe_of_checkpoint(path, asked, "--checkpoint", part=manifest.NONE)
+    with_model_of_checkpoint(asked, path, "--checkpoint", part=manifest.NONE)
     assert hashed == ["state.json"]
-    recipe_of_checkpoint(path, asked, "--checkpoint")
+    with_model_of_checkpoint(asked, path, "--checkpoint")
     assert sorted(hashed[1:]) == ["state.json", "weights.safetensors"]
 
 
