@@ -66,6 +66,11 @@ def raise_if(problems: Iterable[Problem]) -> None:
         raise UserError(*problems)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not empty; else the name of its class."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return a hint such as ``did you mean 'learning_rate'?``, or an empty string if no choice is similar."""
     close = get_close_matches(word, list(choices), n=1, cutoff=0.6)

@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from kit.errors import Problem, did_you_mean
+from kit.errors import Problem, did_you_mean, first_line
 
 Kind = Literal["model", "dataset"]
 _TITLES: dict[Kind, str] = {"model": "model", "dataset": "data set"}
@@ -40,7 +40,7 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
         field: the setting that names it.
     """
     title, url = _TITLES[kind], f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = first_line(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, HFValidationError):
         return Problem(field, f"{tried}, and it is no hub id ({reason})")

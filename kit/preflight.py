@@ -13,10 +13,10 @@ from kit.console import silence_libraries
 from kit.data.feed.stream import Stream
 from kit.data.open import Data, open_data, open_sources, stop_ids
 from kit.data.samples.rows import Opened
-from kit.errors import Problem, Problems, raise_if
+from kit.errors import Problem, Problems, first_line, raise_if
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
-from kit.model.locate import first_line, open_adapter
+from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
 from kit.model.token_rows import describe_new_rows, num_rows
 from kit.model.tokenizer import open_tokenizer

@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kit.config.settings.method import MethodSettings
-from kit.errors import Problem, UserError, did_you_mean
+from kit.errors import Problem, UserError, did_you_mean, first_line
 from kit.model.freeze import freeze
-from kit.model.locate import ADAPTER_FILES, commit_of, first_line, open_adapter
+from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
 from kit.model.targets import all_linear_targets, last_part, lost_on_reload, matches, split_targets
 from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 

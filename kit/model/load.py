@@ -25,12 +25,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.errors import Problem, UserError, out_of_memory
+from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import NOT_CAUSAL, VARLEN, register_varlen, supports_sdpa, why_not_varlen
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
-from kit.model.locate import commit_of, first_line, has_weights, hint_trust, hub_options, locate_model
+from kit.model.locate import commit_of, has_weights, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
@@ -56,7 +56,8 @@ def fingerprint(settings: ModelSettings) -> str:
     For a hub id it is the commit. For a folder it is ``folder_fingerprint``; hashing whole weight files would take
     minutes.
     """
-    if commit := commit_of(settings.model_name_or_path, settings.model_revision):
+    commit = commit_of(settings.model_name_or_path, settings.model_revision)
+    if commit:
         return commit
     return folder_fingerprint(Path(os.path.expanduser(settings.model_name_or_path)), "config.json")
 
@@ -88,14 +89,9 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
         UserError: it is not a causal language model, or does not support the attention kernel.
     """
     found = f"{settings.model_name_or_path} is not a causal language model"
-    # Some encoders can be opened as causal models, but would see the token that they must predict.
-    encoders = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
-    is_encoder = config.model_type in encoders and not getattr(config, "is_decoder", False)
-    if is_encoder or getattr(config, "is_encoder_decoder", False):
-        kind = "an encoder" if is_encoder else "an encoder and a decoder"
-        raise UserError(Problem("model_name_or_path", f"{found}: {config.model_type} is {kind}"))
-    if config.model_type in NOT_CAUSAL:
-        raise UserError(Problem("model_name_or_path", f"{found}: in {config.model_type} tokens attend to later ones"))
+    reason = _why_not_causal(config)
+    if reason:
+        raise UserError(Problem("model_name_or_path", f"{found}: {reason}"))
     attention = attention_of(settings, config, packing)
     try:
         model = _on_meta(settings, config, attention)
@@ -108,6 +104,19 @@ def build_meta_model(settings: MethodSettings, config: Any, packing: bool = Fals
         raise UserError(Problem("attn_implementation", found, fix="--attn_implementation eager")) from None
     add_rows(model, settings)
     return model
+
+
+def _why_not_causal(config: Any) -> str:
+    """Why a model with this ``config`` is not a causal language model; empty if the config does not show one."""
+    # Some encoders can be opened as causal models, but would see the token that they must predict.
+    encoders = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
+    if config.model_type in encoders and not getattr(config, "is_decoder", False):
+        return f"{config.model_type} is an encoder"
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{config.model_type} is an encoder and a decoder"
+    if config.model_type in NOT_CAUSAL:
+        return f"in {config.model_type} tokens attend to later ones"
+    return ""
 
 
 def attention_of(settings: ModelSettings, config: Any, packing: bool) -> str:
@@ -147,24 +156,12 @@ def check_model(
         router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
-    problems = []
-    folder = Path(os.path.expanduser(settings.model_name_or_path))
-    if os.path.isdir(folder) and not has_weights(settings):
-        pickled = ", ".join(sorted(p.name for p in folder.glob("*.bin")))
-        fix = "convert them: pickled weights are never opened" if pickled else ""
-        if pickled or needs_weights:
-            found = f"{pickled or 'no weights'} in {folder}"
-            problems.append(Problem("model_name_or_path", found, "*.safetensors", fix))
+    problems = _check_weight_files(settings, needs_weights)
     if getattr(config, "quantization_config", None):
-        problems.append(
-            Problem(
-                "model_name_or_path",
-                "a quantised checkpoint",
-                "the original one",
-                "--method qlora quantises it",
-            )
-        )
-    if settings.attn_implementation == "varlen" and (reason := why_not_varlen(config)):
+        fix = "--method qlora quantises it"
+        problems.append(Problem("model_name_or_path", "a quantised checkpoint", "the original one", fix))
+    reason = why_not_varlen(config) if settings.attn_implementation == "varlen" else ""
+    if reason:
         problems.append(Problem("attn_implementation", f"varlen, but {reason}", "auto or sdpa"))
     positions = num_positions(config)
     if positions and max_length is not None and max_length > positions:
@@ -175,6 +172,17 @@ def check_model(
     check_method = check_freeze if settings.method == "full" else check_adapter
     problems += check_parts(settings, meta_model, router_aux_loss_coef)
     return problems + check_method(settings, meta_model)
+
+
+def _check_weight_files(settings: ModelSettings, needs_weights: bool) -> list[Problem]:
+    folder = Path(os.path.expanduser(settings.model_name_or_path))
+    if not os.path.isdir(folder) or has_weights(settings):
+        return []
+    pickled = ", ".join(sorted(path.name for path in folder.glob("*.bin")))
+    if pickled:
+        fix = "convert them: pickled weights are never opened"
+        return [Problem("model_name_or_path", f"{pickled} in {folder}", "*.safetensors", fix)]
+    return [Problem("model_name_or_path", f"no weights in {folder}", "*.safetensors")] if needs_weights else []
 
 
 def build_model(
@@ -258,15 +266,14 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
     missing = sorted(loaded["missing_keys"])
     if missing:
         found = f"{len(missing)} weights are not in {settings.model_name_or_path}: {', '.join(missing[:3])}"
-        raise UserError(
-            Problem("model_name_or_path", found, "a complete checkpoint: random weights are not trained on")
-        )
+        expected = "a complete checkpoint: random weights are not trained on"
+        raise UserError(Problem("model_name_or_path", found, expected))
     return model
 
 
 @contextmanager
 def _nothing_unpickled(settings: ModelSettings) -> Iterator[None]:
-    """Refuse to unpickle weights in the ``with`` block.
+    """In the ``with`` block, raise ``UserError`` instead of unpickling weights.
 
     ``use_safetensors`` only concerns the file that is opened first. An index, a config or an adapter may name pickled
     files.

@@ -15,10 +15,12 @@ from huggingface_hub.errors import EntryNotFoundError
 from kit import hub
 from kit.config.other_kits import GGUF
 from kit.config.settings.model import ModelSettings
-from kit.errors import Problem, UserError, kind
+from kit.errors import Problem, UserError, first_line, kind, raise_if
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
+# Settings that name what is opened.
 _MODEL = "model_name_or_path"
+_ADAPTER = "adapter_name_or_path"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # The files of an adapter's tokenizer. An adapter with a tokenizer always has the first one.
 TOKENIZER_FILES = (
@@ -40,24 +42,24 @@ def locate_model(name: str, revision: str | None) -> str:
     folder = os.path.expanduser(name)
     if name.endswith(".gguf"):
         raise UserError(Problem(_MODEL, name, "a folder with config.json and safetensors, or a hub id", GGUF))
+    expected = "a folder with config.json, or a hub id"
     if os.path.isfile(folder):
-        raise UserError(
-            Problem(_MODEL, f"{name} is a file", "a folder with config.json, or a hub id", "give its folder")
-        )
+        raise UserError(Problem(_MODEL, f"{name} is a file", expected, "give its folder"))
     if not _is_local(name):
-        _ask_hub(name, revision, _MODEL, "config.json")
+        _check_hub_has(name, revision, _MODEL, "config.json")
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
         _check_json(Path(folder))
         return folder
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    raise UserError(Problem(_MODEL, f"{name}: {found}", "a folder with config.json, or a hub id", hint_final(folder)))
+    raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
 
 
 def commit_of(name: str, revision: str | None) -> str | None:
-    """The commit of a hub id whose config was fetched; None for a folder.
+    """Return the commit of a hub id whose config was fetched; None for a folder.
 
-    transformers tells it no longer. The hub's cache does: files lie in folders named after their commit.
+    It is read from the hub's cache, where files lie in folders named after their commit: transformers no longer
+    returns it.
     """
     if _is_local(name):
         return None
@@ -75,7 +77,7 @@ def has_weights(settings: ModelSettings) -> bool:
 
 
 def hint_final(folder: str | Path) -> str:
-    """Return a hint to ``final/`` if ``folder`` is the output folder of a run; else an empty text."""
+    """Return a hint to ``final/`` if ``folder`` is the output folder of a run; else an empty string."""
     final = os.path.join(folder, "final")
     return f"did you mean {final}?" if os.path.isdir(final) else ""
 
@@ -97,7 +99,8 @@ def _check_json(folder: Path) -> None:
             raise UserError(Problem(_MODEL, f"{path} holds {kind(values)}", "an object"))
         if not is_index:
             continue
-        shards, metadata = values.get("weight_map"), values.get("metadata")
+        shards = values.get("weight_map")
+        metadata = values.get("metadata")
         files = list(shards.values()) if isinstance(shards, dict) and isinstance(metadata, dict) else []
         if not files or not all(isinstance(file, str) for file in files):
             found = f"{path} does not say which weights are in which file"
@@ -112,31 +115,35 @@ def open_adapter(name: str) -> Path:
     Raises:
         UserError: a file is missing, or the hub id cannot be opened.
     """
-    field = "adapter_name_or_path"
+    if not _is_local(name):
+        return _download_adapter(name)
     folder = Path(os.path.expanduser(name))
-    if _is_local(name):
-        absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
-        if not os.path.isdir(folder):
-            raise UserError(Problem(field, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
-        pickled = os.path.isfile(folder / "adapter_model.bin")
-        fix = "convert adapter_model.bin: pickled weights are never opened" if pickled else ""
-        if absent:
-            raise UserError(*(Problem(field, f"no {file} in {folder}", fix=fix) for file in absent))
-        return folder
+    if not os.path.isdir(folder):
+        raise UserError(Problem(_ADAPTER, f"{name}: no such folder", "a folder with adapter_config.json, or a hub id"))
+    is_pickled = os.path.isfile(folder / "adapter_model.bin")
+    fix = "convert adapter_model.bin: pickled weights are never opened" if is_pickled else ""
+    absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
+    raise_if(Problem(_ADAPTER, f"no {file} in {folder}", fix=fix) for file in absent)
+    return folder
+
+
+def _download_adapter(name: str) -> Path:
+    """The folder in the hub's cache with the files of an adapter, which are downloaded if they are not there."""
     files = (*ADAPTER_FILES, *TOKENIZER_FILES)
-    _ask_hub(name, None, field, *files)
+    _check_hub_has(name, None, _ADAPTER, *files)
     try:
-        found = [
-            try_to_load_from_cache(name, file) for file in files
-        ]  # the cache also stores that a file does not exist
-        if not all(found) or not all(isinstance(path, str) for path in found[: len(ADAPTER_FILES)]):
-            found = [_fetch(name, file) for file in files]
-        return Path(str(found[0])).parent
+        # A path; None for a file that the cache does not know; an object for one that it knows not to exist.
+        paths = [try_to_load_from_cache(name, file) for file in files]
+        has_adapter = all(isinstance(path, str) for path in paths[: len(ADAPTER_FILES)])
+        if not has_adapter or None in paths:
+            paths = [_download(name, file) for file in files]
+        return Path(str(paths[0])).parent
     except Exception as error:
-        raise UserError(Problem(field, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
+        raise UserError(Problem(_ADAPTER, f"{name}: {first_line(error)}", " and ".join(ADAPTER_FILES))) from None
 
 
-def _fetch(name: str, file: str) -> str | None:
+def _download(name: str, file: str) -> str | None:
+    """The path of a file of a hub id; None if the hub does not have it, and it is one of a tokenizer."""
     try:
         return hf_hub_download(name, file)
     except EntryNotFoundError:
@@ -160,9 +167,10 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     Raises:
         UserError: the adapter names no base, or the base cannot be opened.
     """
-    where = str(folder / ADAPTER_FILES[0])
+    config_file = folder / ADAPTER_FILES[0]
+    where = str(config_file)
     try:
-        base = json.loads(Path(where).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = json.loads(config_file.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
     if not base or not isinstance(base, str):
@@ -181,20 +189,19 @@ def check_base(where: str, base: str, revision: str | None, fix: str) -> None:
     try:
         locate_model(base, revision)
     except UserError as error:
-        raise UserError(
-            Problem(where, f"names a base that cannot be opened: {error.problems[0].found}", fix=fix)
-        ) from None
+        found = f"names a base that cannot be opened: {error.problems[0].found}"
+        raise UserError(Problem(where, found, fix=fix)) from None
 
 
 def _is_local(name: str) -> bool:
     return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
+def _check_hub_has(name: str, revision: str | None, field: str, *files: str) -> None:
     """Raise ``UserError`` if the hub does not have ``name``.
 
-    Asks nothing offline (``HF_HUB_OFFLINE``), or if all ``files`` are in the local cache. Else makes one short request,
-    because transformers would retry for half a minute for each file, and a second one if the model is gated.
+    Makes no request offline (``HF_HUB_OFFLINE``), or if all ``files`` are in the local cache. Else makes one short
+    request, because transformers would retry for half a minute for each file, and a second one if the model is gated.
     """
     try:
         if all(try_to_load_from_cache(name, file, revision=revision) for file in files):
@@ -208,23 +215,18 @@ def _ask_hub(name: str, revision: str | None, field: str, *files: str) -> None:
         raise UserError(hub.not_cached(f"no folder {name!r}", name, "model", field))
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message that is not empty; else the name of its class."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def hint_trust(error: Exception) -> str:
-    """How to fix ``error`` if it says that the model needs its own code; else an empty text."""
-    is_code = "trust_remote_code" in str(error)
-    return "--trust_remote_code true runs the model's own code: read it first" if is_code else ""
+    """Return how to fix ``error`` if it says that the model needs its own code; else an empty string."""
+    needs_code = "trust_remote_code" in str(error)
+    return "--trust_remote_code true runs the model's own code: read it first" if needs_code else ""
 
 
 def hub_options(settings: ModelSettings, is_checked: bool = False) -> dict[str, Any]:
-    """The arguments of each ``from_pretrained`` of the base model.
+    """Return the arguments of each ``from_pretrained`` of the base model.
 
     Args:
-        is_checked: its config was fetched. Then what else is fetched is of the same commit, and the hub is not asked
-            about files that are in the cache.
+        is_checked: its config was fetched before. Then other files are fetched of the same commit, and those in the
+            cache are opened without a request.
     """
     revision = settings.model_revision or "main"
     commit = commit_of(settings.model_name_or_path, settings.model_revision) if is_checked else None

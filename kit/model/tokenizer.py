@@ -10,8 +10,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from kit.config.settings.method import MethodSettings
-from kit.errors import Problem, UserError, did_you_mean, raise_if
-from kit.model.locate import first_line, hint_trust, hub_options, locate_model, tokenizer_of_adapter
+from kit.errors import Problem, UserError, did_you_mean, first_line, raise_if
+from kit.model.locate import hint_trust, hub_options, locate_model, tokenizer_of_adapter
 
 
 def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:

@@ -24,12 +24,16 @@ from kit.config.settings.model import ModelSettings
 from kit.errors import Problem
 from kit.model.adapter import attach_adapter
 
-NUM_BLOCKS, BLOCK = 8, 256  # rows of other tokens to compare with: blocks spread evenly over the vocabulary
+# Rows of other tokens to compare with: blocks spread evenly over the vocabulary.
+NUM_BLOCKS = 8
+BLOCK_ROWS = 256
 NUM_SPECIAL = 512  # rows of special tokens and of padding to compare with, at most
-# Bounds far from both kinds, in the measures of ``is_untrained``. CLOSE: the second nearest special row of the unused
-# roles in the embedded tiny model is at 0.27 to 0.37, that of its trained tokens at 1.5 and above, those of the unused
-# tokens in a published model of 260k parameters at 0.005. AT_MEAN: 0 after a resize, trained rows 0.5 and above.
-CLOSE, AT_MEAN, ZERO = 0.5, 0.1, 0.01
+# Bounds of ``is_untrained``, far from what trained and untrained rows measure.
+# The second nearest special row of the unused roles in the embedded tiny model is at 0.27 to 0.37, that of its trained
+# tokens at 1.5 and above, those of the unused tokens in a published model of 260k parameters at 0.005.
+CLOSE = 0.5
+AT_MEAN = 0.1  # 0 after a resize, trained rows 0.5 and above
+ZERO = 0.01
 
 
 def check_stop_tokens(
@@ -37,42 +41,53 @@ def check_stop_tokens(
 ) -> list[Problem]:
     """Return a problem for each token that ends answers of the data, and that this run cannot learn to write.
 
-    That is: its output row was never trained (``is_untrained``), and ``settings`` freeze it. It is a problem and no
-    warning, because such a run is waste and the cure costs one row: ``trainable_tokens``. Where the finding was wrong,
-    the same flag goes on, and does no harm.
+    That is: its output row was never trained (``is_untrained``), and ``settings`` freeze it. It is a problem and not a
+    warning, because such a run is wasted and the fix costs one row: ``trainable_tokens``. If the row was trained after
+    all, the same flag starts the run, and does no harm.
 
     Args:
         meta_model: the model on meta; it is not changed.
         stop_ids: the tokens that end answers.
     """
-    if settings.method == "full" or not (ids := sorted(stop_ids)):
+    ids = sorted(stop_ids)
+    if settings.method == "full" or not ids:
         return []
-    table = _Table.open(settings, meta_model)
-    if table is None:
+    head = _HeadRows.open(settings, meta_model)
+    if head is None:
         return []
-    special = [i for i in tokenizer.added_tokens_decoder if i < table.num_rows]
-    special += range(max(tokenizer.get_vocab().values()) + 1, table.num_rows)  # padding
-    starts = [block * max(table.num_rows - BLOCK, 0) // (NUM_BLOCKS - 1) for block in range(NUM_BLOCKS)]
-    sample = {i: row for start in starts for i, row in enumerate(table.rows(start, start + BLOCK), start)}
-    others = {i: table.row(i) for i in special[:NUM_SPECIAL]}
+    special_ids = [i for i in tokenizer.added_tokens_decoder if i < head.num_rows]
+    special_ids += range(max(tokenizer.get_vocab().values()) + 1, head.num_rows)  # padding
+    special = {i: head.row(i) for i in special_ids[:NUM_SPECIAL]}
+    sample = _sample(head)
+    unlearnable = []
+    for i in ids:
+        if i >= head.num_rows:
+            continue
+        row = head.row(i)
+        never_trained = is_untrained(row, _without(special, i, len(row)), _without(sample, i, len(row)))
+        if never_trained and not _trains_row(settings, meta_model, i):
+            unlearnable.append(i)
+    if not unlearnable:
+        return []
+    tokens = ",".join(tokenizer.convert_ids_to_tokens(unlearnable))
+    modules = ",".join(dict.fromkeys(name.split(".")[-2] for name in head.names))
+    found = f"{tokens} ends the answers, but this model was never trained to write it"
+    found += f", and {settings.method} freezes its row"
+    fix = f"--trainable_tokens '{tokens}' trains that row too; or --lora_modules_to_save {modules}; or --method full"
+    return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
 
-    def looks_untrained(i: int) -> bool:
-        return is_untrained(table.row(i), _without(others, i), _without(sample, i))
 
-    found = [i for i in ids if i < table.num_rows and looks_untrained(i) and not _trains(settings, meta_model, i)]
-    if not found:
-        return []
-    names = ",".join(tokenizer.convert_ids_to_tokens(found))
-    heads = ",".join(dict.fromkeys(name.split(".")[-2] for name in table.names))
-    told = (
-        f"{names} ends the answers, but this model was never trained to write it, and {settings.method} freezes its row"
-    )
-    fix = f"--trainable_tokens '{names}' trains that row too; or --lora_modules_to_save {heads}; or --method full"
-    return [Problem("trainable_tokens", told, "a run that can learn to stop", fix)]
+def _sample(head: "_HeadRows") -> dict[int, torch.Tensor]:
+    """Rows [h] of tokens of any kind, by id."""
+    rows: dict[int, torch.Tensor] = {}
+    for block in range(NUM_BLOCKS):
+        start = block * max(head.num_rows - BLOCK_ROWS, 0) // (NUM_BLOCKS - 1)
+        rows.update(enumerate(head.rows(start, start + BLOCK_ROWS), start))
+    return rows
 
 
 def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor) -> bool:
-    """Whether a row of an output head clearly never had a gradient of its own.
+    """Return whether a row of an output head clearly never had a gradient of its own.
 
     Four cases, each of which a trained row misses by far, in any number of dimensions:
 
@@ -87,7 +102,8 @@ def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor)
         special: float32 [N, h], rows of other special tokens, and of padding.
         sample: float32 [M, h], rows of other tokens of any kind.
     """
-    norms, mean = sample.norm(dim=1), sample.mean(dim=0)
+    norms = sample.norm(dim=1)
+    mean = sample.mean(dim=0)
     if row.norm() < ZERO * norms.median():
         return True
     if (row - mean).norm() < AT_MEAN * (sample - mean).norm(dim=1).median():
@@ -95,19 +111,20 @@ def is_untrained(row: torch.Tensor, special: torch.Tensor, sample: torch.Tensor)
     rounding = 1e-3 * norms.median()
     if (torch.cat([sample, special]) - row).norm(dim=1).min() < rounding:
         return True
-    some = sample[:: max(1, len(sample) // BLOCK)]
-    next_ones = torch.cdist(some, sample).kthvalue(min(2, len(sample)), dim=1).values  # the nearest is the row itself
-    usual = next_ones[next_ones > rounding].median()  # NaN if all are equal, which compares as false
-    return bool(((special - row).norm(dim=1) < CLOSE * usual).sum() >= 2)
+    some = sample[:: max(1, len(sample) // BLOCK_ROWS)]
+    nearest = torch.cdist(some, sample).kthvalue(min(2, len(sample)), dim=1).values  # the first is the row itself
+    usual = nearest[nearest > rounding].median()  # NaN if all are equal, which compares as false
+    num_close = ((special - row).norm(dim=1) < CLOSE * usual).sum()
+    return bool(num_close >= 2)
 
 
-def _without(rows: dict[int, torch.Tensor], i: int) -> torch.Tensor:
-    """All rows but that of token ``i``, [n, h]; n may be 0, where a tokenizer has one special token only."""
+def _without(rows: dict[int, torch.Tensor], i: int, hidden_size: int) -> torch.Tensor:
+    """All rows but that of token ``i``, [n, h]; n may be 0, where a tokenizer has one special token or none."""
     others = [row for k, row in rows.items() if k != i]
-    return torch.stack(others) if others else next(iter(rows.values())).new_empty(0, len(next(iter(rows.values()))))
+    return torch.stack(others) if others else torch.empty(0, hidden_size)
 
 
-def _trains(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
+def _trains_row(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
     """Whether the output row of a token trains under these settings, by an adapter, alone or with the whole head."""
     adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
     head = adapted.get_base_model().get_output_embeddings()
@@ -116,7 +133,7 @@ def _trains(settings: MethodSettings, meta_model: Any, token_id: int) -> bool:
     return any(parameter.requires_grad for parameter in head.parameters())
 
 
-class _Table:
+class _HeadRows:
     """The weight of the output head in a safetensors file, of which single rows are read."""
 
     def __init__(self, names: list[str], file: Any, name: str) -> None:
@@ -131,15 +148,16 @@ class _Table:
         return self.rows(i, i + 1)[0]
 
     @classmethod
-    def open(cls, settings: ModelSettings, meta_model: Any) -> "_Table | None":
-        """Open the table; None if the files are not on this machine yet, or use other names than the model."""
+    def open(cls, settings: ModelSettings, meta_model: Any) -> "_HeadRows | None":
+        """Open the weight; None if the files are not on this machine yet, or use other names than the model."""
         weight = meta_model.get_output_embeddings().weight
         names = [name for name, p in meta_model.named_parameters(remove_duplicate=False) if p is weight]
         for name in reversed(names):  # a head of its own, if the files have one
             path = _file_with(settings, name)
+            if path is None:
+                continue
             try:
-                if path:
-                    return cls(names, safe_open(path, "pt").__enter__(), name)
+                return cls(names, safe_open(path, "pt").__enter__(), name)
             except (OSError, SafetensorError):
                 continue
         return None
@@ -148,17 +166,22 @@ class _Table:
 def _file_with(settings: ModelSettings, tensor: str) -> str | None:
     """The path of the safetensors file that should hold a tensor; None if it is not on this machine."""
 
-    def local(file: str) -> str | None:
-        folder = Path(os.path.expanduser(settings.model_name_or_path))
-        if folder.is_dir():
-            return str(folder / file) if (folder / file).is_file() else None
-        found = try_to_load_from_cache(settings.model_name_or_path, file, revision=settings.model_revision)
-        return found if isinstance(found, str) else None
-
-    if whole := local("model.safetensors"):
+    whole = _local_path(settings, "model.safetensors")
+    if whole:
         return whole
+    index = _local_path(settings, "model.safetensors.index.json")
+    if index is None:
+        return None
     try:
-        index = local("model.safetensors.index.json")
-        return local(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][tensor]) if index else None
+        return _local_path(settings, json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][tensor])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # loading reports it
         return None
+
+
+def _local_path(settings: ModelSettings, file: str) -> str | None:
+    """The path of a file of the model, in its folder or the hub's cache; None if it is not there."""
+    folder = Path(os.path.expanduser(settings.model_name_or_path))
+    if folder.is_dir():
+        return str(folder / file) if (folder / file).is_file() else None
+    found = try_to_load_from_cache(settings.model_name_or_path, file, revision=settings.model_revision)
+    return found if isinstance(found, str) else None

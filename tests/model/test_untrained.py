@@ -100,7 +100,8 @@ def test_weights_that_are_not_there_yet_are_not_looked_at(recipe, tmp_path):
     assert told(recipe(folder), "<|user|>") == ""
 
 
-def test_a_tokenizer_with_one_special_token_only_is_no_traceback():
+def test_a_tokenizer_with_one_special_token_or_none_is_no_traceback():
     row, sample = torch.ones(4), torch.eye(4).repeat(3, 1) + torch.arange(12)[:, None]
-    assert _without({3: row}, 3).shape == (0, 4)
-    assert not is_untrained(row, _without({3: row}, 3), sample)
+    assert _without({3: row}, 3, 4).shape == (0, 4)
+    assert _without({}, 3, 4).shape == (0, 4)
+    assert not is_untrained(row, _without({3: row}, 3, 4), sample)

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
-from kit.errors import Problem
+from kit.errors import Problem, first_line
 from kit.memory.needs import RunNeeds
 from kit.memory.sizes import format_bytes
 from kit.strategy.topology import Topology
@@ -122,7 +122,7 @@ def check_four_bit(recipe: Recipe, device: str) -> Result:
         result = _compared(name, f"bitsandbytes {bitsandbytes.__version__}", _error(product, inputs @ weight.t()),
                            _NF4_ERROR, fix)  # fmt: skip
     except Exception as error:  # a library of CUDA that is missing or of another version raises many types
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         fix = "`python -m bitsandbytes` says what it misses; then install it again"
         result = Result(name, "fail", f"bitsandbytes is installed but broken ({reason})", fix)
     if result.status == "fail" and not needed:
