@@ -6,7 +6,7 @@ sharding and collectives run on the CPU (a rehearsal).
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kit.config.recipe import Recipe
@@ -53,7 +53,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         The accelerator, and how this process must load weights.
 
     Raises:
-        TrainingError: the strategy or the number of processes differs from ``topology``, or a rank did not arrive.
+        TrainingError: strategy, precision or number of processes differ from ``topology``, or a rank did not arrive.
         UserError: ranks differ in ``facts``, or their machines cannot reach each other by name, or the port of the
             rendezvous is in use.
     """
@@ -108,6 +108,8 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
     )
     if on_cpu and plugin is not None:
         force_fsdp(accelerator, plugin, groups)
+    if accelerator.mixed_precision != topology.mixed_precision:
+        raise TrainingError(f"asked for mixed_precision {topology.mixed_precision}, got {accelerator.mixed_precision}")
     actual = strategy_name(accelerator)
     if (actual, accelerator.num_processes) != (topology.strategy.name, topology.num_processes):
         raise TrainingError(
@@ -143,10 +145,13 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
     for name in topology.layer_classes:
         if name not in present:
             problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", f"no {name} in this model", layers, fix))
-    if topology.strategy.shards and not problems and not layer_classes(topology, meta_model):
+    if not topology.strategy.shards:
+        return problems
+    classes = layer_classes(topology, meta_model)
+    if not problems and not classes:
         found = f"{type(meta_model).__name__} does not say which layers to shard"
         problems.append(Problem("fsdp_transformer_layer_cls_to_wrap", found, layers, "name it in the config"))
-    if topology.strategy.shards and (shared := _shared_weight(meta_model, layer_classes(topology, meta_model))):
+    if shared := _shared_weight(meta_model, classes):
         found = f"{topology.config_name}: layers of {type(meta_model).__name__} share weights ({shared})"
         problems.append(Problem("config", found, "layers that can be sharded apart", "--config ddp"))
     return problems
@@ -184,7 +189,8 @@ def prepare(
         optimizer: None: nothing will be trained.
 
     Raises:
-        TrainingError: a layer that should be sharded is not, or tied embeddings are no longer tied.
+        TrainingError: a layer that should be sharded is not, there are more or fewer copies than asked for, or tied
+            embeddings are no longer tied.
     """
     import torch
 
@@ -213,15 +219,11 @@ def prepare(
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if topology.strategy.name == "fsdp1":  # it shows this rank's shards only; the other strategies show whole tensors
         trainable = int(accelerator.reduce(torch.tensor(trainable, device=accelerator.device)).item())
-    copies = num_replicas(model)
-    actual = ActualStrategy(
-        type=replace(topology.strategy, replicates=copies > 1),
-        config=topology.config_name,
-        num_processes=accelerator.num_processes,
-        num_replicas=copies,
-        mixed_precision=accelerator.mixed_precision,
+    if (copies := num_replicas(model)) != topology.num_replicas:
+        raise TrainingError(f"asked for {topology.num_replicas} copies of the model, got {copies}")
+    actual = ActualStrategy.of(
+        topology,
         device=torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type,
-        rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), num_sharded) if plugin is not None else None,
         num_threads=torch.get_num_threads(),
         trainable_parameters=trainable,
@@ -229,18 +231,13 @@ def prepare(
     return Prepared(accelerator, data_ranks(accelerator), model, optimizer if trains else None, actual)
 
 
-def planned(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy:
+def planned_strategy(topology: Topology, meta_model: "torch.nn.Module") -> ActualStrategy:
     """Return the strategy that ``prepare`` would report, from the model's shapes alone. For a dry run."""
     classes = layer_classes(topology, meta_model)
     count = sum(type(module).__name__ in classes for module in meta_model.modules())
-    return ActualStrategy(
-        type=topology.strategy,
-        config=topology.config_name,
-        num_processes=topology.num_processes,
-        num_replicas=topology.num_replicas,
-        mixed_precision=topology.mixed_precision,
+    return ActualStrategy.of(
+        topology,
         device=topology.device_type,
-        rehearsal=topology.rehearsal,
         sharded_layers=ShardedLayers(list(classes), count) if topology.strategy.shards else None,
         num_threads=0,  # only known once the run starts
         trainable_parameters=sum(p.numel() for p in meta_model.parameters() if p.requires_grad),

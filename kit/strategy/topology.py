@@ -71,13 +71,38 @@ class ActualStrategy:
     trainable_parameters: int
 
     @classmethod
+    def of(
+        cls,
+        topology: Topology,
+        *,
+        device: str,
+        sharded_layers: ShardedLayers | None,
+        num_threads: int,
+        trainable_parameters: int,
+    ) -> "ActualStrategy":
+        """Return what runs if ``topology`` was found to run: its strategy, and what only the run or the model knows."""
+        return cls(
+            type=topology.strategy,
+            config=topology.config_name,
+            num_processes=topology.num_processes,
+            num_replicas=topology.num_replicas,
+            mixed_precision=topology.mixed_precision,
+            device=device,
+            rehearsal=topology.rehearsal,
+            sharded_layers=sharded_layers,
+            num_threads=num_threads,
+            trainable_parameters=trainable_parameters,
+        )
+
+    @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
         """Create it from the values in ``run.json``. Raises ``KeyError`` or ``TypeError`` for any other form."""
         values = {"num_replicas": 1, **values}  # earlier runs had no hybrid sharding
         known = {key: values[key] for key in RECORD_KEYS}
-        offloads, layers = known.pop("offload"), known["sharded_layers"]
-        known["type"] = Strategy(known["type"], offloads=offloads, replicates=known["num_replicas"] > 1)
-        known["sharded_layers"] = layers and ShardedLayers(**layers)
+        replicates = known["num_replicas"] > 1
+        known["type"] = Strategy(known["type"], offloads=known.pop("offload"), replicates=replicates)
+        if known["sharded_layers"]:
+            known["sharded_layers"] = ShardedLayers(**known["sharded_layers"])
         return cls(**known)
 
     def record(self) -> dict[str, Any]:
@@ -89,7 +114,11 @@ class ActualStrategy:
         """Describe in one line how the run is distributed, and its global batch."""
         micro_batch = recipe.micro_batch_size
         accumulation = recipe.global_batch_size // (micro_batch * self.num_processes)
-        device = " rehearsed on CPU" if self.rehearsal else " on CPU" if self.device == "cpu" else ""
+        device = ""
+        if self.rehearsal:
+            device = " rehearsed on CPU"
+        elif self.device == "cpu":
+            device = " on CPU"
         parts = [
             f"{self.type.title}{device}",
             f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",

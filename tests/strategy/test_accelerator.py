@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from kit.config.recipe import Recipe
 from kit.errors import TrainingError
 from kit.model.load import build_meta_model, open_config
-from kit.strategy.accelerator import check_strategy, data_ranks, layer_classes, planned, prepare, start
+from kit.strategy.accelerator import check_strategy, data_ranks, layer_classes, planned_strategy, prepare, start
 from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
 from kit.train.optim import build_optimizer
@@ -99,17 +99,23 @@ def test_a_dry_run_says_what_a_run_says_of_itself(accelerate_starts_afresh, reci
     accelerator, plan = start(recipe, wanted)
     assert (plan.compute_dtype, plan.device) == ("float32", "cpu")
     prepared = prepare(accelerator, wanted, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
-    foretold = planned(wanted, model)
+    expected = planned_strategy(wanted, model)
     assert prepared.strategy.num_threads == torch.get_num_threads()
-    assert replace(prepared.strategy, num_threads=0) == foretold
-    assert foretold.trainable_parameters == 30 and foretold.sharded_layers is None
-    sharded = planned(topology(FSDP2, num_processes=2), llama).sharded_layers
+    assert replace(prepared.strategy, num_threads=0) == expected
+    assert expected.trainable_parameters == 30 and expected.sharded_layers is None
+    sharded = planned_strategy(topology(FSDP2, num_processes=2), llama).sharded_layers
     assert (sharded.classes, sharded.count) == (["LlamaDecoderLayer"], 3)
 
 
 def test_another_strategy_than_the_one_asked_for_stops_the_run(accelerate_starts_afresh, recipe):
     with pytest.raises(TrainingError, match="asked for Single on 2 processes, got Single on 1"):
         start(recipe, topology(num_processes=2))
+
+
+def test_another_number_of_copies_than_asked_for_stops_the_run(sharded, monkeypatch):
+    monkeypatch.setattr("kit.strategy.accelerator.num_replicas", lambda model: 2)
+    with pytest.raises(TrainingError, match="asked for 1 copies of the model, got 2"):
+        sharded()
 
 
 def test_the_share_of_a_process_is_summed_over_all(accelerate_starts_afresh, recipe):

@@ -14,7 +14,7 @@ from kit.model.locate import has_weights
 from kit.model.parts import describe_parts
 from kit.model.reach import freeze_unreached_parts
 from kit.preflight import Preflight
-from kit.strategy.accelerator import planned as planned_strategy
+from kit.strategy.accelerator import planned_strategy
 from kit.strategy.topology import Topology
 from kit.tools.plan.hardware import this_machine
 from kit.tools.plan.lengths import measure
