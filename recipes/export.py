@@ -58,10 +58,10 @@ def main() -> None:
         found = f"{args.source} is not in the folder of its run: no {run_file}, which says how it was trained"
         fix = "give the run's own final/, or a checkpoint of it with --merge"
         raise UserError(Problem("--measure_drift", found, fix=fix))
-    trained = drift.ask_trained(settings, run_file, read) if args.measure_drift else None
+    trained = drift.measure_trained(settings, run_file, read) if args.measure_drift else None
     merged = merge_adapter(settings, run_file, read, args.output_dir, args.dtype or "bfloat16")
     if trained:
-        say(drift.describe(trained, merged))
+        say(drift.describe_drift(trained, merged))
     say(f"merged model: {args.output_dir}")
 
 

@@ -18,7 +18,7 @@ from kit.config.settings.method import MethodSettings
 from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
-from kit.export.final import model_card, refuse_untrained, share_as_usual, write_model
+from kit.export.final import give_usual_mode, model_card, refuse_untrained, write_model
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -105,7 +105,7 @@ def merge_adapter(settings: MethodSettings, run_file: Path, read: Read | None, o
         merged.save_pretrained(folder)
         write_stops(folder, merged, stops)
         tokenizer.save_pretrained(folder)
-        share_as_usual(folder)
+        give_usual_mode(folder)
     say(*describe_stops(new_stops(merged, stops), str(output_dir)))
     return merged
 

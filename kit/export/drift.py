@@ -48,7 +48,7 @@ class Drift:
     num_positions: int
 
 
-def ask_trained(settings: MethodSettings, run_file: Path, read: Callable[[Any], Any] | None) -> Trained:
+def measure_trained(settings: MethodSettings, run_file: Path, read: Callable[[Any], Any] | None) -> Trained:
     """Build the model as it was trained, on the CPU, and compute its logits.
 
     Frozen weights have the precision of the run, and are 4-bit for ``qlora``.
@@ -72,10 +72,10 @@ def ask_trained(settings: MethodSettings, run_file: Path, read: Callable[[Any], 
         read(model)
     title = f"adapter on the {'4-bit ' if run.method == 'qlora' else ''}base, computed in {compute}"
     with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):  # as in training
-        answers = ask(model, sequences)
+        logits = logits_of(model, sequences)
     del model
     gc.collect()  # the loss head refers to the model and back, so only the garbage collector frees it
-    return Trained(answers, sequences, source, title)
+    return Trained(logits, sequences, source, title)
 
 
 def find_sequences(settings: MethodSettings, run: Recipe) -> tuple[list[torch.Tensor], str]:
@@ -97,7 +97,7 @@ def find_sequences(settings: MethodSettings, run: Recipe) -> tuple[list[torch.Te
 
 
 @torch.no_grad()
-def ask(model: Any, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+def logits_of(model: Any, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the logits after each of the N tokens of ``sequences``, float32 [N, V].
 
     They are computed in the model's own precision, without dropout.
@@ -106,7 +106,7 @@ def ask(model: Any, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([model(input_ids=ids[None]).logits[0].float() for ids in sequences])
 
 
-def compare(trained: torch.Tensor, merged: torch.Tensor) -> Drift:
+def drift_between(trained: torch.Tensor, merged: torch.Tensor) -> Drift:
     """Compute the drift between the logits of two models, each float32 [N, V]."""
     kl = 0.0
     for one, other in zip(trained.split(MAX_TOKENS), merged.split(MAX_TOKENS), strict=True):
@@ -115,9 +115,9 @@ def compare(trained: torch.Tensor, merged: torch.Tensor) -> Drift:
     return Drift(kl / len(trained), (trained - merged).abs().max().item(), len(trained))
 
 
-def describe(trained: Trained, merged: Any) -> str:
+def describe_drift(trained: Trained, merged: Any) -> str:
     """Compute the drift of the model ``merged``, and describe it and how it was measured, as text for the user."""
-    drift = compare(trained.logits, ask(merged, trained.sequences))
+    drift = drift_between(trained.logits, logits_of(merged, trained.sequences))
     return (
         f"drift from the trained model ({trained.title}) to the merged one (computed in {str(merged.dtype)[6:]}):\n"
         f"    KL(trained || merged) {drift.mean_kl:.6g} nats per token, the mean over {drift.num_positions} positions;"

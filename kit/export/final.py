@@ -89,7 +89,8 @@ def write_model(
     """
     is_main = rank_and_world()[0] == 0
     if not hasattr(model, "peft_config"):
-        config, before = model.config, (model.config.use_cache, model.config.dtype)
+        config = model.config
+        use_cache, own_dtype = config.use_cache, config.dtype
         config.use_cache = True
         if is_main:
             model.save_pretrained(folder, state_dict={})  # all but the weights
@@ -97,7 +98,8 @@ def write_model(
         if is_main:
             config.dtype = dtype or torch.float32  # `save_pretrained` puts that of the weights in training there
             config.save_pretrained(folder)
-        config.use_cache, config.dtype = before
+        config.use_cache = use_cache
+        config.dtype = own_dtype
     elif is_main:
         refuse_untrained(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
@@ -107,10 +109,10 @@ def write_model(
         write_stops(folder, model, stops)
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        share_as_usual(folder)
+        give_usual_mode(folder)
 
 
-def share_as_usual(folder: Path) -> None:
+def give_usual_mode(folder: Path) -> None:
     """Give weight files the mode of any new file in ``folder``; safetensors makes them readable by the owner only."""
     probe = folder / ".mode"
     probe.touch()
@@ -155,19 +157,16 @@ def model_card(
         steps: optimiser steps done.
         stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
     """
-    base, is_full = recipe.model_name_or_path, recipe.method == "full"
-    base = Path(base).name if os.path.exists(os.path.expanduser(base)) else base
-    lines = [
-        "---",
-        "library_name: " + ("transformers" if is_full else "peft"),
-        f"base_model: {base}",
-        "---",
-        "",
-    ]
-    lines += [f"# {Path(base).name}, fine-tuned ({recipe.method})", ""]
-    named = ", ".join(f"`{entry.name}`" for entry in recipe.datasets)
+    is_full = recipe.method == "full"
+    library = "transformers" if is_full else "peft"
+    base = recipe.model_name_or_path
+    if os.path.exists(os.path.expanduser(base)):
+        base = Path(base).name
+    datasets = ", ".join(f"`{entry.name}`" for entry in recipe.datasets)
     items = "packs" if recipe.packing else "samples"
-    lines += [f"- data: {named}, {steps} steps of {recipe.global_batch_size} {items}"]
+    lines = ["---", f"library_name: {library}", f"base_model: {base}", "---", ""]
+    lines += [f"# {Path(base).name}, fine-tuned ({recipe.method})", ""]
+    lines += [f"- data: {datasets}, {steps} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     num_processes, precision = strategy.num_processes, strategy.mixed_precision
     lines += [f"- {strategy.type.name} on {num_processes} process(es), mixed_precision {precision}"]
@@ -180,14 +179,24 @@ def model_card(
             lines += [
                 f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
             ]
-    lines += [f"- answers end with {' or '.join(f'`{token}`' for token in stops)}"] if stops else []
-    load = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
-    package = "transformers" if is_full else "peft"
-    lines += ["", "```python", f"from {package} import {load}"]
-    if stops and not is_full:  # PEFT opens the base's generation_config.json, not the adapter's
+    if stops:
+        lines += [f"- answers end with {' or '.join(f'`{token}`' for token in stops)}"]
+    return "\n".join([*lines, "", "```python", *_code_to_open(is_full, bool(stops)), "```", ""])
+
+
+def _code_to_open(is_full: bool, has_stops: bool) -> list[str]:
+    """Lines of Python that open the model of a card.
+
+    Args:
+        has_stops: whether there are tokens that end answers, at which the base does not stop.
+    """
+    library = "transformers" if is_full else "peft"
+    class_name = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
+    opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
+    lines = [f"from {library} import {class_name}"]
+    if opens_stops:
         lines += ["from transformers import GenerationConfig"]
-    lines += [f'model = {load}.from_pretrained("path/to/this/folder")']
-    if stops and not is_full:
+    lines += [f'model = {class_name}.from_pretrained("path/to/this/folder")']
+    if opens_stops:
         lines += ['model.generation_config = GenerationConfig.from_pretrained("path/to/this/folder")  # where it stops']
-    lines += ["```", ""]
-    return "\n".join(lines)
+    return lines

@@ -50,8 +50,10 @@ def write_weights(folder: Path, model: Any, state: Mapping[str, torch.Tensor], d
             model.save_pretrained(folder, state_dict=whole, max_shard_size=MAX_SHARD_BYTES)
         return
     shards = _split({name: state[name].size().numel() * dtypes[name].itemsize for name in names})
-    files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    files = ["model.safetensors"] if len(shards) == 1 else files
+    if len(shards) == 1:
+        files = ["model.safetensors"]
+    else:
+        files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     writing: Future[None] | None = None
     with ThreadPoolExecutor(1) as thread:  # while one rank writes a shard, the next one collects its own
         for number, (file, shard) in enumerate(zip(files, shards, strict=True)):

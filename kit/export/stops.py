@@ -1,4 +1,4 @@
-"""Tell plain ``generate`` of a trained model where its answers end.
+"""The tokens at which plain ``generate`` of a trained model stops.
 
 A chat template ends an answer with a token of its own, such as ``<|im_end|>``; the base's ``generation_config.json``
 often names only EOS. Then the model writes the token that it learned to write, and generation goes on behind it.
@@ -30,7 +30,8 @@ def new_stops(model: Any, stops: Mapping[str, int]) -> dict[str, int]:
 
 def write_stops(folder: Path, model: Any, stops: Mapping[str, int]) -> None:
     """Write the generation settings of ``model`` to ``folder``, with ``stops`` added; nothing if none is new."""
-    if new := new_stops(model, stops):
+    new = new_stops(model, stops)
+    if new:
         config = copy.deepcopy(model.generation_config)
         config.eos_token_id = [*_ids(config.eos_token_id), *new.values()]
         config.to_json_file(folder / _FILE)  # `save_pretrained` refuses settings that many published models have
@@ -54,8 +55,13 @@ def open_generation_config(settings: ModelSettings, model: Any) -> None:
 
 def describe_stops(stops: Mapping[str, int], where: str) -> list[str]:
     """Return a line that names the tokens added to the model in ``where``; empty if there are none."""
-    return [f"answers end with {' or '.join(stops)}: the model in {where} stops there too"] if stops else []
+    if not stops:
+        return []
+    return [f"answers end with {' or '.join(stops)}: the model in {where} stops there too"]
 
 
 def _ids(eos_token_id: Any) -> list[int]:
-    return [] if eos_token_id is None else list(eos_token_id) if isinstance(eos_token_id, list) else [eos_token_id]
+    """The ids of a config's ``eos_token_id``: none, one, or a list."""
+    if eos_token_id is None:
+        return []
+    return list(eos_token_id) if isinstance(eos_token_id, list) else [eos_token_id]

@@ -8,13 +8,21 @@ import torch
 from data_helpers import chat, write
 
 from kit.config.recipe import Recipe
-from kit.export.drift import MAX_TOKENS, NUM_SEQUENCES, Trained, ask, compare, describe, find_sequences
+from kit.export.drift import (
+    MAX_TOKENS,
+    NUM_SEQUENCES,
+    Trained,
+    describe_drift,
+    drift_between,
+    find_sequences,
+    logits_of,
+)
 
 
 def test_drift_is_the_mean_divergence_from_the_trained_model_and_the_largest_difference():
     trained = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log() + 3  # a shift of all logits says the same
     merged = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log() + 3
-    drift = compare(trained, merged)
+    drift = drift_between(trained, merged)
     assert drift.mean_kl == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2, rel=1e-6)
     assert drift.max_difference == pytest.approx(math.log(2), rel=1e-6) and drift.num_positions == 2
 
@@ -30,14 +38,14 @@ class Echo(torch.nn.Module):
 
 
 def test_a_model_is_asked_after_each_token_of_each_sequence():
-    logits = ask(Echo(), [torch.tensor([1, 2]), torch.tensor([3])])
+    logits = logits_of(Echo(), [torch.tensor([1, 2]), torch.tensor([3])])
     assert logits.dtype == torch.float32 and logits.argmax(-1).tolist() == [1, 2, 3]
 
 
 def test_the_numbers_are_said_with_what_they_were_measured_on():
     sequences = [torch.tensor([1, 2])]
-    trained = Trained(ask(Echo(), sequences), sequences, "two tokens", "adapter")
-    told = describe(trained, Echo())
+    trained = Trained(logits_of(Echo(), sequences), sequences, "two tokens", "adapter")
+    told = describe_drift(trained, Echo())
     assert "the trained model (adapter) to the merged one (computed in bfloat16)" in told
     assert "KL(trained || merged) 0 nats per token, the mean over 2 positions" in told
     assert told.endswith("measured on two tokens")
