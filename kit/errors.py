@@ -21,7 +21,7 @@ class Problem:
     found: str
     expected: str = ""
     fix: str = ""  # what to type or change
-    num_others: int = 0  # above 0: this problem stands for so many others, which are not shown
+    num_others: int = 0  # above 0: this stands for that number of other problems, which are not shown
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.found}"
@@ -46,8 +46,10 @@ class UserError(Exception):
             return f"error: {self.problems[0]}"
         num_shown = sum(not problem.num_others for problem in self.problems)
         num_others = sum(problem.num_others for problem in self.problems)
-        more = f", {num_shown} of them shown" if num_others else ""
-        return "\n".join([f"error: {num_shown + num_others} problems{more}", *(f"  - {p}" for p in self.problems)])
+        first = f"error: {num_shown + num_others} problems"
+        if num_others:
+            first += f", {num_shown} of them shown"
+        return "\n".join([first, *(f"  - {problem}" for problem in self.problems)])
 
 
 class TrainingError(Exception):
@@ -79,8 +81,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 def kind(value: Any) -> str:
     """Return the type of a value in the words of JSON, for a message: ``a string``, ``an object``, ``null``."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     names = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
@@ -95,8 +99,10 @@ _NO_MEMORY = re.compile(
 def causes(error: BaseException) -> list[BaseException]:
     """Return ``error`` and the exceptions that led to it (``__cause__`` and ``__context__``), the earliest last."""
     errors = [error]
-    for later in errors:
-        errors += [other for other in (later.__cause__, later.__context__) if other is not None and other not in errors]
+    for later in errors:  # the list grows in the loop, so the causes of causes are visited too
+        for earlier in (later.__cause__, later.__context__):
+            if earlier is not None and earlier not in errors:
+                errors.append(earlier)
     return errors
 
 

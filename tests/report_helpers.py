@@ -6,13 +6,13 @@ from data_helpers import open_all, recipe
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
-from kit.tools.report.runs import open_run
-from kit.tools.report.samples_page import look
+from kit.tools.report.runs import read_reported_run
+from kit.tools.report.samples_page import gather_samples
 
 
 def looked(tokenizer, num_samples=5, **flags):
     data = open_all(tokenizer, **flags)
-    return look(recipe(**flags), tokenizer, data, data.notes, num_samples)
+    return gather_samples(recipe(**flags), tokenizer, data, data.notes, num_samples)
 
 
 def checks(gathered):
@@ -52,4 +52,4 @@ def make_run(folder, rows=None, **changes):
 
 def opened(folder, rows=None, **changes):
     """The same, as a report reads it."""
-    return open_run(make_run(folder, rows, **changes))
+    return read_reported_run(make_run(folder, rows, **changes))

@@ -1,4 +1,4 @@
-"""All that is wrong is told at once, each problem with its place and what to do."""
+"""All that is wrong is reported at once, each problem with where it is and how to fix it."""
 
 import pytest
 
@@ -12,12 +12,12 @@ def test_a_problem_says_where_what_was_found_what_was_expected_and_what_to_do():
 
 
 def test_one_problem_is_a_line_and_several_are_a_list():
-    one, other = Problem("a", "wrong"), Problem("b", "wrong", fix="mend it")
+    one, other = Problem("a", "wrong"), Problem("b", "wrong", fix="fix it")
     assert str(UserError(one)) == "error: a: wrong"
-    assert str(UserError(one, other)) == "error: 2 problems\n  - a: wrong\n  - b: wrong\n    -> mend it"
+    assert str(UserError(one, other)) == "error: 2 problems\n  - a: wrong\n  - b: wrong\n    -> fix it"
 
 
-def test_the_same_problem_is_told_once_as_every_rank_finds_it():
+def test_a_problem_that_every_rank_finds_is_reported_once():
     assert str(UserError(*[Problem("a", "wrong")] * 3)) == "error: a: wrong"
 
 
@@ -26,7 +26,7 @@ def test_problems_that_are_only_counted_are_counted():
     assert str(error).startswith("error: 42 problems, 1 of them shown\n")
 
 
-def test_several_checks_are_told_together_and_other_errors_are_not_held_back():
+def test_problems_of_several_checks_are_reported_together_and_other_errors_pass():
     problems = Problems()
     with problems.caught():
         raise UserError(Problem("a", "wrong"))

@@ -67,7 +67,7 @@ def test_credentials_in_urls_are_hidden(text, hidden):
     assert redacted(text) == hidden == redacted(hidden)
 
 
-def test_where_credentials_stand_is_told_in_their_order(monkeypatch):
+def test_spans_of_credentials_are_returned_in_order(monkeypatch):
     monkeypatch.setenv("MY_SECRET", "n0t-for-you")
     text = "n0t-for-you, https://me@host and ?token=x"
     assert [text[start:end] for start, end in secret_spans(text)] == ["n0t-for-you", "me", "x"]

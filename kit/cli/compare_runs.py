@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kit.run.record import read_metrics
 
-MEASURES = ("loss", "grad_norm", "learning_rate", "eval_loss")
+COMPARED_KEYS = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 Row = dict[str, Any]  # a line of metrics.jsonl
 
@@ -22,7 +22,7 @@ class Comparison:
     verdict: str  # the result in words, for the user
 
 
-def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
+def compare_runs(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
     """Compare a run without interruption with one that was killed and continued.
 
     Args:
@@ -33,14 +33,14 @@ def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
     rows = read_metrics(continued)
     # A repeated step has other timings. So a row that is the same as before belongs to a step that was not repeated.
     kept = max((row["step"] for row in rows if "loss" in row and row in before_kill), default=0)
-    of_whole, of_continued = _measures(read_metrics(whole)), _measures(rows)
+    of_whole, of_continued = _compared_values(read_metrics(whole)), _compared_values(rows)
     worst: dict[str, float] = {}
     first = None
     table = [f"{'step':<6}{'uninterrupted':<22}{'continued':<22}difference"]
     for step in sorted(of_whole.keys() | of_continued.keys()):
         a, b = of_whole.get(step, {}), of_continued.get(step, {})
         differences = {
-            name: _relative(a.get(name, math.nan), b.get(name, math.nan))
+            name: _relative_difference(a.get(name, math.nan), b.get(name, math.nan))
             for name in a | b
             if name not in a or name not in b or a[name].hex() != b[name].hex()
         }
@@ -57,7 +57,7 @@ def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
         return Comparison("not continued", table, f"not continued: the run {reason}")
     if first is None and not weights:
         num = num_steps - kept
-        steps = f"{num} step{'s' * (num > 1)}"
+        steps = "1 step" if num == 1 else f"{num} steps"
         return Comparison("exact", table, f"exact: {steps} after the kill and the final weights are equal bit for bit")
     if first is None:
         return Comparison("differs", table, f"differs in the final weights: {weights}")
@@ -68,22 +68,22 @@ def compare(whole: Path, continued: Path, before_kill: list[Row]) -> Comparison:
     return Comparison("differs", table, verdict)
 
 
-def _measures(rows: list[Row]) -> dict[int, dict[str, float]]:
+def _compared_values(rows: list[Row]) -> dict[int, dict[str, float]]:
     """The compared values of each step, from its training row and the evaluation after it."""
-    measures: dict[int, dict[str, float]] = {}
+    values: dict[int, dict[str, float]] = {}
     for row in rows:
-        named = {name: float(row[name]) for name in MEASURES if name in row}
-        measures[row["step"]] = measures.get(row["step"], {}) | named
-    return measures
+        named = {name: float(row[name]) for name in COMPARED_KEYS if name in row}
+        values[row["step"]] = values.get(row["step"], {}) | named
+    return values
 
 
-def _relative(a: float, b: float) -> float:
+def _relative_difference(a: float, b: float) -> float:
     difference = abs(a - b) / abs(a) if a else abs(a - b)
     return math.inf if math.isnan(difference) else difference
 
 
 def _shown(values: dict[str, float]) -> str:
-    name = next((name for name in MEASURES if name in values), None)
+    name = next((name for name in COMPARED_KEYS if name in values), None)
     return f"{name} {values[name]:.9g}" if name else "missing"
 
 

@@ -17,7 +17,7 @@ from kit.tools.doctor.result import FAILED, Report, Result
 
 HELP = "check this machine, and a run planned on it, before it costs anything"
 TIMEOUT_SECONDS = 60.0
-# What rank 0 may come later than ranks that check no machine: imports and checks of a slow one.
+# How much later rank 0 may come than ranks that check no machine: it imports more, and its machine may be slow.
 _LATE_SECONDS = 120.0
 
 USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--json] [--timeout SECONDS] [--flag value ...]
@@ -25,7 +25,7 @@ USAGE = f"""usage: kit doctor [--config C] [--recipe R] [--json] [--timeout SECO
 {HELP[0].upper()}{HELP[1:]}. Each line is ok, warn or fail, and says what to do.
 
   --json             print one JSON object at the end, instead of lines
-  --timeout SECONDS  give up on a rank that does not answer for so long (default: {TIMEOUT_SECONDS:.0f})
+  --timeout SECONDS  give up on a rank that does not answer in this time (default: {TIMEOUT_SECONDS:.0f})
 
 Takes the flags of recipes/finetune.py; without any, it checks what the recipe tiny needs. On each of several machines:
 torchrun --nnodes 2 ... -m kit.cli.main doctor --config C, or accelerate launch ... -m kit.cli.main doctor ...
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     if launched and launched.world > 1:
         with exits.reporting_errors():
             exits.leave(_run_as_rank(request, launched, as_json, timeout_seconds))
-    resolve_config(request, checks_batch=False)  # what is mistyped is told before a check, and before torch is imported
+    resolve_config(request, checks_batch=False)  # mistyped flags are reported before torch is imported
     from kit.tools.doctor.versions import check_versions
 
     report = Report(lambda result: None if as_json else show(str(result)))
@@ -63,9 +63,9 @@ def run(argv: list[str]) -> int:
 
 
 def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeout_seconds: float) -> int:
-    """Make the checks of this rank under a launcher of the user's, and return the exit status, the same on all ranks.
+    """Make the checks of this rank, which a launcher of the user started. Returns the exit status, equal on all ranks.
 
-    The first rank of a machine prints what it finds there, rank 0 also what all find together.
+    The first rank of a machine prints what it finds there; rank 0 also prints what all ranks find together.
     """
     resolve_config(request, checks_batch=False)
     from kit.tools.doctor.hosts import own_host
@@ -73,13 +73,13 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
     from kit.tools.doctor.ranks import check_ranks
     from kit.tools.doctor.versions import check_versions
 
-    def tell(result: Result) -> None:
+    def report_result(result: Result) -> None:
         if result.status == "fail" and not is_main():
             print(result, file=sys.stderr, flush=True)
         elif launched.local_rank == 0 and not as_json:
             show(str(result))
 
-    report = Report(tell, own_host() if launched.several_machines else "")
+    report = Report(report_result, own_host() if launched.several_machines else "")
     if launched.local_rank == 0:
         report.run("versions", check_versions)
     planned = plan_launch(request)
@@ -92,16 +92,21 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
 
     everyones = check_ranks(report, planned, timeout_seconds, end, 0 if is_main() else _LATE_SECONDS)
     if is_main():
-        for result in [result for results in everyones[1:] for result in results]:
-            report.results.append(result)
-            if result.status != "ok" and result.host != own_host() and not as_json:
-                show(str(result))
-    return max(end(), *(FAILED if any(r.status == "fail" for r in results) else 0 for results in everyones), 0)
+        for results in everyones[1:]:
+            for result in results:
+                report.results.append(result)
+                if result.status != "ok" and result.host != own_host() and not as_json:
+                    show(str(result))
+    status = end()
+    any_failed = any(result.status == "fail" for results in everyones for result in results)
+    return FAILED if any_failed else status
 
 
 def _own_flags(argv: list[str]) -> tuple[list[str], bool, float]:
     """Take this command's own flags out of ``argv``. Returns the other words, ``--json`` and ``--timeout``."""
-    words, as_json, text = [], False, str(TIMEOUT_SECONDS)
+    words: list[str] = []
+    as_json = False
+    text = str(TIMEOUT_SECONDS)
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -109,7 +114,9 @@ def _own_flags(argv: list[str]) -> tuple[list[str], bool, float]:
         if word == "--json":
             as_json = True
         elif name == "--timeout":
-            text = value if has_value else rest.pop(0) if rest and not rest[0].startswith("--") else ""
+            text = value
+            if not has_value and rest and not rest[0].startswith("--"):
+                text = rest.pop(0)
         else:
             words.append(word)
     try:

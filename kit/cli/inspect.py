@@ -30,9 +30,9 @@ def run(argv: list[str]) -> int:
 
     checked = preflight.check(recipe)
     if recipe.streaming:
-        fix = "look at some of its files: leave --streaming out"
-        raise UserError(Problem("streaming", "a stream cannot be looked at as a whole", fix=fix))
-    gathered = samples_page.look(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
+        fix = "show some of its files: leave --streaming out"
+        raise UserError(Problem("streaming", "a stream cannot be shown as a whole", fix=fix))
+    gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
     show(samples_page.as_text(gathered, colour=sys.stdout.isatty()))
     if options.html:
         try:

@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
     show(f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
     show("\n".join(ways(found)))
     if recommended is None:
-        show(f"\nNothing fits. {_cure(found)}")
+        show(f"\nNothing fits. {_fix(found)}")
     else:
         option, reason = recommended
         show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
@@ -92,8 +92,8 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _cure(found: list[Option]) -> str:
-    """What to change where none of these ways fits."""
+def _fix(found: list[Option]) -> str:
+    """What to change if none of these ways fits."""
     if not any(option.missing_host and option.spare >= 0 for option in found):
         return "A smaller --max_length, a smaller model, or more GPUs."
     if any(try_out(replace(option.workload, async_save=False), option.gpu).fits for option in found):

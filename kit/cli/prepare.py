@@ -10,7 +10,7 @@ HELP = "tokenise the data of a run ahead of it, on a machine without a GPU"
 
 
 def run(argv: list[str]) -> int:
-    """Tokenise the data into the cache, where the run finds them. Raises ``UserError`` with all problems."""
+    """Tokenise the data into the cache, where the run finds it. Raises ``UserError`` with all problems."""
     if {"-h", "--help"} & set(argv):
         show("usage: kit prepare [--recipe R] [--flag value ...]\n\n" + HELP + ".")
         show("Takes the flags of recipes/finetune.py. With the same ones, and the same $KIT_CACHE, a run finds it all.")
@@ -31,7 +31,9 @@ def run(argv: list[str]) -> int:
         raise UserError(Problem("streaming", "nothing to prepare: a stream is read while training"))
     feed = data.open_feed(recipe, Ranks(), 0, {})
     num = len(entries() - before)
-    done = f"{num} data set{'s' * (num > 1)} tokenised" if num else "nothing to do: all is there"
+    done = "nothing to do: all is there"
+    if num:
+        done = "1 data set tokenised" if num == 1 else f"{num} data sets tokenised"
     lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]
     show("\n".join([*checked.notes, *feed.notes(), *lines]))
     return 0

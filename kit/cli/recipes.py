@@ -21,7 +21,7 @@ SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
 @dataclass(frozen=True)
-class Needs:
+class MethodNeeds:
     """What one method needs: a row of the table in a recipe's header."""
 
     config: str  # the Accelerate config
@@ -31,14 +31,14 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class RecipeHeader:
     """The header of a recipe file: the lines of comment after that for editors."""
 
     title: str
     launch: list[str]  # the words after the script in its command
     model: str  # hub id, or a folder in recipes/shapes/
     parameters: str  # number of parameters as text: "8.03B"
-    needs: dict[str, Needs]  # by method; empty if the recipe needs no GPU
+    needs: dict[str, MethodNeeds]  # by method; empty if the recipe needs no GPU
     ungated: str = ""  # hub id and licence of a model of that size that anyone may download
 
     @property
@@ -47,7 +47,7 @@ class Header:
         return float(self.parameters.rstrip("KMB")) * SCALES[self.parameters.lstrip("0123456789.")]
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> RecipeHeader:
     """Read the header of a recipe file. Raises ``UserError`` if one of its three lines is missing."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines() + [""] * 4
@@ -63,12 +63,12 @@ def read_header(path: Path) -> Header:
     title, launch, model = (match.groups() for match in found.values() if match)
     ungated = re.search(r"^# Ungated: +(\S+ \(.+\))$", text, re.MULTILINE)
     rows = re.findall(rf"^# ({'|'.join(METHODS)}) +(\S+) +(\d+ x .+?\)) +([\d.]+) +(\S+ to \S+)$", text, re.MULTILINE)
-    return Header(
+    return RecipeHeader(
         title=title[0],
         launch=shlex.split(launch[0]),
         model=model[0],
         parameters=model[1],
-        needs={method: Needs(*cells) for method, *cells in rows},
+        needs={method: MethodNeeds(*cells) for method, *cells in rows},
         ungated=ungated[1] if ungated else "",
     )
 
@@ -116,9 +116,9 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _headers() -> tuple[dict[str, Header], list[Problem]]:
+def _headers() -> tuple[dict[str, RecipeHeader], list[Problem]]:
     """The headers of all recipes by name, the smallest model first, and problems with those that cannot be read."""
-    headers: dict[str, Header] = {}
+    headers: dict[str, RecipeHeader] = {}
     problems: list[Problem] = []
     for path in RECIPES.glob("*.yaml"):
         try:

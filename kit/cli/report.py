@@ -10,7 +10,7 @@ from kit.console import show
 from kit.errors import Problem, Problems, UserError
 
 if TYPE_CHECKING:
-    from kit.tools.report.runs import Run
+    from kit.tools.report.runs import ReportedRun
 
 HELP = "write the report of a run as far as it has come, or compare several runs"
 COMPARISON = Path("comparison.html")
@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")
     output = f"the page; default: report.html in the run's folder, of several runs {COMPARISON} here"
     parser.add_argument("--output", type=Path, metavar="FILE", help=output)
-    watch = f"write it again every so many seconds until the runs end; default: {SECONDS:g}"
+    watch = f"write it again every SECONDS seconds until the runs end; default: {SECONDS:g}"
     parser.add_argument("--watch", nargs="?", type=_seconds, const=SECONDS, default=0.0, metavar="SECONDS", help=watch)
     options = parser.parse_args(argv)
     options.runs = [_run_of(folder) for folder in options.runs]
@@ -55,7 +55,9 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_steps: bool = False) -> "list[Run]":
+def _write(
+    folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_steps: bool = False
+) -> "list[ReportedRun]":
     """Write the page, and return the runs as they were read.
 
     Raises:
@@ -64,12 +66,12 @@ def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_s
     from kit.tools.report.comparison import comparison_page
     from kit.tools.report.page import write_page
     from kit.tools.report.run_page import run_page
-    from kit.tools.report.runs import open_run
+    from kit.tools.report.runs import read_reported_run
 
     problems, runs = Problems(), []
     for folder in folders:
         with problems.caught():
-            runs.append(open_run(folder))
+            runs.append(read_reported_run(folder))
             if needs_steps and not runs[-1].rows:
                 raise UserError(Problem(str(folder), "no step is logged yet", fix="--watch waits for the first one"))
     problems.raise_if_any()
@@ -78,7 +80,7 @@ def _write(folders: list[Path], path: Path, reload_seconds: float = 0.0, needs_s
     return runs
 
 
-def _as_text(runs: "list[Run]") -> list[str]:
+def _as_text(runs: "list[ReportedRun]") -> list[str]:
     """The results of several runs, and how they differ, for a terminal."""
     from kit.tools.report.comparison import EVALUATION_DATA, differences, results
     from kit.tools.report.data_tables import text_table
@@ -105,16 +107,14 @@ def _check_twice(folders: list[Path]) -> None:
 
 
 def _check_output(path: Path, is_ours: bool) -> None:
-    """Refuse to overwrite a file that is no page of the kit. ``is_ours``: it lies where runs have their own page."""
+    """Refuse to overwrite a file that is not a page of the kit. ``is_ours``: the path is that of a run's own page."""
     from kit.tools.report.page import GENERATOR
 
     try:
         if path.is_dir() or (
             path.exists() and not is_ours and GENERATOR not in path.read_text(errors="replace")[:2000]
         ):
-            raise UserError(
-                Problem("--output", f"{path} is there already, and is no report", "a new file, or a report")
-            )
+            raise UserError(Problem("--output", f"{path} exists, and is not a report", "a new file, or a report"))
     except OSError as error:
         raise UserError(Problem("--output", f"{path} cannot be read ({error.strerror})")) from None
 
@@ -125,5 +125,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0.1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 (name the runs before --watch)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 (name the runs before --watch)")
     return seconds

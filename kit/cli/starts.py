@@ -19,10 +19,10 @@ from kit.config.recipe import RECIPES
 from kit.console import show
 
 SCRIPT = RECIPES / "finetune.py"
-SECONDS_BETWEEN_LOOKS = 0.002  # a tenth of the duration of a step of a tiny model
+POLL_SECONDS = 0.002  # a tenth of the duration of a step of a tiny model
 
 
-class RunFailed(Exception):
+class ScriptFailed(Exception):
     """The script ended by itself with an exit status other than 0."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -31,7 +31,7 @@ class RunFailed(Exception):
         super().__init__(text)
 
 
-class Starts:
+class ScriptRunner:
     """Runs the script several times with the same flags, one run after the other."""
 
     def __init__(self, flags: dict[str, str], folder: Path, temporary: Path) -> None:
@@ -54,7 +54,7 @@ class Starts:
             Whether the script was killed.
 
         Raises:
-            RunFailed: the script ended by itself with an exit status other than 0.
+            ScriptFailed: the script ended by itself with an exit status other than 0.
         """
         if title not in self.titles:
             self.titles.append(title)
@@ -80,7 +80,7 @@ class Starts:
             num_shown = _show_new_lines(log, num_shown)
             if status is not None:
                 break
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
         kill_all(self.temporary)
         process.wait()
         _show_new_lines(log, num_shown)
@@ -104,15 +104,15 @@ def _show_new_lines(log: Path, start: int) -> int:
     return start + len(text)
 
 
-def _failure(number: int, status: int, text: str) -> RunFailed:
+def _failure(number: int, status: int, text: str) -> ScriptFailed:
     """The error message of the script, found in the log. A launcher adds lines, and turns exit status 2 into 1."""
     block = re.search(r"^error: (rank \d)?.*(\n[ \t]+\S.*)*", text, re.MULTILINE)
     if block:
-        return RunFailed(max(status, 1) if block[1] else 2, block[0])
+        return ScriptFailed(max(status, 1) if block[1] else 2, block[0])
     crash = re.search(r"^rank \d+ failed:", text, re.MULTILINE)
     lines = text[crash.start() :].splitlines()[:60] if crash else text.splitlines()[-60:]
     end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return RunFailed(max(status, 1), "\n".join([*lines, f"error: run {number} of 3 {end}"]))
+    return ScriptFailed(max(status, 1), "\n".join([*lines, f"error: run {number} of 3 {end}"]))
 
 
 @contextmanager

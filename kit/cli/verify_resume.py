@@ -15,8 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.cli.compare_runs import compare
-from kit.cli.starts import RunFailed, Starts, workplace
+from kit.cli.compare_runs import compare_runs
+from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
 from kit.config.command_line import Request, read_command_line, read_flags
 from kit.config.other_kits import OTHER_KITS
 from kit.config.recipe import Recipe
@@ -43,19 +43,19 @@ again; compare losses, gradient norms, learning rates, evaluations and final wei
 
 Takes the flags of recipes/finetune.py, and decides itself about output_dir, max_steps, checkpoints, logging_steps,
 trackers, resume_from_checkpoint, overwrite_output_dir, and evaluation (after each step, on {MAX_EVAL_SAMPLES} samples
-at most, without generation or early stopping); flags that say otherwise are named in a note.
-Exit status: 0 exact, 1 not, 2 where you can mend something."""
+at most, without generation or early stopping); a note names the flags that it overrides.
+Exit status: 0 exact, 1 not exact, 2 if you can fix something."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class Options:
     """The parsed command line."""
 
     steps: int  # of each run
     kill_after: int  # step of the checkpoint after which the run is killed
     keep: Path | None  # folder to run in and to keep; None: a temporary one
     flags: dict[str, str]  # flags of the script, without output_dir
-    passed_over: list[str]  # the user's flags that this command overrides
+    overridden: list[str]  # the user's flags that this command overrides
     request: Request  # of the script, with ``flags``
 
 
@@ -71,23 +71,23 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         show(USAGE)
         return 0
-    plan = read_plan(argv)
-    if plan.passed_over:
-        show(f"note: decided here, not by your flags: {', '.join(plan.passed_over)}")
+    options = read_options(argv)
+    if options.overridden:
+        show(f"note: this command sets these flags itself: {', '.join(options.overridden)}")
     with workplace() as temporary:
-        folder = plan.keep or temporary
+        folder = options.keep or temporary
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(Problem("--keep", f"{folder}: {error.strerror}", "a folder to write to")) from None
         try:
-            return _verify(plan, folder, temporary)
-        except RunFailed as error:
+            return _verify(options, folder, temporary)
+        except ScriptFailed as error:
             print(f"\n{error}", file=sys.stderr)
             return error.status
 
 
-def read_plan(argv: list[str]) -> Plan:
+def read_options(argv: list[str]) -> Options:
     """Parse the flags of this command and of the script. Raises ``UserError`` with all problems; writes nothing."""
     flags, problems = read_flags(argv)
     given = dict(flags)
@@ -113,7 +113,7 @@ def read_plan(argv: list[str]) -> Plan:
     if keep is not None:
         folder = Path(os.path.expanduser(keep)).absolute()
         if not keep or (os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir()))):
-            problems.append(Problem("--keep", f"{keep} is there already" if keep else "no value", "a new folder"))
+            problems.append(Problem("--keep", f"{keep} exists" if keep else "no value", "a new folder"))
     if flags.pop("dry_run", "false") != "false":
         problems.append(Problem("--dry_run", "a dry run has no steps to verify", fix="leave it out"))
     flags.pop("output_dir", None)
@@ -140,39 +140,37 @@ def read_plan(argv: list[str]) -> Plan:
             "early_stopping_threshold": "0",
             "max_eval_samples": str(min(recipe.max_eval_samples or MAX_EVAL_SAMPLES, MAX_EVAL_SAMPLES)),
         }
-    passed_over = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
-    return Plan(steps, kill_after, folder, flags, passed_over, request)
+    overridden = [name for name, value in given.items() if name in Recipe.model_fields and flags.get(name) != value]
+    return Options(steps, kill_after, folder, flags, overridden, request)
 
 
-def _verify(plan: Plan, folder: Path, temporary: Path) -> int:
+def _verify(options: Options, folder: Path, temporary: Path) -> int:
     whole, continued = folder / "uninterrupted", folder / "continued"
     checkpoints = continued / "checkpoints"
-    starts = Starts(plan.flags, folder, temporary)
+    starts = ScriptRunner(options.flags, folder, temporary)
 
-    starts.run(f"{plan.steps} steps without interruption", whole)
+    starts.run(f"{options.steps} steps without interruption", whole)
     info = json.loads((whole / "run.json").read_text(encoding="utf-8"))
-    assert plan.request.recipe is not None
+    assert options.request.recipe is not None
     strategy = ActualStrategy.from_record(info["strategy"])
-    show(f"    {strategy.describe(plan.request.recipe)}")
-    if not plan.keep:  # no longer needed, and large
+    show(f"    {strategy.describe(options.request.recipe)}")
+    if not options.keep:  # no longer needed, and large
         shutil.rmtree(whole / "checkpoints")
 
-    title = f"the same, killed when the checkpoint of step {plan.kill_after} is complete"
+    title = f"the same, killed when the checkpoint of step {options.kill_after} is complete"
     for _ in range(ATTEMPTS):
-        if (
-            starts.run(title, continued, until=_manifest(checkpoints, plan.kill_after).is_file)
-            and not _manifest(checkpoints, plan.steps).is_file()
-        ):
+        was_killed = starts.run(title, continued, until=_manifest(checkpoints, options.kill_after).is_file)
+        if was_killed and not _manifest(checkpoints, options.steps).is_file():
             break
-        show("    all steps were done before it could be killed: once more")
+        show("    all steps were done before it could be killed: trying again")
         shutil.rmtree(continued)
     else:
-        found = f"{plan.steps} are done before the run can be killed, {ATTEMPTS} times in a row"
-        raise UserError(Problem("--steps", found, "more steps", f"--steps {4 * plan.steps}"))
+        found = f"{options.steps} are done before the run can be killed, {ATTEMPTS} times in a row"
+        raise UserError(Problem("--steps", found, "more steps", f"--steps {4 * options.steps}"))
     before_kill = read_metrics(continued)
 
     starts.run("the command of the killed run again", continued)
-    comparison = compare(whole, continued, before_kill)
+    comparison = compare_runs(whole, continued, before_kill)
     show("\n".join(["", *comparison.table, "", comparison.verdict]))
     nondeterministic = strategy.device != "cpu" and not info["recipe"]["deterministic"]
     if comparison.result == "differs" and nondeterministic:

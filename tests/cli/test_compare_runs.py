@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kit.cli.compare_runs import compare
+from kit.cli.compare_runs import compare_runs
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def write_rows(folder, rows):
 
 
 def test_equal_runs_are_exact(folders):
-    comparison = compare(*folders)
+    comparison = compare_runs(*folders)
     assert comparison.result == "exact"
     assert comparison.verdict == "exact: 2 steps after the kill and the final weights are equal bit for bit"
 
@@ -45,7 +45,7 @@ def test_one_bit_in_one_measure_is_a_difference(folders, name, step):
     row[name] *= 1 + 2.0**-52
     write_rows(folders[1], rows)
     before_kill = rows[:4] + folders[2][4:]
-    comparison = compare(*folders[:2], before_kill)
+    comparison = compare_runs(*folders[:2], before_kill)
     assert comparison.result == "differs"
     assert comparison.verdict.startswith(f"differs from step {step} on, worst relative difference ")
     assert f"e-16 in {name}; final weights: equal" in comparison.verdict
@@ -55,23 +55,23 @@ def test_one_bit_in_one_measure_is_a_difference(folders, name, step):
 def test_one_bit_in_the_final_weights_is_a_difference(folders):
     file = folders[1] / "final/model.safetensors"
     save_file({"a": torch.ones(3), "b": torch.tensor([1.0, 1.0 + 2.0**-23])}, file)
-    comparison = compare(*folders)
+    comparison = compare_runs(*folders)
     assert comparison.result == "differs"
     assert comparison.verdict == "differs in the final weights: 1 of 2 tensors differ, by up to 1.2e-07"
     save_file({"a": torch.ones(3), "b": torch.ones(2)}, file, metadata={"format": "pt"})
-    assert compare(*folders).result == "exact"
+    assert compare_runs(*folders).result == "exact"
     file.unlink()
-    assert compare(*folders).result == "differs"
+    assert compare_runs(*folders).result == "differs"
 
 
 def test_a_missing_step_is_a_difference(folders):
     rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
     write_rows(folders[1], [row for row in rows if row["step"] != 3])
-    comparison = compare(*folders)
+    comparison = compare_runs(*folders)
     assert comparison.result == "differs" and "differs from step 3 on" in comparison.verdict
 
 
 def test_a_run_with_no_step_left_after_the_kill_proves_nothing(folders):
     rows = [json.loads(line) for line in (folders[1] / "metrics.jsonl").read_text().splitlines()]
-    comparison = compare(*folders[:2], rows)
+    comparison = compare_runs(*folders[:2], rows)
     assert comparison.result == "not continued"

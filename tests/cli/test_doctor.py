@@ -30,9 +30,9 @@ def test_a_failed_check_is_status_2_and_json_is_all_that_is_printed(capsys, monk
         lambda n: Result("file descriptors", "fail", "64", "ulimit -n 4096"),
     )
     assert main(["doctor", "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert told["status"] == "fail"
-    assert [check["cure"] for check in told["checks"] if check["status"] == "fail"] == ["ulimit -n 4096"]
+    record = json.loads(capsys.readouterr().out)
+    assert record["status"] == "fail"
+    assert [check["cure"] for check in record["checks"] if check["status"] == "fail"] == ["ulimit -n 4096"]
 
 
 @pytest.mark.parametrize("words", [["--timeout"], ["--timeout=x"], ["--timeout", "0"], ["--timeout", "--json"]])

@@ -24,7 +24,7 @@ def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
         (["--max_length", "8"], "train.jsonl: none of 20 samples"),
     ],
 )
-def test_a_mistake_is_told_with_status_2(flags, message, model, capsys):
+def test_a_mistake_is_reported_with_status_2(flags, message, model, capsys):
     assert main(["inspect", *model.flags, *flags]) == 2
     assert message in capsys.readouterr().err
 

@@ -25,86 +25,86 @@ def on_this_machine(monkeypatch, gpu, num, host):
     monkeypatch.setattr(ask, "this_machine", lambda: (replace(GPUS[gpu], host=host), num))
 
 
-def said(capsys, words):
+def printed(capsys, words):
     assert main(["plan", *words.split()]) == 0
     return capsys.readouterr().out
 
 
 def test_a_recipe_is_planned_for_given_gpus(capsys):
-    text = said(capsys, "--recipe llama-8b-qlora --gpu 24GiB --gpus 2")
+    text = printed(capsys, "--recipe llama-8b-qlora --gpu 24GiB --gpus 2")
     assert "2 x 24GiB" in text and "fits, " in text and "does not fit, " in text
     assert "Recommended: qlora with ddp" in text and "not measured" in text
     assert re.search(r"^    accelerate launch recipes/finetune.py --config ddp --recipe llama-8b-qlora", text, re.M)
 
 
 def test_all_recipes_are_planned_for_the_usual_gpus_where_there_is_none(capsys):
-    text = said(capsys, "")
+    text = printed(capsys, "")
     assert text.startswith("No GPU here") and "llama-70b-full" in text and "H100" in text
     assert "fits: " in text
 
 
 def test_all_recipes_are_planned_for_one_gpu(capsys):
-    text = said(capsys, "--gpu 24GiB --gpus 1")
+    text = printed(capsys, "--gpu 24GiB --gpus 1")
     assert re.search(r"^llama-8b-qlora .*fits: 1 x, single", text, re.M)
     assert re.search(r"^llama-70b-full .*does not fit: .* missing on 1 x, single", text, re.M)
 
 
 def test_json_says_what_fits(capsys):
-    plan = json.loads(said(capsys, "--recipe llama-8b-qlora --gpu rtx4090 --json --scale"))
+    plan = json.loads(printed(capsys, "--recipe llama-8b-qlora --gpu rtx4090 --json --scale"))
     assert plan["fits"] is True and plan["recommended"]["fits"] is True
     assert plan["num_parameters"] == 8_030_261_248 and len(plan["scale"]) == 10
     assert {way["method"] for way in plan["ways"]} == {"full", "lora", "qlora"}
     assert sum(plan["recommended"]["components"].values()) == plan["recommended"]["peak"]
-    assert json.loads(said(capsys, "--recipe llama-70b-full --gpu 24GiB --json"))["fits"] is False
-    assert all("fits" in entry for entry in json.loads(said(capsys, "--json")))
+    assert json.loads(printed(capsys, "--recipe llama-70b-full --gpu 24GiB --json"))["fits"] is False
+    assert all("fits" in entry for entry in json.loads(printed(capsys, "--json")))
 
 
 def test_the_table_and_the_recommendation_agree(capsys):
-    text = said(capsys, "--recipe llama-8b-lora --gpu rtx4090")
+    text = printed(capsys, "--recipe llama-8b-lora --gpu rtx4090")
     peak = re.search(r"a GPU at its peak .*, (\S+) GiB:", text)[1]
     assert re.search(rf"^lora +single +fits with checkpointing, .* free +{peak} GiB +2 ", text, re.M)
-    plan = json.loads(said(capsys, "--recipe llama-8b-lora --gpu 24GiB --gpus 2 --json"))
+    plan = json.loads(printed(capsys, "--recipe llama-8b-lora --gpu 24GiB --gpus 2 --json"))
     assert plan["fits"] and plan["recommended"] in [way for way in plan["ways"] if way["fits"]]
 
 
 def test_the_scale_begins_with_the_way_in_the_table(capsys):
-    text = said(capsys, "--recipe qwen3-14b-full --gpu h100 --gpus 8 --scale")
+    text = printed(capsys, "--recipe qwen3-14b-full --gpu h100 --gpus 8 --scale")
     rows = re.search(r"^full +fsdp +fits with checkpointing, .* GiB +(\d+) ", text, re.M)[1]
     assert f"one micro-batch of {rows} x 4,096 tokens on each GPU with fsdp, with gradient checkpointing" in text
 
 
 def test_hybrid_sharding_is_a_way_on_several_machines(capsys):
-    text = said(capsys, "--recipe llama-8b-full --gpu h100 --gpus 4x8 --config fsdp_hybrid --global_batch_size 512")
+    text = printed(capsys, "--recipe llama-8b-full --gpu h100 --gpus 4x8 --config fsdp_hybrid --global_batch_size 512")
     assert "Recommended: full with fsdp_hybrid: " in text and re.search(r"^full +fsdp_hybrid +fits, ", text, re.M)
     assert "--config fsdp_hybrid --recipe llama-8b-full --num_processes 32 " in text
     assert "On 4 machines: " in text and "parallelism_config_dp_replicate_size: 4, num_machines: 4" in text
-    plan = json.loads(said(capsys, "--recipe llama-8b-full --gpu h100 --gpus 2x8 --json"))
+    plan = json.loads(printed(capsys, "--recipe llama-8b-full --gpu h100 --gpus 2x8 --json"))
     assert [way["num_replicas"] for way in plan["ways"] if way["config"] == "fsdp_hybrid"] == [2, 2, 2]
     assert plan["on_machines"].startswith("On 2 machines: ")
 
 
 def test_a_plan_for_this_machine_counts_its_memory(capsys, monkeypatch):
     on_this_machine(monkeypatch, "rtx4090", 4, 512 * 2**30)
-    text = said(capsys, "--recipe llama-8b-full")
+    text = printed(capsys, "--recipe llama-8b-full")
     assert (
         "Recommended: full with fsdp_offload" in text and "4 x RTX 4090, 23.6 GiB each, host memory 512.0 GiB" in text
     )
     on_this_machine(monkeypatch, "rtx4090", 4, 64 * 2**30)
-    text = said(capsys, "--recipe llama-8b-full")
+    text = printed(capsys, "--recipe llama-8b-full")
     assert re.search(r"^full +fsdp_offload +does not fit, [\d.]+ GiB of host memory missing", text, re.M)
     assert "Recommended: lora with " in text
-    assert json.loads(said(capsys, "--recipe llama-8b-full --json"))["host"] == 64 * 2**30
+    assert json.loads(printed(capsys, "--recipe llama-8b-full --json"))["host"] == 64 * 2**30
     on_this_machine(monkeypatch, "rtx4090", 1, 3 * 2**30)
-    text = said(capsys, "--recipe llama-1b-lora")
+    text = printed(capsys, "--recipe llama-1b-lora")
     assert "Host memory is what is missing: --async_save false" in text and "smaller --max_length" not in text
     on_this_machine(monkeypatch, "rtx4090", 1, 2**30)  # too little even without a copy
-    assert "Host memory is what is missing: a machine with more" in said(capsys, "--recipe llama-1b-lora")
-    assert "GiB of host memory missing on 1 x" in said(capsys, "")
-    assert "host memory" not in said(capsys, "--recipe llama-1b-lora --gpu rtx4090").splitlines()[0]
+    assert "Host memory is what is missing: a machine with more" in printed(capsys, "--recipe llama-1b-lora")
+    assert "GiB of host memory missing on 1 x" in printed(capsys, "")
+    assert "host memory" not in printed(capsys, "--recipe llama-1b-lora --gpu rtx4090").splitlines()[0]
 
 
-def test_a_config_that_cannot_run_the_recipe_is_told(capsys):
-    for words, told in (
+def test_a_config_that_cannot_run_the_recipe_is_reported(capsys):
+    for words, message in (
         (
             "--recipe llama-8b-full --optim adamw_8bit --config fsdp",
             "fsdp with full and adamw_8bit; expected ddp",
@@ -112,19 +112,19 @@ def test_a_config_that_cannot_run_the_recipe_is_told(capsys):
         ("--recipe llama-8b-qlora --config fsdp_offload", "expected ddp or fsdp"),
     ):
         assert main(["plan", *f"{words} --gpu h100 --gpus 8".split()]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main("plan --recipe llama-8b-lora --config ddp".split()) == 2
     assert "--config: for which GPU?" in capsys.readouterr().err
 
 
-def test_nothing_that_fits_is_said(capsys):
-    text = said(capsys, "--model llama-70b --gpu 8GiB")
+def test_the_plan_says_that_nothing_fits(capsys):
+    text = printed(capsys, "--model llama-70b --gpu 8GiB")
     assert "Nothing fits" in text and "accelerate launch" not in text
 
 
 def test_the_recommended_recipe_is_written_and_runs(capsys, tmp_path):
     file = tmp_path / "mine.yaml"
-    text = said(capsys, f"--recipe llama-8b-lora --gpu 24GiB --max_length 1024 --write {file}")
+    text = printed(capsys, f"--recipe llama-8b-lora --gpu 24GiB --max_length 1024 --write {file}")
     recipe = load_recipe(str(file))
     assert recipe.max_length == 1024 and recipe.method == "lora"
     assert ("--gradient_checkpointing true" in text) == recipe.gradient_checkpointing
@@ -140,9 +140,9 @@ def test_what_needs_a_gpu_says_so(capsys):
 @pytest.mark.slow
 def test_data_given_as_a_flag_are_counted(capsys):
     words = f"--model {ROOT}/recipes/tiny/model --gpu h100 --max_length 256 --dataset {ROOT}/recipes/tiny/train.jsonl"
-    text = said(capsys, words)
+    text = printed(capsys, words)
     assert "data: 2,000 samples of " in text and "are padding" in text and "without padding" in text
-    plan = json.loads(said(capsys, f"{words} --packing --json"))
+    plan = json.loads(printed(capsys, f"{words} --packing --json"))
     assert plan["data"]["padding"] < 0.05 and plan["seconds_per_step_of_data"][0] > 0
     assert main(["plan", *words.replace("train.jsonl", "none.jsonl").split()]) == 2
     assert "no file or folder" in capsys.readouterr().err
@@ -150,9 +150,9 @@ def test_data_given_as_a_flag_are_counted(capsys):
 
 def test_the_scale_is_drawn_into_a_new_file(capsys, tmp_path):
     file = tmp_path / "scale.svg"
-    said(capsys, f"--recipe llama-8b-full --gpu h100 --gpus 8 --scale --picture {file}")
+    printed(capsys, f"--recipe llama-8b-full --gpu h100 --gpus 8 --scale --picture {file}")
     assert file.read_text().startswith("<svg ")
-    for words, told in (
+    for words, message in (
         (f"--gpu h100 --picture {file}", "exists"),
         (f"--gpu h100 --picture {file}2", "without --scale"),
         (f"--gpu h100 --scale --picture {file}s/2", "is no folder"),
@@ -160,11 +160,11 @@ def test_the_scale_is_drawn_into_a_new_file(capsys, tmp_path):
         (f"--gpu 80GiB --scale --picture {file}2", "speed is not known"),
     ):
         assert main(["plan", "--recipe", "llama-8b-full", *words.split()]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_help_lists_every_flag(capsys):
-    text = said(capsys, "--help")
+    text = printed(capsys, "--help")
     assert all(f"--{flag}" in text for flag in ("model", "params", "gpu", "gpus", "price", "write", "json", "explain"))
 
 

@@ -6,7 +6,7 @@ from kit.cli.main import main
 
 
 @pytest.mark.slow
-def test_prepare_says_what_the_run_will_say_and_whether_it_had_to_work(
+def test_prepare_prints_the_notes_of_the_run_and_whether_it_had_to_tokenise(
     model_folder, chat_file, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))

@@ -52,7 +52,7 @@ def test_every_gated_size_has_a_model_that_needs_no_licence(capsys):
         assert re.search(rf"^  {size} +--model_name_or_path (?!meta-llama)\S+/\S+ \(.*\)$", text, re.MULTILINE), size
 
 
-def test_a_recipe_without_a_header_is_told_and_the_others_are_listed(capsys, tmp_path, monkeypatch):
+def test_a_recipe_without_a_header_is_reported_and_the_others_are_listed(capsys, tmp_path, monkeypatch):
     good = (RECIPES / "llama-8b.yaml").read_text(encoding="utf-8")
     (tmp_path / "good.yaml").write_text(good, encoding="utf-8")
     (tmp_path / "bare.yaml").write_text(good.partition("\n\n")[2], encoding="utf-8")

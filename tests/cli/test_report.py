@@ -82,7 +82,7 @@ def test_equal_runs_differ_in_nothing(folder, tmp_path, capsys):
     assert "  nothing differs" in capsys.readouterr().out and (tmp_path / "page.html").exists()
 
 
-def test_all_that_is_wrong_with_several_runs_is_told_at_once(folder, tmp_path, capsys):
+def test_all_that_is_wrong_with_several_runs_is_reported_at_once(folder, tmp_path, capsys):
     make_run(tmp_path / "empty", [])
     (tmp_path / "nothing").mkdir()
     text = refused(capsys, folder, tmp_path / "empty", tmp_path / "nothing")
@@ -98,23 +98,23 @@ def test_a_run_is_given_once(folder, capsys):
 def test_a_file_that_is_no_report_is_not_overwritten(folder, tmp_path, capsys):
     (tmp_path / "thesis.html").write_text("mine")
     for path in ("thesis.html", str(folder)):
-        assert "is there already, and is no report" in refused(capsys, folder, "--output", path)
+        assert "exists, and is not a report" in refused(capsys, folder, "--output", path)
     assert (tmp_path / "thesis.html").read_text() == "mine"
     assert "page.html: cannot be written (No such file" in refused(capsys, folder, "--output", "absent/page.html")
 
 
 def test_watching_ends_with_the_run_and_the_last_page_is_still(folder, monkeypatch, capsys):
     at_work, pages = iter([True, True, False, False]), []
-    original = runs.open_run
+    original = runs.read_reported_run
 
     def opened(path):
         run = original(path)
-        return runs.Run(run.folder, run.recipe, run.strategy, run.record, run.rows, next(at_work))
+        return runs.ReportedRun(run.folder, run.recipe, run.strategy, run.record, run.rows, next(at_work))
 
     def pause(seconds):
         pages.append((seconds, "data-reload=2" in (folder / "report.html").read_text()))
 
-    monkeypatch.setattr(runs, "open_run", opened)
+    monkeypatch.setattr(runs, "read_reported_run", opened)
     monkeypatch.setattr(report.time, "sleep", pause)
     assert main(["report", str(folder), "--watch", "2"]) == 0
     assert pages == [(2.0, True), (2.0, True)] and "data-reload" not in (folder / "report.html").read_text()
@@ -122,16 +122,16 @@ def test_watching_ends_with_the_run_and_the_last_page_is_still(folder, monkeypat
 
 
 def test_ctrl_c_ends_watching_and_nothing_is_wrong(folder, monkeypatch, capsys):
-    original = runs.open_run
+    original = runs.read_reported_run
 
     def opened(path):
         run = original(path)
-        return runs.Run(run.folder, run.recipe, run.strategy, run.record, run.rows, True)
+        return runs.ReportedRun(run.folder, run.recipe, run.strategy, run.record, run.rows, True)
 
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "open_run", opened)
+    monkeypatch.setattr(runs, "read_reported_run", opened)
     monkeypatch.setattr(report.time, "sleep", interrupt)
     (folder / "metrics.jsonl").unlink()  # before its first step
     assert main(["report", str(folder), "--watch"]) == 0

@@ -1,4 +1,4 @@
-"""What a start of the script said of its failure is passed on, and no process outlives the command."""
+"""What a start of the script printed about its failure is reported, and no process outlives the command."""
 
 import signal
 import subprocess
@@ -29,7 +29,7 @@ from kit.cli.main import main
         ),
     ],
 )
-def test_what_a_failed_run_said_of_itself_is_said_and_nothing_of_its_launcher(
+def test_the_error_of_a_failed_run_is_reported_without_the_lines_of_its_launcher(
     end, status, message, temporary, script, capsys
 ):
     script(f"import os, sys\nprint('loading')\nsys.stdout.flush()\n{end.replace('; ', chr(10))}\n")

@@ -1,6 +1,6 @@
 """Whatever is wrong with a command line: status 2, one block that says what, and nothing written.
 
-``surface.txt`` holds wrong commands and what each says, as in a terminal. They run in a folder that has:
+``surface.txt`` holds wrong commands and the answer to each, as in a terminal. They run in a folder that has:
 
     model/         a model of 1024 positions            chats.jsonl    61 chats
     taken/         somebody's file                      broken.jsonl   a row that is no chat, and one that is no JSON
@@ -76,7 +76,7 @@ def folder(model_folder, chat_file, tmp_path_factory):
 
 @pytest.fixture
 def typed(folder, monkeypatch, capfd):
-    """Types a command in ``folder``: its status and what it said on each stream, wherever the kit lies."""
+    """Types a command in ``folder``: its status and what it printed on each stream, wherever the kit lies."""
 
     def leave(status):
         raise SystemExit(status)
@@ -101,19 +101,19 @@ def content(folder):
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize(("command", "said"), wrong_commands(), ids=[command for command, _ in wrong_commands()])
-def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(command, said, folder, typed):
+@pytest.mark.parametrize(("command", "answer"), wrong_commands(), ids=[command for command, _ in wrong_commands()])
+def test_a_wrong_command_says_what_is_wrong_and_writes_nothing(command, answer, folder, typed):
     before = content(folder)
     status, out, err = typed(command)
-    assert (status, err) == (2, said)
+    assert (status, err) == (2, answer)
     # What is found without slow imports comes before the line that says what is being done.
     assert not out or re.fullmatch("(fine-tuning|checking|scoring) .*", out)
-    assert said.count("error: ") == 1 and "Traceback" not in said
+    assert answer.count("error: ") == 1 and "Traceback" not in answer
     assert content(folder) == before
 
 
 @pytest.mark.parametrize("script", SCRIPTS[:2])
-def test_help_of_a_script_tells_every_flag(script, typed):
+def test_help_of_a_script_lists_every_flag(script, typed):
     status, text, _ = typed(f"{script} --no_such_flag --help")
     assert status == 0 and text.startswith(f"usage: accelerate launch {script} [--config C] [--recipe R]")
     for name, info in FLAGS.items():
@@ -127,7 +127,7 @@ def test_help_of_score_begins_with_what_it_does_and_with_the_flags_that_matter(t
     assert text.index("--eval_dataset <") < text.index("--max_new_tokens <") < text.index("--learning_rate <")
 
 
-def test_help_of_export_tells_what_it_takes(typed):
+def test_help_of_export_lists_what_it_takes(typed):
     status, text, _ = typed("recipes/export.py --help")
     assert status == 0 and text.startswith("usage: export.py ")
     for word in ("source", "--output_dir", "--merge", "--dtype", "--measure_drift", "--trust_remote_code"):
@@ -144,7 +144,7 @@ def test_help_of_kit_and_of_each_of_its_commands_says_what_it_is_for(typed):
         assert module.HELP.lower() in " ".join(text.split()).lower() or module is verify_resume  # which says more
 
 
-def test_every_script_and_command_is_among_the_wrong_ones():
+def test_the_file_has_a_wrong_command_for_every_script_and_command():
     commands = [command for command, _ in wrong_commands()]
     for name in (*SCRIPTS, *(f"kit {name}" for name in COMMANDS)):
         assert [command for command in commands if f"{command} ".startswith(f"{name} ")], name

@@ -42,7 +42,7 @@ def fake(loss="1 / step", continues=True, pause=0.2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", matrix(["ddp"], always=0, rest=["single"]))
-def test_a_run_that_continues_exactly_is_said_to_and_nothing_stays(config, flags, temporary, tmp_path):
+def test_a_run_that_continues_exactly_is_reported_as_exact_and_leaves_nothing(config, flags, temporary, tmp_path):
     keep = tmp_path / "keep"
     command = [sys.executable, "-m", "kit.cli.main", "verify-resume", "--steps", "5", "--kill-after", "2"]
     # What a run's own command may hold does no harm: its folder, its length, its trackers.
@@ -110,7 +110,7 @@ def test_runs_that_differ_on_a_gpu_get_the_hint_that_helps(temporary, script, ca
 
 
 @pytest.mark.slow
-def test_a_run_too_short_to_be_killed_is_told_with_a_longer_one(temporary, script, capsys):
+def test_a_run_too_short_to_be_killed_is_reported_with_more_steps_to_try(temporary, script, capsys):
     """However fast one looks: the last checkpoint is there before the one that is waited for."""
     script(fake(pause=0).replace("range(first + 1, steps + 1)", "range(steps, 0, -1)"))
     assert main(["verify-resume"]) == 2
@@ -119,7 +119,7 @@ def test_a_run_too_short_to_be_killed_is_told_with_a_longer_one(temporary, scrip
     assert list(temporary.iterdir()) == []
 
 
-def test_wrong_flags_are_told_at_once_and_nothing_is_written(temporary, tmp_path, capsys):
+def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, tmp_path, capsys):
     keep = tmp_path / "mine"
     keep.mkdir()
     (keep / "file").touch()
@@ -175,6 +175,6 @@ def test_flags_that_are_decided_here_are_named_and_no_others(temporary, script, 
     assert main(["verify-resume", *flags(**pasted)]) == 0
     out = capsys.readouterr().out
     named = "output_dir, max_steps, report_to, eval_steps, overwrite_output_dir, save_strategy, early_stopping_patience"
-    assert out.startswith(f"note: decided here, not by your flags: {named}\n"), out
+    assert out.startswith(f"note: this command sets these flags itself: {named}\n"), out
     assert main(["verify-resume", *flags()]) == 0
     assert "note:" not in capsys.readouterr().out

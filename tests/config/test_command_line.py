@@ -1,4 +1,4 @@
-"""What a user types and writes: who wins, what is refused, and all that is wrong told at once, in place."""
+"""What a user types and writes: who wins, what is refused, and all that is wrong reported at once, where it stands."""
 
 import subprocess
 import sys

@@ -35,7 +35,7 @@ def test_every_setting_says_what_it_is_and_what_it_takes():
         ("dataset_columns", "theirs=ours, separated by commas, each of theirs once"),
     ],
 )
-def test_what_a_setting_takes_is_said_in_words(name, words):
+def test_the_allowed_values_of_a_setting_are_described_in_words(name, words):
     assert expected(Recipe.model_fields[name]) == words
 
 

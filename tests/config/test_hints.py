@@ -39,7 +39,7 @@ def test_a_recipe_is_guessed_by_size_and_method(name, hint):
         ("fsdpp", "did you mean 'fsdp'?"),
     ],
 )
-def test_a_config_that_is_something_else_is_said_to_be(name, hint):
+def test_a_name_that_is_something_else_gets_the_flag_that_takes_it(name, hint):
     assert hint_for_file(name, "config") == hint
 
 

@@ -160,5 +160,5 @@ def test_a_method_in_the_name_of_a_file_that_does_not_depend_on_it_is_no_recipe(
     ],
 )
 def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(recipe_file, text, where, found):
-    told = problems(recipe_file(text))
-    assert found in told[where], told
+    reported = problems(recipe_file(text))
+    assert found in reported[where], reported

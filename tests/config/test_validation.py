@@ -1,4 +1,4 @@
-"""Whatever is wrong with a setting is told at its place: what was found, what was expected, and what to do."""
+"""Whatever is wrong with a setting is reported where it stands: what was found, what was expected, and what to do."""
 
 import re
 

@@ -28,7 +28,7 @@ from kit.failures import exits
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
-from kit.tools.report.samples_page import as_page, as_text, look
+from kit.tools.report.samples_page import as_page, as_text, gather_samples
 
 EXTRAS = (
     ".metadata",
@@ -373,7 +373,7 @@ def test_a_page_shows_no_secret_that_several_tokens_spell(monkeypatch, tmp_path)
     settings = {"dataset": str(tmp_path / "train.jsonl"), "dataset_num_proc": 1}
     recipe = Recipe(model_name_or_path="m", **settings)
     data = open_all(tokenizer, **settings)
-    gathered = look(recipe, tokenizer, data, data.notes, 3)
+    gathered = gather_samples(recipe, tokenizer, data, data.notes, 3)
     for text in (as_text(gathered, colour=True), as_text(gathered, colour=False), as_page(gathered)):
         plain = re.sub(r"<[^>]*>|\033\[\d+m", "", text)
         assert "it is***" in plain.replace(" ***", "***") and "n0t" not in plain and "you" not in plain

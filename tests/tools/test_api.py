@@ -135,7 +135,7 @@ def test_an_interrupted_cell_lets_the_run_save(start, monkeypatch):
     assert started.signals == [signal.SIGINT]
 
 
-def test_a_folder_without_a_run_is_told(tmp_path):
+def test_a_folder_without_a_run_is_reported(tmp_path):
     with pytest.raises(UserError, match="no record of a run"):
         kit.open_run(tmp_path)
 

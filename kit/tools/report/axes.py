@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """A linear or logarithmic axis."""
 
     low: float

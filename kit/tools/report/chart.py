@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from kit.tools.report.axes import Scale, number, short, ticks
+from kit.tools.report.axes import AxisScale, number, short, ticks
 from kit.tools.report.page import escaped
 
 Axis = Literal["step", "tokens", "time"]
 KEYS: dict[Axis, str] = {"step": "step", "tokens": "tokens_seen", "time": "seconds"}  # of the metrics
 MAX_POINTS = 1000  # of a line
-_FEW_POINTS = 20  # are drawn as dots too
+_FEW_POINTS = 20  # a line with fewer has dots too
 NUM_COLOURS = 8  # of page.css; further lines are dashed
 WIDTH, HEIGHT = 400, 210
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 30  # margins
@@ -82,7 +82,7 @@ def draw(charts: Sequence[Chart]) -> str:
     charts = [chart for chart in charts if any(line.values for line in chart.series)]
     ends = extents(charts)
     lines = [line for chart in charts for line in chart.series]
-    # Marks are given by their steps. Where these are on the other axes, the line with the most points knows best.
+    # Marks are given by their steps. The line with the most points says best where these are on the other axes.
     densest = max(lines, key=lambda line: len(line.values), default=None)
     return "".join(_figure(chart, ends, densest) for chart in charts if densest)
 
@@ -108,16 +108,16 @@ def thinned(values: Sequence[float], most: int = MAX_POINTS) -> list[int]:
     return sorted(kept) if len(values) > most else list(range(len(values)))
 
 
-def _scales(chart: Chart) -> dict[str, Scale]:
+def _scales(chart: Chart) -> dict[str, AxisScale]:
     """The linear scale, from 0 so that small noise does not fill the chart; and the logarithmic one if values allow."""
     values = [value for line in chart.series for value in line.values] + [value for _, value in chart.levels]
     low, high = min(0.0, *values), max(0.0, *values)
-    scales = {"lin": Scale(low, high + 0.05 * (high - low) if high > low else low + 1.0, False)}
+    scales = {"lin": AxisScale(low, high + 0.05 * (high - low) if high > low else low + 1.0, False)}
     positive = [value for value in values if value > 0]
     if positive:
         low, high = min(positive), max(positive)
         margin = (high / low) ** 0.05 if high > low else 1.5
-        scales["log"] = Scale(low / margin, high * margin, True)
+        scales["log"] = AxisScale(low / margin, high * margin, True)
     return scales
 
 
@@ -147,7 +147,7 @@ def _figure(chart: Chart, ends: Mapping[Axis, float], densest: Series) -> str:
     )
 
 
-def _grid(scale: Scale) -> str:
+def _grid(scale: AxisScale) -> str:
     parts = []
     for tick in scale.ticks():
         y = _y(tick, scale)
@@ -156,7 +156,7 @@ def _grid(scale: Scale) -> str:
     return "".join(parts)
 
 
-def _levels(chart: Chart, scale: Scale) -> str:
+def _levels(chart: Chart, scale: AxisScale) -> str:
     parts = []
     for text, value in chart.levels:
         if not scale.is_log or value > 0:
@@ -183,7 +183,7 @@ def _mark(mark: Mark, densest: Series, axis: Axis, end: float) -> str:
     return f"<path class=mark d='M{x} {TOP}v{_PLOT_HEIGHT}'><title>{escaped(mark.text)}</title></path>"
 
 
-def _line(line: Series, kept: list[int], axis: Axis, end: float, scale: Scale) -> str:
+def _line(line: Series, kept: list[int], axis: Axis, end: float, scale: AxisScale) -> str:
     """A line; where points are left out, a pale band between the lowest and the highest, and the line of the means."""
     at, means = line.at[axis], line.means
     points = [(at[i], line.values[i]) for i in kept]
@@ -203,12 +203,12 @@ def _x(value: float, end: float) -> float:
     return round(LEFT + _PLOT_WIDTH * value / end, 1)
 
 
-def _y(value: float, scale: Scale) -> float:
+def _y(value: float, scale: AxisScale) -> float:
     return round(TOP + _PLOT_HEIGHT * (1 - scale.share(value)), 1)
 
 
 def _points(
-    lines: list[tuple[Series, list[int]]], ends: Mapping[Axis, float], scales: Mapping[str, Scale]
+    lines: list[tuple[Series, list[int]]], ends: Mapping[Axis, float], scales: Mapping[str, AxisScale]
 ) -> dict[str, Any]:
     """What charts.js needs to show the values under the pointer."""
     return {

@@ -7,11 +7,11 @@ from kit.tools.report.chart import draw, extents
 from kit.tools.report.curves import GIB, charts_over
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.remarks import peak_bytes, remarks
-from kit.tools.report.runs import Run, duration
-from kit.tools.report.summary import facts_list, mean_utilisation, tokens_per_second
+from kit.tools.report.runs import ReportedRun, duration
+from kit.tools.report.summary import definition_list, median_utilisation, tokens_per_second
 from kit.tools.report.words import setting
 
-# What says nothing about a result.
+# Settings that have no effect on a result.
 _OWN = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name")
 _STRATEGY = {
     "type": "strategy",
@@ -19,18 +19,19 @@ _STRATEGY = {
 }
 
 
-def comparison_page(runs: Sequence[Run], reload_seconds: float = 0) -> str:
+def comparison_page(runs: Sequence[ReportedRun], reload_seconds: float = 0) -> str:
     """Return the page of several runs as HTML. For ``reload_seconds`` see ``kit.tools.report.page.page``."""
     labels = labels_of(runs)
     charts = charts_over(runs, labels)
     title = f"{len(runs)} runs: {', '.join(labels)}"
     results_table, differing = results(runs), differences(runs)
     same = "<p>Recipes, versions, strategies and data are the same.</p>"
-    told = [(label, text) for label, run in zip(labels, runs, strict=True) for text in remarks(run)]
-    warnings = "".join(f"<li><b>{escaped(label)}</b>: {escaped(text)}</li>" for label, text in told)
+    warnings = ""
+    for label, run in zip(labels, runs, strict=True):
+        warnings += "".join(f"<li><b>{escaped(label)}</b>: {escaped(text)}</li>" for text in remarks(run))
     parts = [
         f"<h1>{len(runs)} runs</h1>",
-        facts_list({label: str(run.folder.absolute()) for label, run in zip(labels, runs, strict=True)}),
+        definition_list({label: str(run.folder.absolute()) for label, run in zip(labels, runs, strict=True)}),
         section("Results", table(list(results_table[0]), results_table)),
         section("What differs", table(list(differing[0]), differing) if differing else same),
         f"<h2>Course</h2><div class=charts>{draw(charts)}</div>",
@@ -39,25 +40,26 @@ def comparison_page(runs: Sequence[Run], reload_seconds: float = 0) -> str:
     return page(title, parts, axes=list(extents(charts)), reload_seconds=reload_seconds)
 
 
-def labels_of(runs: Sequence[Run]) -> list[str]:
+def labels_of(runs: Sequence[ReportedRun]) -> list[str]:
     """Return a name for each run: that of its folder if no two have the same, else its path."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def results(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Return the table of results, a row for each run. A value that no run has makes no column."""
-    device = {run.device for run in runs}.pop() if len({run.device for run in runs}) == 1 else "process"
+    devices = {run.device for run in runs}
+    device = devices.pop() if len(devices) == 1 else "process"
     rows = [_result(label, run, device) for label, run in zip(labels_of(runs), runs, strict=True)]
     return [{key: value for key, value in row.items() if any(each[key] != "" for each in rows)} for row in rows]
 
 
-def _result(label: str, run: Run, device: str) -> dict[str, Any]:
+def _result(label: str, run: ReportedRun, device: str) -> dict[str, Any]:
     def last(rows: list[dict[str, Any]], key: str, form: str) -> str:
         values = [row[key] for row in rows if key in row]
         return f"{values[-1]:{form}}" if values else ""
 
-    speed, peak, utilisation = tokens_per_second(run), peak_bytes(run), mean_utilisation(run)
+    speed, peak, utilisation = tokens_per_second(run), peak_bytes(run), median_utilisation(run)
     best = min(run.evaluations, key=lambda row: row["eval_loss"], default=None)
     ends = "finished" if run.record.get("finished_steps") else "running" if run.is_at_work else "not finished"
     return {
@@ -78,7 +80,7 @@ def _result(label: str, run: Run, device: str) -> dict[str, Any]:
 EVALUATION_DATA = "evaluation data"  # the row of its fingerprints among the differences
 
 
-def differences(runs: Sequence[Run]) -> list[dict[str, str]]:
+def differences(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
     """Return the table of what differs between runs: a row for each setting, version, or fact of strategy and data."""
     columns = [_compared(run) for run in runs]
     labels = labels_of(runs)
@@ -91,7 +93,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, str]]:
     return rows
 
 
-def _compared(run: Run) -> dict[str, str]:
+def _compared(run: ReportedRun) -> dict[str, str]:
     """What is compared of a run, as texts: settings, strategy, data, versions."""
     recipe = {**run.recipe.model_dump(mode="json"), "learning_rate": run.recipe.peak_learning_rate}
     settings = {key: setting(value) for key, value in recipe.items() if key not in _OWN}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kit.tools.report.chart import Chart, Mark, Series, series
 from kit.tools.report.remarks import predicted_bytes
-from kit.tools.report.runs import Row, Run
+from kit.tools.report.runs import ReportedRun, Row
 from kit.tools.report.words import start_text
 
 GIB = 2**-30
@@ -13,7 +13,7 @@ _UNIT = "nats per supervised token"
 
 
 @dataclass(frozen=True)
-class _Measure:
+class _Curve:
     """A curve of a run."""
 
     title: str
@@ -28,10 +28,10 @@ class _Measure:
         return series(label or self.label, self.rows, self.key, self.scale, colour)
 
 
-def charts_of(run: Run) -> list[Chart]:
+def charts_of(run: ReportedRun) -> list[Chart]:
     """Return the charts of a run. One without values is left out when they are drawn."""
     marks = [Mark(each["step"], start_text(each)) for each in run.starts if each["step"]]
-    training, evaluation, *others = _measures(run)
+    training, evaluation, *others = _curves(run)
     if run.has_one_loss:
         losses = [Chart(f"loss, {_UNIT}", [training.line(), evaluation.line(colour=1)], marks=marks)]
     else:
@@ -44,45 +44,45 @@ def charts_of(run: Run) -> list[Chart]:
     return [*losses, Chart("loss by data set", by_source, marks=marks), *single]
 
 
-def charts_over(runs: Sequence[Run], labels: Sequence[str]) -> list[Chart]:
+def charts_over(runs: Sequence[ReportedRun], labels: Sequence[str]) -> list[Chart]:
     """Return the charts of several runs, each with a line for each run that has values."""
-    columns = zip(*map(_measures, runs), strict=True)
+    columns = zip(*map(_curves, runs), strict=True)
     return [
-        Chart(measures[0].title, [m.line(label, i) for i, (m, label) in enumerate(zip(measures, labels, strict=True))])
-        for measures in columns
+        Chart(curves[0].title, [m.line(label, i) for i, (m, label) in enumerate(zip(curves, labels, strict=True))])
+        for curves in columns
     ]
 
 
-def _measures(run: Run) -> list[_Measure]:
+def _curves(run: ReportedRun) -> list[_Curve]:
     """The curves of a run, the same ones in the same order for each run; the first two are the losses."""
     training, evaluations = run.training, run.evaluations
     what = "" if run.has_one_loss else f" ({run.objective or 'with the auxiliary loss of routers'})"
     clip, predicted = run.recipe.max_grad_norm, predicted_bytes(run)
     # A limit far above all norms would press them to the bottom of the chart.
     is_near = clip and any(row.get("grad_norm", 0.0) > clip / 4 for row in training)
-    used = [{**row, "utilisation": value} for row in training if (value := run.utilisation(row)) is not None]
+    used = [{**row, "utilisation": run.utilisation(row)} for row in training if run.utilisation(row) is not None]
     return [
-        _Measure(f"training loss{what or f', {_UNIT}'}", "training", training, "loss"),
-        _Measure(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss"),
-        _Measure("exact match, % of the answers", "exact", evaluations, "eval_exact_match", 100),
-        _Measure("learning rate", "rate", training, "learning_rate"),
-        _Measure(
+        _Curve(f"training loss{what or f', {_UNIT}'}", "training", training, "loss"),
+        _Curve(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss"),
+        _Curve("exact match, % of the answers", "exact", evaluations, "eval_exact_match", 100),
+        _Curve("learning rate", "rate", training, "learning_rate"),
+        _Curve(
             "gradient norm before clipping",
             "norm",
             training,
             "grad_norm",
             1.0,
-            [(f"clipped at {clip:g}", clip)] * bool(is_near),
+            [(f"clipped at {clip:g}", clip)] if is_near else [],
         ),
-        _Measure(
+        _Curve(
             f"tokens per second per {run.device}",
             "tokens/s",
             training,
             "tokens_per_second",
             1 / run.strategy.num_processes,
         ),
-        _Measure("model FLOPs utilisation, %", "utilisation", used, "utilisation", 100),
-        _Measure(
+        _Curve("model FLOPs utilisation, %", "utilisation", used, "utilisation", 100),
+        _Curve(
             "peak memory of rank 0, GiB",
             "measured",
             training,
@@ -90,8 +90,8 @@ def _measures(run: Run) -> list[_Measure]:
             GIB,
             [("predicted", predicted * GIB)] if predicted else [],
         ),
-        _Measure("waiting for data, % of the time", "waiting", training, "data_wait_share", 100),
-        _Measure("waiting for the slowest rank, % of the time", "waiting", training, "rank_wait_share", 100),
-        _Measure("padding, % of the computed tokens", "padding", training, "padding_share", 100),
-        _Measure("GPU utilisation, %", "busy", training, "gpu_utilisation", 100),
+        _Curve("waiting for data, % of the time", "waiting", training, "data_wait_share", 100),
+        _Curve("waiting for the slowest rank, % of the time", "waiting", training, "rank_wait_share", 100),
+        _Curve("padding, % of the computed tokens", "padding", training, "padding_share", 100),
+        _Curve("GPU utilisation, %", "busy", training, "gpu_utilisation", 100),
     ]

@@ -20,7 +20,10 @@ LEAK = "evaluation samples are in the training data"
 
 
 class Finding(NamedTuple):
-    """The result of one check."""
+    """The result of one check of data.
+
+    Unlike a ``Problem`` it stops nothing: a check may also find that all is well, or what the user should judge.
+    """
 
     verdict: Verdict
     text: str
@@ -46,7 +49,7 @@ def check(train: Samples, evaluation: Samples | None, tokenizer: Any, recipe: Re
 
 def counted(num: int, noun: str) -> str:
     """Return a number with its noun in singular or plural: ``1 sample``, ``1,234 samples``."""
-    return f"{num:,} {noun}{'s' * (num != 1)}"
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
 
 
 def _split(train: Samples) -> str:

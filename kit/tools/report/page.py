@@ -32,7 +32,7 @@ def page(title: str, parts: Iterable[str], style: str = "", axes: Sequence[str] 
         parts: HTML of the body.
         style: CSS in addition to that of all pages.
         axes: of the charts; the reader can choose one.
-        reload_seconds: the browser loads the page again after so many; 0: never.
+        reload_seconds: the browser loads the page again after this time; 0: never.
     """
     reload = f" data-reload={reload_seconds:g}" if reload_seconds else ""
     # Without scripts, the browser loads the page again by itself.
@@ -84,17 +84,15 @@ def table(columns: list[str], rows: list[dict[str, Any]], stacks: bool = True) -
 
 
 def _controls(axes: Sequence[str]) -> str:
-    groups = [("x", "x axis", axes)] if len(axes) > 1 else []
+    groups: list[tuple[str, str, Sequence[str]]] = [("x", "x axis", axes)] if len(axes) > 1 else []
     groups.append(("theme", "theme", ("auto", "light", "dark")))
-    fields = "".join(
-        f"<fieldset><legend>{legend}</legend>"
-        + "".join(
-            f"<label><input type=radio name={name} id={name}-{word}{'' if i else ' checked'}>{word}</label>"
-            for i, word in enumerate(choices)
-        )
-        + "</fieldset>"
-        for name, legend, choices in groups
-    )
+    fields = ""
+    for name, legend, choices in groups:
+        fields += f"<fieldset><legend>{legend}</legend>"
+        for word in choices:
+            checked = " checked" if word == choices[0] else ""
+            fields += f"<label><input type=radio name={name} id={name}-{word}{checked}>{word}</label>"
+        fields += "</fieldset>"
     return f"<form class='controls screen' autocomplete=off>{fields}</form>"
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from kit.failures.exits import ERROR_FILE
 from kit.run.answers import few_texts, unended
-from kit.tools.report.runs import Run
+from kit.tools.report.runs import ReportedRun
 from kit.tools.report.words import words
 
-# Below these, nothing is said.
+# Below these thresholds there is no remark.
 MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time, of the tokens, of the steps
 MUCH_CUT = 0.05  # share of the samples
 OVERFITTING, MORE_MEMORY = 1.02, 1.1  # ratios: eval_loss to its lowest; measured memory to the predicted
@@ -19,12 +19,12 @@ FEWEST_ROWS = 20  # for a tendency
 NUM_LISTED = 5  # data sets named in a remark
 
 
-def remarks(run: Run) -> list[str]:
-    """Return the remarks about a run, the gravest first; empty if there is nothing to say."""
+def remarks(run: ReportedRun) -> list[str]:
+    """Return the remarks about a run, the most serious first; empty for a run without any."""
     return [*_end(run), *_steps(run), *_losses(run), *_answers(run), *_waste(run), *_data(run)]
 
 
-def _end(run: Run) -> Iterator[str]:
+def _end(run: ReportedRun) -> Iterator[str]:
     if not run.record.get("finished_steps") and (run.folder / ERROR_FILE).is_file():
         text = (run.folder / ERROR_FILE).read_text(encoding="utf-8", errors="replace").strip()
         yield f"The run ended with an error:\n{text[:2000]}"
@@ -34,7 +34,7 @@ def _end(run: Run) -> Iterator[str]:
         yield "No step has been done yet."
 
 
-def _steps(run: Run) -> Iterator[str]:
+def _steps(run: ReportedRun) -> Iterator[str]:
     skipped = [row["step"] for row in run.rows if "nonfinite" in row]
     if skipped:
         yield (
@@ -44,12 +44,13 @@ def _steps(run: Run) -> Iterator[str]:
     spikes = [row["step"] for row in run.rows if "loss_spike" in row]
     if spikes:
         yield f"{_steps_named(spikes)} marked by a loss far above the usual. The samples are listed below."
-    limit, norms = run.recipe.max_grad_norm, [row["grad_norm"] for row in run.training if "grad_norm" in row]
+    limit = run.recipe.max_grad_norm
+    norms = [row["grad_norm"] for row in run.training if "grad_norm" in row]
     clipped = sum(norm > limit for norm in norms) / len(norms) if norms and limit else 0.0
     if clipped > MUCH_CLIPPING and len(norms) >= FEWEST_ROWS:
         yield (
-            f"The gradient was clipped in {clipped:.0%} of the steps (max_grad_norm {limit:g}), so its length hardly "
-            "mattered."
+            f"The gradient was clipped in {clipped:.0%} of the steps (max_grad_norm {limit:g}), so its length had "
+            "hardly any effect."
         )
 
 
@@ -57,7 +58,7 @@ def _steps_named(steps: list[int]) -> str:
     return f"Step {steps[0]:,} was" if len(steps) == 1 else f"{len(steps):,} steps, the first {steps[0]:,}, were"
 
 
-def _losses(run: Run) -> Iterator[str]:
+def _losses(run: ReportedRun) -> Iterator[str]:
     losses = [row["loss"] for row in run.training]
     if len(losses) >= FEWEST_ROWS:
         tenth = max(len(losses) // 10, 5)
@@ -82,7 +83,7 @@ def _losses(run: Run) -> Iterator[str]:
         yield f"Fewer answers are exact than before: {exact[0]:.1%} at first, {exact[-1]:.1%} at last."
 
 
-def _answers(run: Run) -> Iterator[str]:
+def _answers(run: ReportedRun) -> Iterator[str]:
     last = run.evaluations[-1] if run.evaluations else {}
     stops = run.record["data"].get("stop_tokens")
     doubts = (
@@ -93,7 +94,7 @@ def _answers(run: Run) -> Iterator[str]:
     yield from (f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts + few_texts(last))
 
 
-def _waste(run: Run) -> Iterator[str]:
+def _waste(run: ReportedRun) -> Iterator[str]:
     waiting = mean(run, "data_wait_share")
     if waiting is not None and waiting > MUCH_WAITING:
         way = "; --streaming false reads and tokenises the data before training" if run.recipe.streaming else ""
@@ -111,12 +112,12 @@ def _waste(run: Run) -> Iterator[str]:
         yield f"The run needed {measured / 2**30:.1f} GiB of memory, {predicted / 2**30:.1f} GiB were predicted."
 
 
-def _data(run: Run) -> Iterator[str]:
+def _data(run: ReportedRun) -> Iterator[str]:
     left_out, cut = [], []
     for source in run.record["data"]["sources"]:
-        counts = (
-            {key: value for key, value in source.items() if isinstance(value, int)} if isinstance(source, dict) else {}
-        )
+        if not isinstance(source, dict):
+            continue
+        counts = {key: value for key, value in source.items() if isinstance(value, int)}
         for key, number in counts.items():
             if words(key).startswith("left out: ") and number:
                 left_out.append(f"{number:,} of {source.get('name')} ({words(key).removeprefix('left out: ')})")
@@ -134,19 +135,19 @@ def _listed(texts: list[str]) -> str:
     return ", ".join(texts[:NUM_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def mean(run: Run, key: str) -> float | None:
+def mean(run: ReportedRun, key: str) -> float | None:
     """Return the mean of a share over the logged steps, without the first, which is slow; None without any."""
     values = [row[key] for row in run.training if key in row]
     return statistics.mean(values[1:] or values) if values else None
 
 
-def predicted_bytes(run: Run) -> float | None:
+def predicted_bytes(run: ReportedRun) -> float | None:
     """Return the peak memory of a process that was predicted before the run; None if it was not."""
     plan = run.record.get("plan")
     value = plan.get("tensors") if isinstance(plan, dict) else None
     return value if isinstance(value, int | float) and value > 0 else None
 
 
-def peak_bytes(run: Run) -> float | None:
+def peak_bytes(run: ReportedRun) -> float | None:
     """Return the highest memory that rank 0 measured; None if it measured none."""
     return max((row["peak_memory_bytes"] for row in run.training if "peak_memory_bytes" in row), default=None)

@@ -9,12 +9,12 @@ from kit.tools.report.chart import draw, extents
 from kit.tools.report.curves import charts_of
 from kit.tools.report.page import escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
-from kit.tools.report.runs import Row, Run, open_run
-from kit.tools.report.summary import facts, facts_list
+from kit.tools.report.runs import ReportedRun, Row, read_reported_run
+from kit.tools.report.summary import definition_list, run_summary
 from kit.tools.report.words import chosen_and_defaults, meaning, setting, start_text, words
 
 FILE = "report.html"  # in an output_dir
-_UNSEEN = ("fingerprint", "num_encoded")  # they say nothing to a reader
+_HIDDEN = ("fingerprint", "num_encoded")  # of use to the kit only
 _FEW_COLUMNS = 4  # of numbers fit on a narrow screen
 _MOST_SIDE_BY_SIDE = 3  # data sets, as columns of a table
 
@@ -25,7 +25,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         UserError: there is no run, or the folder cannot be written to.
     """
-    return write_page(folder / FILE, run_page(open_run(folder)))
+    return write_page(folder / FILE, run_page(read_reported_run(folder)))
 
 
 def write_report_at_end(folder: Path) -> None:
@@ -38,14 +38,14 @@ def write_report_at_end(folder: Path) -> None:
         say(f"warning: no report ({type(error).__name__}: {error})")
 
 
-def run_page(run: Run, reload_seconds: float = 0) -> str:
+def run_page(run: ReportedRun, reload_seconds: float = 0) -> str:
     """Return the page of a run as HTML. For ``reload_seconds`` see ``kit.tools.report.page.page``."""
     charts = charts_of(run)
     warnings = "".join(f"<li>{escaped(text)}</li>" for text in remarks(run))
     odd = [{"step": row["step"], "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in run.odd_steps]
     parts = [
         f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(str(run.folder.absolute()))}</p>",
-        facts_list(facts(run)),
+        definition_list(run_summary(run)),
         f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
         f"<h2>Course</h2>{_marks(run)}<div class=charts>{draw(charts)}</div>",
         section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
@@ -68,7 +68,7 @@ def _oddity(row: Row) -> str:
     return f"{loss}{row['loss_spike']:.1f} times the usual"
 
 
-def _evaluations(run: Run) -> str:
+def _evaluations(run: ReportedRun) -> str:
     if not run.evaluations:
         return ""
     # The number of tokens is the same in each: that of the evaluation data.
@@ -85,10 +85,12 @@ def _evaluations(run: Run) -> str:
 def _measured(key: str, value: float | None) -> str | None:
     if value is None:
         return None
-    return f"{value:.1%}" if key == "eval_exact_match" else f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
+    if key == "eval_exact_match":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
 
 
-def _answers(run: Run) -> str:
+def _answers(run: ReportedRun) -> str:
     """The answers of the last evaluation, with those to the same prompts of the first one."""
     answered = [row for row in run.evaluations if row.get("answers")]
     if not answered:
@@ -99,7 +101,8 @@ def _answers(run: Run) -> str:
     rows = []
     for answer in last["answers"]:
         row = {"asked": answer["prompt"], "expected": answer["reference"]}
-        row |= {names[0]: before.get(answer["prompt"])} if first is not last else {}
+        if first is not last:
+            row[names[0]] = before.get(answer["prompt"])
         rows.append({**row, names[1]: answer["text"], "exact": answer["exact"]})
     return section("Answers", table(list(rows[0]), rows))
 
@@ -116,35 +119,37 @@ def _data(data: Mapping[str, Any]) -> str:
         named = {f"{source.get('name')}": {k: v for k, v in source.items() if k != "name"} for source in sources}
         if len(named) == len(sources):
             return text + section("Data sets", _side_by_side(named))
-    keys = list(dict.fromkeys(key for source in sources for key in source if key not in _UNSEEN))
+    keys = list(dict.fromkeys(key for source in sources for key in source if key not in _HIDDEN))
     rows = [{words(key): source.get(key) for key in keys} for source in sources]
     return text + section("Data sets", table(list(map(words, keys)), rows))
 
 
 def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:
     """A table with a column for each mapping, and a row for each key that has a value other than 0 in one of them."""
-    known = dict.fromkeys(key for column in columns.values() for key in column if key not in _UNSEEN)
+    known = dict.fromkeys(key for column in columns.values() for key in column if key not in _HIDDEN)
     keys = [key for key in known if any(column.get(key) for column in columns.values())]  # not: 0 rows were cut
     rows = [{"": words(key), **{name: column.get(key) for name, column in columns.items()}} for key in keys]
     return table(["", *columns], rows, stacks=len(columns) >= _FEW_COLUMNS)
 
 
-def _recipe(run: Run) -> str:
+def _recipe(run: ReportedRun) -> str:
     chosen, defaults = chosen_and_defaults(run.recipe)
     columns = ["setting", "value", "meaning"]
-    one, other = (
-        table(
-            columns, [{"setting": key, "value": setting(value), "meaning": meaning(key)} for key, value in part.items()]
-        )
-        for part in (chosen, defaults)
-    )
+
+    def settings_table(part: Mapping[str, Any]) -> str:
+        rows = [{"setting": key, "value": setting(value), "meaning": meaning(key)} for key, value in part.items()]
+        return table(columns, rows)
+
     summary = f"<summary>{len(defaults)} settings at their defaults</summary>"
     name = run.record.get("recipe_name")
     title = f"Recipe {escaped(name)}" if isinstance(name, str) and name else "Recipe"
-    return section(title, one) + f"<details>{summary}<div class=scroll>{other}</div></details>"
+    return (
+        section(title, settings_table(chosen))
+        + f"<details>{summary}<div class=scroll>{settings_table(defaults)}</div></details>"
+    )
 
 
-def _marks(run: Run) -> str:
+def _marks(run: ReportedRun) -> str:
     """What the vertical lines in the charts mean."""
     texts = [start_text(each) for each in run.starts if each["step"]]
     return "".join(f"<p class=line><i class=key-mark></i>{escaped(text)}</p>" for text in texts)

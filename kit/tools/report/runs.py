@@ -1,4 +1,4 @@
-"""A run as its report sees it: the record, the metrics without damaged values, and what follows from them.
+"""A run for its report: the record, the metrics without damaged values, and what follows from them.
 
 It needs only ``run.json`` and ``metrics.jsonl``, so it can be read at any time, also of a run that is still running or
 was killed.
@@ -24,8 +24,11 @@ _ANSWER = ("prompt", "reference", "text", "exact")  # keys of an answer in the m
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run with its record and its metrics."""
+class ReportedRun:
+    """A run with its record and its metrics, as they were when they were read.
+
+    ``kit.Run``, which Python code gets, reads the files anew each time; this one is for pages.
+    """
 
     folder: Path
     recipe: Recipe
@@ -58,12 +61,11 @@ class Run:
     def starts(self) -> list[dict[str, Any]]:
         """The starts of the run, as ``kit.run.starts`` lists them; empty of a run of a version that did not."""
         listed = self.record.get("starts")
-        whole = [each for each in listed if _is_start(each)] if isinstance(listed, list) else []
-        return whole
+        return [each for each in listed if _is_start(each)] if isinstance(listed, list) else []
 
     @property
     def steps_done(self) -> int:
-        """The last step of which the metrics know."""
+        """The last step in the metrics; 0 without any."""
         return max((row["step"] for row in self.rows), default=0)
 
     @property
@@ -98,7 +100,8 @@ class Run:
         of_total = f" of {total:,}" if total else ""
         if finished:
             early = self.record.get("ended_early")
-            return f"finished after {finished:,} steps{f', before its last one: {early}' if early else ''}"
+            reason = f", before its last one: {early}" if early else ""
+            return f"finished after {finished:,} steps{reason}"
         if self.record.get("interrupted") is not None:
             return f"stopped by a signal after {self.steps_done:,}{of_total} steps; the same command continues it"
         if self.is_at_work:
@@ -128,7 +131,7 @@ class Run:
         return row["tokens_per_second"] * per_token / (peak * self.strategy.num_processes)
 
 
-def open_run(folder: Path) -> Run:
+def read_reported_run(folder: Path) -> ReportedRun:
     """Read the run in an ``output_dir``. Raises ``UserError`` if there is none, or if its record is damaged."""
     recipe, strategy = read_run(folder / RUN_FILE)
     record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
@@ -148,7 +151,9 @@ def open_run(folder: Path) -> Run:
         is_at_work = False
     except UserError:
         is_at_work = True
-    return Run(folder, recipe, strategy, record, [_whole_values(row) for row in read_metrics(folder)], is_at_work)
+    return ReportedRun(
+        folder, recipe, strategy, record, [_whole_values(row) for row in read_metrics(folder)], is_at_work
+    )
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Show what a model would be trained on: samples as tokens, with the supervised tokens marked.
 
-``look`` gathers the content from the same data that a run would open. ``as_text`` and ``as_page`` show it.
+``gather_samples`` gathers the content from the same data that a run would open. ``as_text`` and ``as_page`` show it.
 """
 
 import re
@@ -38,7 +38,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownSample:
     """A sample as it is shown."""
 
     origin: str  # ``file:line``
@@ -60,20 +60,22 @@ class Shown:
 
 
 @dataclass
-class Look:
-    """Everything that is shown of the data of a run."""
+class GatheredSamples:
+    """What ``kit inspect`` shows of the data of a run."""
 
     title: str
     notes: list[str]
     sources: list[dict[str, Any]]  # the table of the sources, a row for each
-    unused: list[dict[str, Any]]  # columns and keys of messages that nothing reads, a row for each
+    unused: list[dict[str, Any]]  # columns, and keys of messages, that are not read; a row for each
     checks: list[Finding]
     lengths: np.ndarray  # int [N], tokens of each sample
     max_length: int  # tokens
-    samples: list[Shown]
+    samples: list[ShownSample]
 
 
-def look(recipe: Recipe, tokenizer: Any, data: Any, notes: Sequence[str], num_samples: int) -> Look:
+def gather_samples(
+    recipe: Recipe, tokenizer: Any, data: Any, notes: Sequence[str], num_samples: int
+) -> GatheredSamples:
     """Gather what ``kit inspect`` shows.
 
     Args:
@@ -87,7 +89,7 @@ def look(recipe: Recipe, tokenizer: Any, data: Any, notes: Sequence[str], num_sa
     lines = [store.source.name for store in train.stores if store.source.name != store.name]
     lines += [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown apart
     lines += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
-    return Look(
+    return GatheredSamples(
         ", ".join(train.names),
         [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", line) for line in lines],
         sources_table(train, data.evaluation if recipe.eval_split_size else None),
@@ -113,11 +115,11 @@ def _choice(sources: np.ndarray, num: int) -> list[int]:
     return sorted(chosen)
 
 
-def _shown(train: Samples, i: int, tokenizer: Any) -> Shown:
+def _shown(train: Samples, i: int, tokenizer: Any) -> ShownSample:
     ids, weights = train[i]
     weights[0] = 0  # the first token has no token before it that predicts it
     tokens = tokens_of(ids[:MAX_TOKENS_SHOWN], weights, tokenizer)
-    return Shown(train.origin(i), tokens, len(ids), int(train.num_targets[i]))
+    return ShownSample(train.origin(i), tokens, len(ids), int(train.num_targets[i]))
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
@@ -169,7 +171,7 @@ def histogram(lengths: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarra
     return np.histogram(lengths, bins=num_bins, range=(0, max(int(lengths.max()), 1)))
 
 
-def as_text(gathered: Look, colour: bool) -> str:
+def as_text(gathered: GatheredSamples, colour: bool) -> str:
     """Return the text for a terminal.
 
     Supervised tokens are green, or in ``[[ ]]`` without ``colour``. Special tokens are dim.
@@ -217,7 +219,7 @@ ul.checks li.look::before { content: "!"; color: var(--warn) } ul.checks li.know
 """
 
 
-def as_page(gathered: Look) -> str:
+def as_page(gathered: GatheredSamples) -> str:
     """Return the HTML page, in one file that needs no network."""
     checks = "".join(f"<li{MARK_CLASSES[verdict]}>{escaped(text)}</li>" for verdict, text in gathered.checks)
     legend = "<p class=legend><span class='run learned'>learned from</span> <span class=run>read only</span> "
@@ -235,7 +237,7 @@ def as_page(gathered: Look) -> str:
     return page(f"{gathered.title}: what is learned from", parts, STYLE)
 
 
-def _page_sample(sample: Shown) -> str:
+def _page_sample(sample: ShownSample) -> str:
     runs = "".join(_page_run(run) for run in runs_of(sample.tokens))
     end = f"<p class=line>{sample.more}</p>" if sample.more else ""
     return f"<div class=sample><h3>{escaped(sample.origin)} <small>{sample.about}</small></h3>{runs}{end}</div>"
@@ -249,7 +251,7 @@ def _page_run(run: list[Token]) -> str:
     return f"<div class='run{' learned' if weight else ''}'><small>{len(run):,}{extra}</small>{tokens}</div>"
 
 
-def _chart(gathered: Look) -> str:
+def _chart(gathered: GatheredSamples) -> str:
     counts, edges = histogram(gathered.lengths, 60)
     title = f"samples by their tokens (max_length {gathered.max_length:,})"
     return histogram_svg(counts.tolist(), edges.tolist(), title, ("max_length", gathered.max_length))

@@ -1,19 +1,21 @@
-"""The facts about a run that a reader wants to know first."""
+"""The summary of a run: what a reader wants to know first."""
 
 from collections.abc import Mapping
 
 from kit.tools.report.page import escaped
 from kit.tools.report.remarks import peak_bytes, predicted_bytes
-from kit.tools.report.runs import Run, duration
+from kit.tools.report.runs import ReportedRun, duration
 from kit.tools.report.words import clock
 
 _GIB = 2**-30
-_SHORT = 24  # characters of a fact that fit into a narrow box
+_SHORT = 24  # characters of a text that fit into a narrow box
 
 
-def facts(run: Run) -> dict[str, str]:
-    """Return what a reader wants to know first, in words, by name."""
-    training, strategy, recipe = run.training, run.strategy, run.recipe
+def run_summary(run: ReportedRun) -> dict[str, str]:
+    """Return the summary of a run: texts by name, such as ``status`` and ``duration``."""
+    training = run.training
+    strategy = run.strategy
+    recipe = run.recipe
     found = {"status": run.status}
     if run.seconds is not None:
         found["duration"] = duration(run.seconds)
@@ -29,34 +31,37 @@ def facts(run: Run) -> dict[str, str]:
         values = [row[key] for row in run.evaluations if key in row]
         if values:
             found[name] = _change(values, ".1%" if key == "eval_exact_match" else ".4f")
-    speed, peak, predicted = tokens_per_second(run), peak_bytes(run), predicted_bytes(run)
+    speed = tokens_per_second(run)
     if speed is not None:
         found[f"tokens per second per {run.device}"] = f"{speed:,.0f}"
-    if utilisation := mean_utilisation(run):
+    utilisation = median_utilisation(run)
+    if utilisation:
         found["model FLOPs utilisation"] = f"{utilisation:.1%}"
+    peak = peak_bytes(run)
+    predicted = predicted_bytes(run)
     if peak is not None:
-        found["peak memory of rank 0"] = f"{peak * _GIB:.1f} GiB" + (
-            f", {predicted * _GIB:.1f} predicted" if predicted else ""
-        )
+        found["peak memory of rank 0"] = f"{peak * _GIB:.1f} GiB"
+        if predicted:
+            found["peak memory of rank 0"] += f", {predicted * _GIB:.1f} predicted"
     if training and "tokens_seen" in training[-1]:
         found["tokens seen"] = f"{training[-1]['tokens_seen']:,}"
     return found
 
 
-def tokens_per_second(run: Run) -> float | None:
+def tokens_per_second(run: ReportedRun) -> float | None:
     """Return the median speed of one process, without the first logged step; None before the first one."""
-    return _median(
-        [row["tokens_per_second"] / run.strategy.num_processes for row in run.training if "tokens_per_second" in row]
-    )
+    speeds = [row["tokens_per_second"] for row in run.training if "tokens_per_second" in row]
+    return _median([speed / run.strategy.num_processes for speed in speeds])
 
 
-def mean_utilisation(run: Run) -> float | None:
+def median_utilisation(run: ReportedRun) -> float | None:
     """Return the median model FLOPs utilisation, without the first logged step; None if it is unknown."""
-    return _median([value for row in run.training if (value := run.utilisation(row)) is not None])
+    values = [run.utilisation(row) for row in run.training]
+    return _median([value for value in values if value is not None])
 
 
-def facts_list(named: Mapping[str, str]) -> str:
-    """Return named facts as HTML."""
+def definition_list(named: Mapping[str, str]) -> str:
+    """Return named texts as an HTML list (``dl``)."""
     items = "".join(
         f"<div{' class=wide' if len(text) > _SHORT else ''}><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
         for name, text in named.items()

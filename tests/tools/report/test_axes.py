@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.tools.report.axes import Scale, log_ticks, number, short, ticks
+from kit.tools.report.axes import AxisScale, log_ticks, number, short, ticks
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,6 @@ def test_values_are_read_as_people_write_them():
 
 
 def test_equal_ratios_are_equal_distances_on_a_logarithmic_scale():
-    scale = Scale(0.01, 100.0, is_log=True)
+    scale = AxisScale(0.01, 100.0, is_log=True)
     assert [scale.share(value) for value in (0.01, 1.0, 10.0, 100.0)] == pytest.approx([0, 0.5, 0.75, 1])
-    assert Scale(-1.0, 3.0, is_log=False).share(0.0) == 0.25
+    assert AxisScale(-1.0, 3.0, is_log=False).share(0.0) == 0.25

@@ -5,7 +5,7 @@ import json
 from report_helpers import evaluation_row, make_run, opened, record, step_row
 
 from kit.tools.report.comparison import EVALUATION_DATA, comparison_page, differences, labels_of, results
-from kit.tools.report.runs import open_run
+from kit.tools.report.runs import read_reported_run
 
 MEASURED = ("duration", "training loss", "evaluation loss", "lowest (step)", "exact match", "tokens/s per process")
 MEASURED += ("peak memory, GiB",)
@@ -46,7 +46,7 @@ def test_only_what_differs_is_listed_with_the_learning_rate_that_was_used(tmp_pa
     assert differences([runs[0], runs[0]]) == []
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+def test_runs_of_one_name_are_distinguished_by_their_paths(tmp_path):
     runs = [opened(tmp_path / "x/run"), opened(tmp_path / "y/run")]
     assert labels_of(runs) == [str(tmp_path / "x/run"), str(tmp_path / "y/run")]
 
@@ -66,7 +66,7 @@ def test_runs_with_other_evaluation_data_differ_in_them(tmp_path):
     assert differences([opened(tmp_path / "a"), other])[-1] == {"": EVALUATION_DATA, "a": "", "b": "cd"}
 
 
-def test_equal_runs_are_said_to_be_equal(tmp_path):
+def test_equal_runs_are_reported_as_equal(tmp_path):
     page = comparison_page([opened(tmp_path / "a"), opened(tmp_path / "b")])
     assert "Recipes, versions, strategies and data are the same." in page
 
@@ -75,6 +75,6 @@ def test_a_run_of_another_version_that_lacks_a_fact_is_compared_too(tmp_path):
     values = json.loads((make_run(tmp_path / "a") / "run.json").read_text())
     del values["recipe"]["dedup"], values["data"]["fingerprint"]
     (tmp_path / "a/run.json").write_text(json.dumps(values))
-    assert differences([open_run(tmp_path / "a"), opened(tmp_path / "b")]) == [
+    assert differences([read_reported_run(tmp_path / "a"), opened(tmp_path / "b")]) == [
         {"": "training data", "a": "", "b": "ab"}
     ]

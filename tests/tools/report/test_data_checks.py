@@ -1,4 +1,4 @@
-"""What commonly goes wrong with training data is found in the very ids, and what is as it should be is said to be."""
+"""Common mistakes in training data are found in the token ids, and what is right is reported as right."""
 
 import re
 
@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from kit.tools.report.samples_page import as_text
 
 
-def test_what_is_as_it_should_be_is_told_apart_from_what_is_not(tmp_path, tokenizer):
+def test_good_data_and_bad_data_get_different_verdicts(tmp_path, tokenizer):
     rows = [chat(f"Question {i}", f"Answer {i}") for i in range(20)]
     write(tmp_path / "train.jsonl", *rows)
     write(tmp_path / "eval.jsonl", chat("Other", "One"))
@@ -26,7 +26,7 @@ def test_what_is_as_it_should_be_is_told_apart_from_what_is_not(tmp_path, tokeni
     assert "1 of 1 evaluation samples" in wrong[2]
 
 
-def test_a_leak_is_told_once(tmp_path, tokenizer):
+def test_a_leak_is_reported_once(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *(chat(f"Question {i}", f"Answer {i}") for i in range(3)))
     write(tmp_path / "eval.jsonl", chat("Question 1", "Answer 1"))
     text = as_text(looked(tokenizer, chat_template="chatml", eval_dataset="eval.jsonl"), colour=False)
@@ -35,7 +35,7 @@ def test_a_leak_is_told_once(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "finding"),
     [
         ([1, 2, 3], "no sample stands twice"),
         ([1, 2, 2, 2], "3 samples are the same: train.jsonl:2, train.jsonl:3, train.jsonl:4"),
@@ -46,10 +46,10 @@ def test_a_leak_is_told_once(tmp_path, tokenizer):
         ),
     ],
 )
-def test_samples_that_are_the_same_are_named(numbers, told, tmp_path, tokenizer):
+def test_samples_that_are_the_same_are_named(numbers, finding, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *(chat(f"Question {i}", f"Answer {i}") for i in numbers))
     verdict = "ok" if len(set(numbers)) == len(numbers) else "look"
-    assert checks(looked(tokenizer, chat_template="chatml"))[told] == verdict
+    assert checks(looked(tokenizer, chat_template="chatml"))[finding] == verdict
 
 
 @pytest.mark.slow
@@ -72,9 +72,9 @@ def test_pieces_of_a_split_text_need_not_begin_or_end_like_a_text(tmp_path, toke
     write(tmp_path / "train.jsonl", {"text": "Hello there, how are you? " * 20})
     found = checks(looked(tokenizer, max_length=32, excess_length_strategy="split"))
     assert "look" not in found.values()
-    told = [text for text, verdict in found.items() if verdict == "note"]
-    assert len(told) == 2 and all("as excess_length_strategy split makes pieces" in text for text in told)
-    assert "begin with <bos>" in told[0] and "teach to stop" in told[1]
+    notes = [text for text, verdict in found.items() if verdict == "note"]
+    assert len(notes) == 2 and all("as excess_length_strategy split makes pieces" in text for text in notes)
+    assert "begin with <bos>" in notes[0] and "teach to stop" in notes[1]
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_last_tokens_that_are_next_to_none_are_not_listed(tmp_path, tokenizer):
     write(
         tmp_path / "train.jsonl", *({"input_ids": [5, 6, i % 50, end]} for i in range(3000)), {"input_ids": [5, 6, 7]}
     )
-    (told,) = (text for text in checks(looked(tokenizer)) if "teach to stop" in text)
-    assert told.endswith("the last token learned is '<|endoftext|>' 100.0%")
+    (found,) = (text for text in checks(looked(tokenizer)) if "teach to stop" in text)
+    assert found.endswith("the last token learned is '<|endoftext|>' 100.0%")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_special_token_that_someone_typed_into_an_answer_is_found(answer, flag
         assert (("no answer goes on after a special token that ends a text", "ok") in found) == fine
 
 
-def test_whole_texts_hold_no_answers_to_look_into(tmp_path, tokenizer):
+def test_whole_texts_have_no_answers_to_check(tmp_path, tokenizer):
     end = tokenizer.eos_token_id
     write(tmp_path / "train.jsonl", {"input_ids": [5, end, 6, end]}, {"input_ids": [6, end, 5, end]})
     assert checks(looked(tokenizer))["no answer goes on after a special token that ends a text"] == "ok"

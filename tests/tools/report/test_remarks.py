@@ -4,7 +4,7 @@ import pytest
 from report_helpers import evaluation_row, make_run, opened, record, step_row
 
 from kit.tools.report.remarks import mean, remarks
-from kit.tools.report.runs import open_run
+from kit.tools.report.runs import read_reported_run
 
 MANY = range(1, 31)
 
@@ -46,12 +46,12 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
         ([falling(step, padding_share=0.4) for step in MANY], "40% of the computed tokens were padding; --packing"),
     ],
 )
-def test_what_the_metrics_tell(tmp_path, rows, text):
+def test_remarks_follow_from_the_metrics(tmp_path, rows, text):
     found = remarks(opened(tmp_path, rows))
     assert [each for each in found if each.startswith(text)], found
 
 
-def test_what_the_record_tells(tmp_path):
+def test_remarks_follow_from_the_record(tmp_path):
     values = record()
     values["data"]["sources"][0] |= {"num_truncated": 7, "num_dropped_long": 2, "num_skipped": 1}
     values["strategy"]["rehearsal"] = True
@@ -67,7 +67,7 @@ def test_what_the_record_tells(tmp_path):
 
 
 def test_a_share_is_measured_without_the_slow_first_step(tmp_path):
-    run = open_run(make_run(tmp_path, [step_row(1, data_wait_share=0.9), step_row(2, data_wait_share=0.1)]))
+    run = read_reported_run(make_run(tmp_path, [step_row(1, data_wait_share=0.9), step_row(2, data_wait_share=0.1)]))
     assert mean(run, "data_wait_share") == 0.1 and mean(run, "absent") is None
 
 

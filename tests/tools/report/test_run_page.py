@@ -160,7 +160,7 @@ def test_answers_are_shown_before_and_after(folder):
     assert cells[3:5] == [("after step 1", "4"), ("exact", "yes")]
 
 
-def test_a_restart_is_told_with_what_was_changed(folder):
+def test_a_restart_is_listed_with_what_was_changed(folder):
     starts = [{"step": 0, "time": "2026-01-01T00:00:00+00:00", "changed": []}]
     starts.append({"step": 2, "time": "2026-01-02T00:00:00+00:00", "changed": ["seed: <1> -> 2"]})
     page = write_report(make_run(folder, starts=starts)).read_text()

@@ -7,7 +7,7 @@ from report_helpers import evaluation_row, make_run, opened, step_row
 
 from kit import lock
 from kit.errors import UserError
-from kit.tools.report.runs import duration, open_run
+from kit.tools.report.runs import duration, read_reported_run
 
 
 def test_what_no_run_writes_is_left_out(tmp_path):
@@ -64,10 +64,10 @@ def test_a_damaged_record_is_refused(tmp_path, damage):
 
 def test_metrics_that_cannot_be_read_are_refused_and_absent_ones_are_none_yet(tmp_path):
     (make_run(tmp_path) / "metrics.jsonl").unlink()
-    assert open_run(tmp_path).rows == []
+    assert read_reported_run(tmp_path).rows == []
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(UserError, match=r"metrics.jsonl: cannot be read"):
-        open_run(tmp_path)
+        read_reported_run(tmp_path)
 
 
 def test_starts_that_are_damaged_are_left_out(tmp_path):
