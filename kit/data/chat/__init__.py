@@ -1,1 +1,1 @@
-"""Rows to texts and token ids, with the tokens that are learned from marked."""
+"""Rows become texts and token ids; the tokens to learn from are marked."""

@@ -3,7 +3,7 @@
 Promises:
 
 - The text before an answer is the prompt at inference, character by character. If the template writes it otherwise
-  once the answer is there, the answer is put after the prompt. If it cannot be told apart from it, it is refused.
+  once the answer is there, the answer is put after the prompt. If the answer cannot be found behind it, it is refused.
 - An answer ends where generation would stop. What a template writes behind that, such as the header of the next turn,
   is not part of it.
 """
@@ -11,7 +11,6 @@ Promises:
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from kit.data.chat.shown import check_answer, check_shown
@@ -30,14 +29,14 @@ _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A prompt that opens a thought, and what ends one: </think>, <|END_THINKING|>, [/THINK].
 _OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
-VALUES = (False, True, "none")  # of variables for thinking
+VALUES_TO_TRY = (False, True, "none")  # of variables for thinking
 _QUESTION = {"role": "user", "content": "?"}
 _OPENING = 'give the answer "train": false, and it is only read'
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A conversation up to an answer."""
+class RenderedAnswer:
+    """A rendered conversation up to an answer, and where the answer is in it."""
 
     text: str
     spans: list[Span]  # the answer; the last of them ends with the end-of-turn token
@@ -49,40 +48,44 @@ class Answer:
         return self.spans[-1][1]
 
 
-class Finder:
+class AnswerFinder:
     """Finds answers in the renderings of one template. All methods raise ``UserError`` if the template does not fit."""
 
     def __init__(self, template: Template, stops: Stops) -> None:
-        self._template, self._stops = template, stops
-        self._cures = list(product(sorted(filter(re.compile("think|reason").search, template.variables)), VALUES))
-        self._searches = 10  # refused answers for which all of these are tried; later ones, only what helped before
+        self._template = template
+        self._stops = stops
+        names = sorted(name for name in template.variables if re.search("think|reason", name))
+        # For ``chat_template_kwargs``: they are tried for a refused answer, to propose one with which it is found.
+        self._values_to_try = [(name, value) for name in names for value in VALUES_TO_TRY]
+        self._num_trials_left = 10  # refused answers for which all are tried; once one has helped, only that one is
 
-    def find(self, messages: Messages, i: int, tools: Tools) -> Answer:
-        """Find message number ``i``, an answer."""
+    def find(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
+        """Find message number ``i``, an answer, in the rendering of the conversation up to it."""
         try:
             return self._find(messages, i, tools)
         except UserError as error:
             problem = error.problems[0]
-            fix = self._cure_of(messages, i, tools) or problem.fix
-            if not fix and not any(message["role"] == "user" for message in messages[:i]):
-                with suppress(UserError):  # only if it is this answer that the template refuses
+            fix = self._fix_for(messages, i, tools) or problem.fix
+            is_opening = all(message["role"] != "user" for message in messages[:i])
+            if not fix and is_opening:
+                with suppress(UserError):  # only if the template takes the conversation as a whole
                     self._template.render(messages, tools)
                     fix = _OPENING
             raise UserError(replace(problem, fix=fix)) from None
 
-    def _find(self, messages: Messages, i: int, tools: Tools) -> Answer:
+    def _find(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
         text = whole = self._template.render(messages[: i + 1], tools)
         prompt = self.prompt(messages, i, tools, text)
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
-            text, _ = self._after(prompt, text, messages, i, tools)
+            text, _ = self._put_after_prompt(prompt, text, messages, i, tools)
             remarks = (MOVED,)
         end = self._end(text, prompt, whole, messages, i, tools)
         answer = text[len(prompt) : end]
         check_answer(self._template, answer, messages[i], i)
-        return Answer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
+        return RenderedAnswer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
 
-    def find_marked(self, messages: Messages, i: int, tools: Tools) -> Answer | None:
+    def find_marked(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer | None:
         """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template.
 
         Returns None if the text after the prompt at inference cannot be found, and so not whose the blocks are.
@@ -92,56 +95,60 @@ class Finder:
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
             try:
-                text, at = self._after(prompt, text, messages, i, tools)
+                text, answer_start = self._put_after_prompt(prompt, text, messages, i, tools)
             except UserError:
                 return None
-            if at is None:
+            if answer_start is None:
                 return None
-            blocks = [(start - at + len(prompt), end - at + len(prompt)) for start, end in blocks]
+            shift = len(prompt) - answer_start
+            blocks = [(start + shift, end + shift) for start, end in blocks]
             remarks = (MOVED,)
         # Some templates mark the header of the turn too, which at inference is part of the generation prompt.
         spans = [(max(start, len(prompt)), end) for start, end in blocks if end > len(prompt)]
         if not spans:
             raise self._template.refusal(f"messages[{i}]: its {{% generation %}} blocks mark nothing in this answer")
         start, end = spans[-1]
-        inside = self._stops.at_end(text[:end], start)
-        spans[-1] = start, inside[0] if inside else self._stops.with_next(text, end)
-        answer = text[len(prompt) : spans[-1][1]]
+        ends = self._stops.at_end(text[:end], start)
+        end = ends[0] if ends else self._stops.with_next(text, end)
+        spans[-1] = (start, end)
+        answer = text[len(prompt) : end]
         check_answer(self._template, answer, messages[i], i)
         remarks += _thought_remarks(prompt, answer)
         if all(start != len(prompt) for start, _ in spans):
             remarks = (*remarks, OTHER_PROMPT)
-        return Answer(text, spans, remarks)
+        return RenderedAnswer(text, spans, remarks)
 
     def prompt(self, messages: Messages, i: int, tools: Tools, text: str) -> str:
-        """The prompt at inference for message number ``i``, an answer. ``text`` is the rendering up to it."""
+        """Return the prompt at inference for message number ``i``, an answer. ``text`` is the rendering up to it."""
         if i:
             return self._template.render(messages[:i], tools, add_generation_prompt=True)
         # There is no prompt for an empty conversation: many templates fail, and `apply_chat_template` refuses it.
-        asked = [messages[0], _QUESTION]
-        whole = self._template.render(asked, tools, add_generation_prompt=True)
-        header = whole.removeprefix(self._template.render(asked, tools))
+        with_question = [messages[0], _QUESTION]
+        whole = self._template.render(with_question, tools, add_generation_prompt=True)
+        header = whole.removeprefix(self._template.render(with_question, tools))
         if header.strip() and header != whole and text.count(header) == 1:
             return text[: text.index(header) + len(header)]
         return self._template.render([], tools, add_generation_prompt=True)
 
-    def closed(self, answer: Answer, messages: Messages, i: int, tools: Tools) -> Answer:
-        """The answer number ``i`` with the token that would come next, if the template writes no end-of-turn token."""
+    def closed(self, answer: RenderedAnswer, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
+        """Return ``answer``, number ``i``; if no end-of-turn token ends it, with the token that would come next."""
         if self._stops.before(answer.text, answer.end):
             return answer
         longer = self._followed(messages, i, tools)
         end = self._stops.with_next(longer, answer.end)
         if end > answer.end and longer.startswith(answer.text[: answer.end]):
             spans = [*answer.spans[:-1], (answer.spans[-1][0], end)]
-            return Answer(longer[:end], spans, (*answer.remarks, CLOSED))
+            return RenderedAnswer(longer[:end], spans, (*answer.remarks, CLOSED))
         return answer
 
     def _followed(self, messages: Messages, i: int, tools: Tools) -> str:
-        """The rendering up to the message after the answer number ``i``, which asks; empty if it is refused."""
-        following, calls = _QUESTION, messages[i].get("tool_calls")
+        """The rendering of the answer number ``i`` and a question, or result, after it; empty if it is refused."""
+        following = _QUESTION
+        calls = messages[i].get("tool_calls")
         if calls:
-            call = {"tool_call_id": calls[0]["id"]} if "id" in calls[0] else {}
-            following = {"role": "tool", "content": "?", "name": calls[0]["function"]["name"], **call}
+            following = {"role": "tool", "content": "?", "name": calls[0]["function"]["name"]}
+            if "id" in calls[0]:
+                following["tool_call_id"] = calls[0]["id"]
         with suppress(UserError):
             return self._template.render([*messages[: i + 1], following], tools)
         return ""
@@ -149,36 +156,40 @@ class Finder:
     def _end(self, text: str, prompt: str, whole: str, messages: Messages, i: int, tools: Tools) -> int:
         """Where the answer after ``prompt`` in ``text`` ends. ``whole``, as it was rendered, has the same end."""
         ends = self._stops.at_end(text, len(prompt))
-        said = _end_of_parts(text, len(prompt), messages[i])
+        content_end = _end_of_parts(text, len(prompt), messages[i])
         if len(ends) == 1 and self._template.reads_prompt_flag:
             end = ends[0]
         else:
             longer = ""
             with suppress(UserError):  # some templates refuse two answers in a row
                 longer = self._template.render(messages[: i + 1], tools, add_generation_prompt=True)
-            opened = self._before_header(text, prompt, said, i) if longer == whole else None
             # The last may end the whole conversation, and disappear if another message follows (Phi-3's does).
-            ends = [end for end in ends if longer.startswith(whole[: end - len(text) or None])] or ends
-            end = opened or (ends[0] if ends else len(text))
-        if end - said > self._stops.longest and self._stops.within(text[said:end]) > 2:
-            shared = _shared(self._followed(messages, i, tools), whole) - len(whole) + len(text)
-            more = text[shared:end].strip()
-            if shared > said and more and self._template.render(messages[:i], tools).rstrip().endswith(more):
+            lasting = [end for end in ends if longer.startswith(whole.removesuffix(text[end:]))]
+            end = next(iter(lasting or ends), len(text))
+            if longer == whole:
+                end = self._before_header(text, prompt, content_end, i) or end
+        if end - content_end > self._stops.longest and self._stops.within(text[content_end:end]) > 2:
+            num_differing = len(whole) - _num_shared(self._followed(messages, i, tools), whole)
+            shared_end = len(text) - num_differing  # up to here the text stays if another message follows
+            more = text[shared_end:end].strip()
+            if shared_end > content_end and more and self._template.render(messages[:i], tools).rstrip().endswith(more):
                 found = f"messages[{i}]: the template writes more behind the answer, without an end: {more[:30]!r}"
                 raise self._template.refusal(found)
         return end
 
-    def _before_header(self, text: str, prompt: str, said: int, i: int) -> int | None:
+    def _before_header(self, text: str, prompt: str, content_end: int, i: int) -> int | None:
         """Where the answer ends if the template has opened the next turn after it; None if it has not.
 
-        ``said``: where the content of the answer ends in ``text``.
+        ``content_end``: where the content of the answer ends in ``text``.
         """
-        end = text.rfind(self._stops.eos, said) + len(self._stops.eos) if self._stops.eos else 0
-        if end > said and prompt.rstrip().endswith(text[end:].strip()):
+        end = text.rfind(self._stops.eos, content_end) + len(self._stops.eos) if self._stops.eos else 0
+        if end > content_end and prompt.rstrip().endswith(text[end:].strip()):
             return end
-        tail = text[len(text) - _shared(prompt[::-1], text[said:][::-1]) :]
-        alone = self._stops.before(tail.rstrip(), len(tail.rstrip())) == tail.strip()
-        if alone or not (self._stops.within(tail) or text[: len(text) - len(tail)].endswith("\n")):
+        # What text and prompt end with alike: after a header of the next turn, it is this header.
+        tail = text[len(text) - _num_shared(prompt[::-1], text[content_end:][::-1]) :]
+        is_one_token = self._stops.before(tail.rstrip(), len(tail.rstrip())) == tail.strip()
+        begins_line = text[: len(text) - len(tail)].endswith("\n")
+        if is_one_token or not (self._stops.within(tail) or begins_line):
             return None
         found = (
             f"messages[{i}]: the template opens the next turn after every answer ({tail[-30:]!r}), and writes no EOS"
@@ -186,25 +197,30 @@ class Finder:
         fix = "name the token that ends a turn as eos_token in tokenizer_config.json"
         raise self._template.refusal(found, fix=fix)
 
-    def _after(self, prompt: str, text: str, messages: Messages, i: int, tools: Tools) -> tuple[str, int | None]:
-        """``prompt`` and after it the answer, if ``text`` does not begin with ``prompt``, but has its header.
+    def _put_after_prompt(
+        self, prompt: str, text: str, messages: Messages, i: int, tools: Tools
+    ) -> tuple[str, int | None]:
+        """Put the answer after ``prompt``, if ``text`` does not begin with ``prompt``, but has its header.
 
-        Also where the answer begins in ``text``; None if it has only the end of the answer.
+        Returns this text, and where the answer begins in ``text``; None if it has only the end of the answer.
 
         The header is what the generation prompt adds. It may hold a part that the template does not write before an
         answer, such as an empty thought: then the answer follows what it writes of the header.
         """
-        bare = self._template.render(messages[:i], tools)
-        header, upto = prompt.removeprefix(bare) if prompt.startswith(bare) else "", len(text)
-        opened = prompt.rpartition(self._stops.eos)[2] if self._stops.eos and prompt == bare else ""
+        without_header = self._template.render(messages[:i], tools)
+        header = prompt.removeprefix(without_header) if prompt.startswith(without_header) else ""
+        answer_limit = len(text)
+        opened = prompt.rpartition(self._stops.eos)[2] if self._stops.eos and prompt == without_header else ""
         if opened and text.endswith(opened):  # it always opens the next turn
-            header, upto = opened, len(text) - len(opened)
+            header = opened
+            answer_limit = len(text) - len(opened)
         cuts = [len(header), *sorted((tag.start() for tag in _TAG.finditer(header)), reverse=True)]
         for cut in cuts if header.strip() else []:
-            at = text.rfind(header[:cut], 0, upto) + cut
+            at = text.rfind(header[:cut], 0, answer_limit) + cut
             if not cut or at < cut or not self._is_shown(text[:at], messages[:i]):
                 continue
-            answer, missing = text[at:], _TAG.findall(header[cut:])
+            answer = text[at:]
+            missing = _TAG.findall(header[cut:])
             if len(missing) % 2:  # it opens a thought, and the answer is none
                 thought = _continued(header[cut:], messages[i], answer)
                 if thought is not None:
@@ -214,9 +230,9 @@ class Finder:
             break
         reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
         tag = _OPENED.search(header)
-        fix = (
-            f"the prompt opens a thought: begin each content with {tag[0].strip()}, and end the thought" if tag else ""
-        )
+        fix = ""
+        if tag:
+            fix = f"the prompt opens a thought: begin each content with {tag[0].strip()}, and end the thought"
         raise self._template.refusal(reason + first_difference(text, prompt), fix=fix)
 
     def _is_shown(self, text: str, messages: Messages) -> bool:
@@ -225,25 +241,33 @@ class Finder:
             return True
         return False
 
-    def _cure_of(self, messages: Messages, i: int, tools: Tools) -> str:
+    def _fix_for(self, messages: Messages, i: int, tools: Tools) -> str:
         """The ``chat_template_kwargs`` with which a refused answer would be found; an empty string if none help."""
-        for name, value in self._cures:
+        for name, value in self._values_to_try:
             with suppress(UserError):
-                Finder(self._template.with_values({name: value}), self._stops)._find(messages, i, tools)
-                self._cures, self._searches = [(name, value)], 0
+                AnswerFinder(self._template.with_values({name: value}), self._stops)._find(messages, i, tools)
+                self._values_to_try = [(name, value)]
+                self._num_trials_left = 0
                 shown = value if isinstance(value, str) else str(value).lower()
                 return f"--chat_template_kwargs {name}={shown} makes a prompt that fits"
-        self._searches -= 1
-        if not self._searches:
-            self._cures = []
+        self._num_trials_left -= 1
+        if self._num_trials_left == 0:
+            self._values_to_try = []
         return ""
 
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
+    """Remarks on an answer whose prompt opens a thought."""
     if not _OPENED.search(prompt):
         return ()
-    thought, closing, _ = answer.partition((_CLOSED.search(answer) or "\0")[0])
-    return (OPEN_THOUGHT,) * (not closing) + (EMPTY_THOUGHT,) * (not thought.strip())
+    closing = _CLOSED.search(answer)
+    thought = answer[: closing.start()] if closing else answer
+    remarks = []
+    if not closing:
+        remarks.append(OPEN_THOUGHT)
+    if not thought.strip():
+        remarks.append(EMPTY_THOUGHT)
+    return tuple(remarks)
 
 
 def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None:
@@ -253,7 +277,8 @@ def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None
         opening: the end of the prompt, such as ``"<think>\\n"``.
         answer: what the template writes: the content without its thought, and the end of the turn.
     """
-    content, tag = message["content"].strip(), opening.strip()
+    content = message["content"].strip()
+    tag = opening.strip()
     closing = f"{tag[:1]}/{tag[1:]}"
     if not content.startswith(tag) or closing not in content or message.get("reasoning_content"):
         return None
@@ -269,16 +294,28 @@ def _end_of_parts(text: str, start: int, message: dict[str, Any]) -> int:
     parts = [message["content"].strip()]
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
-        parts += [call["function"]["name"], *([arguments] if isinstance(arguments, str) else arguments)]
-    return max([start, *(at + len(part) for part in parts if part and (at := text.rfind(part, start)) >= 0)])
+        parts.append(call["function"]["name"])
+        if isinstance(arguments, str):
+            parts.append(arguments)
+        else:
+            parts += arguments  # their names
+    end = start
+    for part in parts:
+        at = text.rfind(part, start)
+        if part and at >= 0:
+            end = max(end, at + len(part))
+    return end
 
 
-def _shared(a: str, b: str) -> int:
+def _num_shared(a: str, b: str) -> int:
     """How many characters are the same at the start of both."""
-    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    for k, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return k
+    return min(len(a), len(b))
 
 
 def first_difference(text: str, part: str) -> str:
     """For a message: what ``text`` has where it first differs from ``part``, and what ``part`` has there."""
-    at = _shared(text, part)
+    at = _num_shared(text, part)
     return f" ({text[at : at + 20]!r} instead of {part[at : at + 20]!r})"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from kit.data.chat.formats import FIELDS, FORMATS, IGNORE
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
+# Names of columns that are well known elsewhere.
 QUESTIONS = tuple(
     "question query instruction prompt problem input user human source article document dialogue context text".split()
 )
@@ -49,7 +50,8 @@ def choose_fields(
     problems: list[Problem] = []
     for theirs, ours in mapping.items():
         where = f"dataset_columns {theirs}={ours}"
-        if theirs in FIELDS and theirs not in columns and ours in columns:
+        is_reversed = theirs in FIELDS and theirs not in columns and ours in columns
+        if is_reversed:
             fix = f"the other way round: --dataset_columns {ours}={theirs}"
             problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "theirs=ours", fix))
             continue
@@ -59,8 +61,9 @@ def choose_fields(
         elif list(mapping.values()).count(ours) > 1:
             problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
         if theirs not in columns:
-            found, hint = f"{name} has no column {theirs!r}", did_you_mean(theirs, columns)
-            problems.append(Problem(where, found, "one of " + ", ".join(columns), hint))
+            found = f"{name} has no column {theirs!r}"
+            expected = "one of " + ", ".join(columns)
+            problems.append(Problem(where, found, expected, did_you_mean(theirs, columns)))
     raise_if(problems)
     complete = _complete(columns, mapping, ignored)
     if not complete:
@@ -74,7 +77,8 @@ def choose_fields(
             found = f"{ours} does not go with {' and '.join(complete[0])}"
             problems.append(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format"))
     raise_if(problems)
-    if "text" in complete[0] and not mapping and (fix := _pair(columns)):
+    fix = _proposed_pair(columns)
+    if "text" in complete[0] and not mapping and fix:
         found = f"columns {', '.join(columns)}: texts to learn as a whole, or questions with answers"
         raise UserError(Problem(name, found, "a mapping that says which", f"{fix}; texts: --dataset_columns text=text"))
     return complete[0]
@@ -96,15 +100,17 @@ def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: set[s
 
 def _proposal(columns: Sequence[str]) -> str:
     """The flag to type for columns with well-known names, for a message; empty if none of them is known."""
-    if pair := _pair(columns):
+    pair = _proposed_pair(columns)
+    if pair:
         return pair
     for words, ours, held in ((LISTS, "messages", "lists of messages"), (TEXTS, "text", "texts")):
-        if named := next((column for column in columns if column.lower() in words), ""):
-            return f"if {named} holds {held}: --dataset_columns {named}={ours}"
+        for column in columns:
+            if column.lower() in words:
+                return f"if {column} holds {held}: --dataset_columns {column}={ours}"
     return ""
 
 
-def _pair(columns: Sequence[str]) -> str:
+def _proposed_pair(columns: Sequence[str]) -> str:
     """The flag for columns that are well known as question and answer; empty if there are none."""
     theirs = {column.lower(): column for column in columns}
     answer = next((theirs[word] for word in ANSWERS if word in theirs), "")

@@ -90,7 +90,8 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
     _explain_string(given, problems)
     if problems and isinstance(given, list):
         speakers = {str(each.get("from", each.get("role"))) for each in given if isinstance(each, dict)}
-        if speakers <= SPEAKERS.keys() and not speakers <= ROLES.keys():
+        are_of_sharegpt = speakers <= SPEAKERS.keys() and not speakers <= ROLES.keys()
+        if are_of_sharegpt:
             fix = "these are roles of ShareGPT: --dataset_columns messages=conversations reads them"
             problems[0] = replace(problems[0], fix=fix)
     return {"messages": messages} | _template_inputs(values, problems)
@@ -99,33 +100,50 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
     system = _system(values, problems)
     given = listed(values["conversations"])
-    first = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
     # A first system turn without text is like a blank column ``system``: there is no system message.
-    has_empty = first.get("from") == "system" and isinstance(first.get("value"), str) and not first["value"].strip()
-    if has_empty:
+    has_blank_system = _begins_with_blank_system(given)
+    if has_blank_system:
         given = [{"from": "system", "value": "none"}, *given[1:]]  # removed below; the others keep their numbers
-    may_begin = has_empty or not system
+    may_begin = has_blank_system or not system
     messages = read_messages("conversations", given, problems, SPEAKERS, may_begin)
     _explain_string(given, problems)
-    return {"messages": system + messages[has_empty:]} | _template_inputs(values, problems)
+    if has_blank_system:
+        messages = messages[1:]
+    return {"messages": system + messages} | _template_inputs(values, problems)
+
+
+def _begins_with_blank_system(given: Any) -> bool:
+    """Whether ``given``, of any type, is a list whose first turn is ShareGPT's of the system, without text."""
+    if not isinstance(given, list) or not given or not isinstance(given[0], dict):
+        return False
+    speaker, text = given[0].get("from"), given[0].get("value")
+    return speaker == "system" and isinstance(text, str) and not text.strip()
 
 
 def listed(value: Any) -> Any:
-    """A list that is written as a JSON string, as in a table of cells; any other value as it is."""
+    """Return the list that a JSON string holds, as in a table of cells; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
     try:
-        parsed = json.loads(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+        return json.loads(value)
     except (ValueError, RecursionError):
         return value
-    return parsed if isinstance(parsed, list) else value
 
 
 def _are_messages(*values: Any) -> bool:
     """Whether all values are lists of messages that are written as a JSON string."""
-    lists = [listed(value) if isinstance(value, str) else None for value in values]
-    return all(
-        isinstance(each, list) and each and all(isinstance(item, dict) and "role" in item for item in each)
-        for each in lists
-    )
+    for value in values:
+        items = listed(value) if isinstance(value, str) else None
+        if not isinstance(items, list) or not items:
+            return False
+        if not all(isinstance(item, dict) and "role" in item for item in items):
+            return False
+    return True
+
+
+def _are_printed_messages(text: str) -> bool:
+    """Whether ``text`` is how Python prints a list of messages."""
+    return text.lstrip().startswith("[{'") and "'role'" in text
 
 
 def _explain_string(given: Any, problems: Problems) -> None:
@@ -146,7 +164,7 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
         return {}
     if not isinstance(prompt, list):
         problems += check_text("prompt", prompt) + check_text("completion", completion)
-        if not problems and all(text.lstrip().startswith("[{'") and "'role'" in text for text in (prompt, completion)):
+        if not problems and _are_printed_messages(prompt) and _are_printed_messages(completion):
             problems.append(Problem("prompt", kind(prompt), "a string, or a list of messages"))
             _explain_string(prompt, problems)
         return {"prompt": prompt, "completion": completion} | _template_inputs(values, problems)
@@ -158,7 +176,8 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
-    instruction, more, output = values["instruction"], values.get("input"), values["output"]
+    instruction, output = values["instruction"], values["output"]
+    more = values.get("input")
     messages = _system(values, problems) + _history(values, problems)
     problems += check_text("instruction", instruction) + check_text("output", output)
     if more is not None:

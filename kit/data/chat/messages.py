@@ -25,7 +25,6 @@ SPEAKERS = ROLES | {
     "observation": "tool",
     "ipython": "tool",
 }
-ONLY_ASSISTANT = "only assistant turns are learned from"
 Message = dict[str, Any]
 
 
@@ -67,9 +66,9 @@ def read_messages(
         problems.append(Problem(where, "empty", "a list of messages"))
         return []
     num_problems = len(problems)
-    messages = [
-        _plain(message, roles) or _message(f"{where}[{i}]", message, roles, problems) for i, message in enumerate(given)
-    ]
+    messages = []
+    for i, message in enumerate(given):
+        messages.append(_plain(message, roles) or _message(f"{where}[{i}]", message, roles, problems))
     for i, message in enumerate(messages):
         if message.get("role") == "system" and not (may_begin and i == 0):
             is_second = may_begin and messages[0].get("role") == "system"
@@ -81,7 +80,7 @@ def read_messages(
 
 
 def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
-    """The message in our form, if it has a known role, text, and nothing else; None for any other.
+    """Convert a message with a known role, text, and nothing else. Returns None for any other.
 
     Nearly all messages are like that, and this is faster than ``_message``.
     """
@@ -102,24 +101,30 @@ def _plain(message: Any, roles: Mapping[str, str]) -> Message | None:
 
 
 def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) -> Message:
-    """Any message in our form; what is wrong with it is added to ``problems``. ``at``: its field, ``messages[2]``."""
+    """Convert any message. What is wrong with it is added to ``problems``. ``at``: its field, ``messages[2]``."""
     if not isinstance(given, dict):
         problems.append(Problem(at, kind(given), "an object with role and content"))
         return {}
-    written, given = given, {key: value for key, value in given.items() if value is not None}
+    written = given
+    given = {key: value for key, value in written.items() if value is not None}
     is_sharegpt = roles is SPEAKERS and "role" not in given
     role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
-    speaker, content, calls = given.get(role_key), given.get(content_key), given.get("tool_calls")
+    content_at = f"{at}.{content_key}"
+    calls_at = f"{at}.tool_calls"
+    speaker = given.get(role_key)
+    content = given.get(content_key)
+    calls = given.get("tool_calls")
     role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        found = (
-            f"found {speaker!r}" if isinstance(speaker, str) else kind(speaker) if role_key in written else "missing"
-        )
+        if isinstance(speaker, str):
+            found = f"found {speaker!r}"
+        else:
+            found = kind(speaker) if role_key in written else "missing"
         problems.append(Problem(f"{at}.{role_key}", found, ", ".join(roles), did_you_mean(str(speaker), roles)))
     message: Message = {"role": role, "content": content}
-    content_at, calls_at = f"{at}.{content_key}", f"{at}.tool_calls"
     if speaker == "function_call" and content:  # ShareGPT puts the call where other messages have their text
-        content, calls, calls_at = None, content, content_at
+        calls, calls_at = content, content_at
+        content = None
     if given.get("function_call"):  # the older name of OpenAI, for a single call
         if calls:
             problems.append(Problem(f"{at}.function_call", "given beside tool_calls", "one of them"))
@@ -132,9 +137,9 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
     if calls:
         message["tool_calls"] = calls
     with problems.caught():
-        thoughts = _reasoning(at, given, role)
-        if thoughts is not None:
-            message["reasoning_content"] = thoughts
+        reasoning = _reasoning(at, given, role)
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
     for key in ("name", "tool_call_id"):
         if given.get(key):
             message[key] = given[key]
@@ -154,19 +159,21 @@ def _message(at: str, given: Any, roles: Mapping[str, str], problems: Problems) 
 
 
 def _reasoning(at: str, message: Message, role: str | None) -> str | None:
-    """The reasoning of an answer, under any of its names; None if it has none. Raises ``UserError``."""
-    given = [key for key in REASONING if key in message]
-    for key in given:
-        raise_if(check_text(f"{at}.{key}", message[key], may_be_empty=True))
-    said = [key for key in given if message[key].strip()] or given[:1]
-    for key in said[1:]:
-        if message[key] != message[said[0]]:
-            raise UserError(Problem(f"{at}.{key}", f"differs from {said[0]}", "one of them"))
-    if said and role not in ("assistant", None):
-        if message[said[0]].strip():
-            raise UserError(Problem(f"{at}.{said[0]}", f"reasoning of the {role}", "it on assistant turns only"))
+    """Return the reasoning of an answer, under any of its names; None if it has none. Raises ``UserError``."""
+    keys = [key for key in REASONING if key in message]
+    if not keys:
         return None
-    return message[said[0]] if said else None
+    for key in keys:
+        raise_if(check_text(f"{at}.{key}", message[key], may_be_empty=True))
+    first, *others = [key for key in keys if message[key].strip()] or keys[:1]
+    for key in others:
+        if message[key] != message[first]:
+            raise UserError(Problem(f"{at}.{key}", f"differs from {first}", "one of them"))
+    if role in ("assistant", None):
+        return message[first]
+    if message[first].strip():
+        raise UserError(Problem(f"{at}.{first}", f"reasoning of the {role}", "it on assistant turns only"))
+    return None
 
 
 def _joined(where: str, content: Any) -> Any:
@@ -184,26 +191,32 @@ def _joined(where: str, content: Any) -> Any:
 
 
 def _weight(at: str, message: Message, role: str | None) -> float | None:
-    """The weight of an assistant turn, from ``train`` and ``weight``; None if it has neither. Raises ``UserError``."""
-    train, weight = message.get("train"), message.get("weight")
+    """Return the weight of an assistant turn, by ``train`` and ``weight``; None without them. Raises ``UserError``."""
+    train = message.get("train")
+    weight = message.get("weight")
     if train is not None and not isinstance(train, bool):
         raise UserError(Problem(f"{at}.train", kind(train), "true or false"))
     if weight is not None:
-        where, expected = f"{at}.weight", "0, or a number from 1e-30 to 1e30"
+        where = f"{at}.weight"
+        expected = "0, or a number from 1e-30 to 1e30"
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise UserError(Problem(where, kind(weight), expected))
         if weight != 0 and not 1e-30 <= weight <= 1e30:  # outside, sums of float32 under- or overflow
-            raise UserError(Problem(where, f"{weight:g}" if isinstance(weight, float) else f"{weight}"[:20], expected))
+            found = f"{weight:g}" if isinstance(weight, float) else f"{weight}"[:20]
+            raise UserError(Problem(where, found, expected))
     if role == "assistant":
-        return 0.0 if train is False else None if weight is None else float(weight)
+        if train is False:
+            return 0.0
+        return None if weight is None else float(weight)
     if role and (train or weight):
         key, value = ("train", "true") if train else ("weight", f"{weight:g}")
-        raise UserError(Problem(f"{at}.{key}", f"{value} on a turn of the {role}", f"it on no other: {ONLY_ASSISTANT}"))
+        found = f"{value} on a turn of the {role}"
+        raise UserError(Problem(f"{at}.{key}", found, "it on assistant turns: only these are learned from"))
     return None
 
 
 def _tool_calls(where: str, calls: Any) -> list[Message]:
-    """Tool calls as chat templates expect them: a list of objects, with arguments parsed. Raises ``UserError``."""
+    """Return tool calls as chat templates expect them: objects, with arguments parsed. Raises ``UserError``."""
     calls = _parsed(where, calls)
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list):
@@ -226,7 +239,7 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
 
 
 def read_tools(where: str, tools: Any) -> list[Any]:
-    """The tools that an assistant may call, as a list of objects; a JSON string is parsed. Empty if there are none.
+    """Return the tools that an assistant may call, as a list of objects; a JSON string is parsed.
 
     Raises ``UserError`` if ``tools`` is neither a list of objects, nor a JSON string of one.
     """
@@ -246,7 +259,7 @@ def read_tools(where: str, tools: Any) -> list[Any]:
 
 
 def read_kwargs(where: str, kwargs: Any) -> Message:
-    """The values that a row gives to variables of the chat template; an empty dict if there are none.
+    """Return the values that a row gives to variables of the chat template; an empty dict if there are none.
 
     Raises ``UserError`` if ``kwargs`` is neither an object nor a JSON string of one.
     """

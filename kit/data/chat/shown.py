@@ -51,7 +51,11 @@ def check_shown(template: Template, text: str, messages: Messages, tools: Tools)
         start = 0 if message["role"] == "system" else at  # some templates put it after other messages
         if message["role"] == "tool":  # some templates write it as a JSON string
             forms += [json.dumps(forms[0], ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True)]
-        found = [(start_of_form, form) for form in forms if (start_of_form := text.find(form, start)) >= 0]
+        found = []
+        for form in forms:
+            start_of_form = text.find(form, start)
+            if start_of_form >= 0:
+                found.append((start_of_form, form))
         if not found:
             raise template.refusal(f"messages[{i}]: the template leaves its text out, or changes it")
         if message["role"] != "system":
@@ -74,13 +78,12 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
             raise template.refusal(f"messages[{i}]: the template leaves part of the answer out, or changes it")
     at = 0
     for call in message.get("tool_calls") or []:
-        name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
+        name = call["function"]["name"]
+        arguments = call["function"].get("arguments") or {}
         at = text.find(name, at) + len(name)
         if isinstance(arguments, dict) and arguments and str(arguments) in text:
-            raise template.refusal(f"messages[{i}]: the template writes the arguments of {name!r} not as JSON")
+            raise template.refusal(f"messages[{i}]: the template does not write the arguments of {name!r} as JSON")
         parts = [arguments] if isinstance(arguments, str) else arguments
-        in_json = (json.dumps(part, ensure_ascii=False)[1:-1] for part in parts)
-        if at < len(name) or any(
-            part not in text and form not in text for part, form in zip(parts, in_json, strict=True)
-        ):
+        are_shown = all(part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text for part in parts)
+        if at < len(name) or not are_shown:
             raise template.refusal(f"messages[{i}]: the template leaves out the call of {name!r}, or part of it")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kit.data.chat.answers import OTHER_PROMPT, Answer, Finder, first_difference
+from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import fitting
 from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
@@ -47,63 +47,65 @@ class Drafter:
     """
 
     def __init__(self, template: Template, stops: Stops, train_on: TrainOn) -> None:
-        self._template, self._stops, self._train_on = template, stops, train_on
-        self._finder = Finder(template, stops)
+        self._template = template
+        self._stops = stops
+        self._train_on = train_on
+        self._finder = AnswerFinder(template, stops)
         self._names = [name for name in REASONING if reads(template, name)]
 
     def drafts(self, messages: Messages, first: int, tools: Tools) -> list[Draft]:
-        """The texts in which the answers from message number ``first`` on are supervised, each answer once.
+        """Return the texts in which the answers from message number ``first`` on are supervised, each answer once.
 
-        Some templates expect the arguments of tool calls as text: if the template fails with objects, text is tried.
+        Some templates expect the arguments of tool calls as strings: if it fails with objects, strings are tried.
 
         Raises ``UserError`` if the template does not fit the conversation.
         """
         weights = {i: _weight(message) for i, message in enumerate(messages) if message["role"] == "assistant"}
-        messages = [self._as_the_template_takes_it(message) for message in messages]
+        messages = [self._prepared(message) for message in messages]
         check_extras(self._template, messages, tools)
         try:
             return self._drafts(messages, first, tools, weights)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
+                messages = [_with_json_arguments(message) for message in messages]
                 with suppress(UserError):
-                    return self._drafts(list(map(_with_text_arguments, messages)), first, tools, weights)
+                    return self._drafts(messages, first, tools, weights)
             raise
 
     def _drafts(self, messages: Messages, first: int, tools: Tools, weights: dict[int, float]) -> list[Draft]:
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
-        taught = [i for i in weights if i >= first]
+        learned = [i for i in weights if i >= first]
         if self._train_on == "last":
-            taught = taught[-1:]
-        supervised = [i for i in taught if weights[i]]
-        if not supervised and not self._template.marks_answers:
-            # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
-            return [Draft(self._template.render(messages, tools), [])]
-        answers: dict[int, Answer] = {}
-        for i in supervised:
-            found = (self._finder.find_marked if self._template.marks_answers else self._finder.find)(
-                messages, i, tools
-            )
-            if found is None:
-                return [self._marked(messages, weights, taught, tools)]
-            answers[i] = found
+            learned = learned[-1:]
+        find = self._finder.find_marked if self._template.marks_answers else self._finder.find
+        answers: dict[int, RenderedAnswer] = {}
+        for i in learned:
+            if weights[i]:
+                found = find(messages, i, tools)
+                if found is None:
+                    return [self._marked(messages, weights, learned, tools)]
+                answers[i] = found
         if not answers:
+            # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
             return [Draft(self._template.render(messages, tools), [])]
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))
-            closing = self._finder.closed(answers[last], messages, last, tools)
-            text = closing.text
+            last_answer = self._finder.closed(answers[last], messages, last, tools)
+            text = last_answer.text
             check_shown(self._template, text, messages[: last + 1], tools)
             covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
             spans: list[tuple[int, int, float]] = []
-            remarks, ends = dict.fromkeys(closing.remarks), []
+            ends = []
+            remarks = dict.fromkeys(last_answer.remarks)
             for i in covered:
                 answer = answers.pop(i)
                 remarks |= dict.fromkeys(answer.remarks)
-                *others, (start, end) = answer.spans
-                ends.append(closing.end if i == last else self._stops.with_next(text, end))
-                spans += [(left, right, weights[i]) for left, right in [*others, (start, ends[-1])]]
+                *earlier_spans, (start, end) = answer.spans
+                end = last_answer.end if i == last else self._stops.with_next(text, end)
+                ends.append(end)
+                spans += [(left, right, weights[i]) for left, right in [*earlier_spans, (start, end)]]
             drafts.append(Draft(text, spans, remarks=(*remarks, *self._remarks(text, ends))))
         return drafts[::-1]
 
@@ -115,19 +117,24 @@ class Drafter:
             answer = self._finder.find(messages, len(messages) - 1, tools)
             text = answer.text[: answer.end]  # without a header of the next turn, which nobody wrote
         spans = []
-        for i in (i for i, weight in weights.items() if weight != 1):
+        for i, weight in weights.items():
+            if weight == 1:
+                continue
             answer = self._finder.find(messages, i, tools)
             if not text.startswith(answer.text[: answer.end]):
                 reason = f"messages[{i}]: it has a weight, but is rendered differently once more messages follow"
                 raise self._template.refusal(reason + first_difference(text, answer.text))
-            spans += [(start, end, weights[i]) for start, end in answer.spans]
+            spans += [(start, end, weight) for start, end in answer.spans]
         return Draft(text, spans, rest=1.0)
 
-    def _marked(self, messages: Messages, weights: dict[int, float], taught: list[int], tools: Tools) -> Draft:
+    def _marked(self, messages: Messages, weights: dict[int, float], learned: list[int], tools: Tools) -> Draft:
         """The draft for a template whose ``{% generation %}`` blocks do not follow the prompts at inference.
 
         The blocks belong to the answers in their order, one each. Raises ``UserError`` if there are not as many and
-        the answers count differently, or if no block marks anything.
+        the answers have different weights, or if no block marks anything.
+
+        Args:
+            learned: the numbers of the answers to learn from.
         """
         answers = list(weights)
         messages = messages[: answers[-1] + 1]  # nothing after the last answer is ever learned from
@@ -135,16 +142,18 @@ class Drafter:
         check_shown(self._template, text, messages, tools)
         if len(blocks) == len(answers):
             owners = answers
-        elif taught == answers and set(weights.values()) == {1.0}:
-            owners = [answers[-1]] * len(blocks)  # all answers count the same, so it does not matter whose they are
+        elif learned == answers and set(weights.values()) == {1.0}:
+            owners = [answers[-1]] * len(blocks)  # all answers have the same weight
         else:
-            found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers: which is whose cannot be told"
+            found = f"{len(blocks)} {{% generation %}} blocks for {len(answers)} answers"
+            found += ": it is unknown which belong to which"
             raise self._template.refusal(found)
-        spans, ends = [], {}
+        spans = []
+        ends = {}
         for (start, end), owner in zip(blocks, owners, strict=True):
-            if owner in taught and weights[owner]:
-                inside = self._stops.at_end(text[:end], start)
-                ends[owner] = inside[0] if inside else self._stops.with_next(text, end)
+            if owner in learned and weights[owner]:
+                stops = self._stops.at_end(text[:end], start)
+                ends[owner] = stops[0] if stops else self._stops.with_next(text, end)
                 spans.append((start, ends[owner], weights[owner]))
         for owner, end in ends.items():
             check_answer(self._template, text[:end], messages[owner], owner)
@@ -153,9 +162,10 @@ class Drafter:
         return Draft(text, spans, remarks=(*self._remarks(text, list(ends.values())), OTHER_PROMPT))
 
     def _remarks(self, text: str, ends: list[int]) -> tuple[str, ...]:
-        return (NO_END_OF_TURN,) * (not all(self._stops.before(text, end) for end in ends))
+        have_stops = all(self._stops.before(text, end) for end in ends)
+        return () if have_stops else (NO_END_OF_TURN,)
 
-    def _as_the_template_takes_it(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
         # Arrow fills absent keys with null, and a template that tests `is defined` would take null for a value.
         taken = {key: value for key, value in message.items() if value is not None and key != "weight"}
@@ -169,12 +179,18 @@ class Drafters:
     """The drafters of a tokenizer's templates, each made when it is first needed."""
 
     def __init__(self, source: Jinja, tokenizer: Any, train_on: TrainOn) -> None:
-        self._named = source if isinstance(source, dict) else {} if source is None else {"default": source}
-        self._tokenizer, self._train_on, self._stops = tokenizer, train_on, Stops(tokenizer)
+        self._named: dict[str, str] = {}
+        if isinstance(source, dict):
+            self._named = source
+        elif source is not None:
+            self._named = {"default": source}
+        self._tokenizer = tokenizer
+        self._train_on = train_on
+        self._stops = Stops(tokenizer)
         self._made: dict[str, tuple[Template, Drafter]] = {}
 
     def of(self, has_tools: bool, kwargs: Mapping[str, Any]) -> tuple[Template, Drafter]:
-        """The template that ``apply_chat_template`` would take, given ``kwargs``, and what makes drafts with it.
+        """Return the template that ``apply_chat_template`` would take, given ``kwargs``, and its drafter.
 
         Raises ``UserError`` if there is no template, it does not compile, or it never reads one of ``kwargs``.
         """
@@ -185,11 +201,10 @@ class Drafters:
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:
-            template = (
-                self.of(has_tools, {})[0].with_values(kwargs)
-                if kwargs
-                else Template(self._named[name], self._tokenizer)
-            )
+            if kwargs:
+                template = self.of(has_tools, {})[0].with_values(kwargs)
+            else:
+                template = Template(self._named[name], self._tokenizer)
             if len(self._made) > MAX_DRAFTERS:
                 self._made.clear()
             self._made[key] = template, Drafter(template, self._stops, self._train_on)
@@ -201,8 +216,8 @@ def _weight(message: dict[str, Any]) -> float:
     return 1.0 if weight is None else float(weight)
 
 
-def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with the arguments of its tool calls as JSON strings, which some templates expect."""
+def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its tool calls as JSON strings, which some templates expect."""
     calls = []
     for call in message.get("tool_calls") or []:
         text = json.dumps(call["function"]["arguments"], ensure_ascii=False)

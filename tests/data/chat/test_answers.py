@@ -65,7 +65,7 @@ def test_the_header_of_the_next_turn_is_not_learned(eos, template, header):
 
 
 @pytest.mark.parametrize("template", [template for _, template, _ in OPENING[:3]])
-def test_without_an_eos_where_the_turn_ends_it_cannot_be_told(template, tokenizer):
+def test_a_template_that_always_opens_the_next_turn_and_writes_no_eos_is_refused(template, tokenizer):
     problem = refusal(ONE, tokenizer, template)
     assert problem.found.startswith("messages[1]: the template opens the next turn after every answer")
     assert problem.fix == "name the token that ends a turn as eos_token in tokenizer_config.json"
@@ -143,7 +143,7 @@ def test_an_answer_that_repeats_part_of_the_prompt_is_refused(tokenizer):
     assert "differs from the prompt" in refusal(chat("Hi", "</think>Hello"), tokenizer, prompting(EMPTY)).found
 
 
-def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_the_cure(tokenizer):
+def test_a_thought_that_the_prompt_opens_and_the_answer_lacks_is_refused_with_a_fix(tokenizer):
     problem = refusal(ONE, tokenizer, prompting("<think>\n"))
     assert problem.found.endswith("differs from the prompt at inference ('Hello<|im_end|>\\n' instead of '<think>\\n')")
     assert problem.fix == "the prompt opens a thought: begin each content with <think>, and end the thought"
@@ -197,7 +197,7 @@ def test_the_assistant_may_open_a_conversation(first, tokenizer):
     assert text.startswith("<|system|><|im_start|>assistant\n[[Hello<|im_end|>]]\n<|im_start|>user") and remarks == ()
 
 
-def test_a_first_answer_that_a_template_cannot_write_is_refused_with_the_cure(tokenizer):
+def test_a_first_answer_that_a_template_cannot_write_is_refused_with_a_fix(tokenizer):
     template = (
         "{{ raise_exception('no question') if messages | map(attribute='role') | select('eq', 'user') | list == [] }}"
     )
@@ -211,13 +211,13 @@ def test_a_first_answer_that_a_template_cannot_write_is_refused_with_the_cure(to
     assert text.count("[[") == 1 and text.endswith("[[Bye now<|im_end|>]]\n")
 
 
-def test_a_cure_of_one_answer_is_no_advice_for_another_that_it_does_not_help(tokenizer):
+def test_a_fix_of_one_answer_is_not_proposed_for_another_that_it_does_not_help(tokenizer):
     header = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     thought = "{% if not enable_thinking | default(true) %}<think></think>{% else %}<think>\n{% endif %}"
     answer = "{% if m.role == 'assistant' and not enable_thinking | default(true) %}<think></think>{% endif %}"
     source = (
         header + "<|im_start|>{{ m.role }}\n" + answer + SIMPLE.removesuffix("{% endif %}") + thought + "{% endif %}"
     )
-    cured, other = encode_all([chat("Hi", "Hello"), chat("Hi", "Hello", system="Be kind")], tokenizer, source)
-    assert "enable_thinking=false" in cured.fix
+    fixable, other = encode_all([chat("Hi", "Hello"), chat("Hi", "Hello", system="Be kind")], tokenizer, source)
+    assert "enable_thinking=false" in fixable.fix
     assert "no system" in other.found and not other.fix

@@ -59,7 +59,7 @@ def chosen(columns, mapping=None):
         ),
     ],
 )
-def test_a_wrong_mapping_is_told(mapping, message):
+def test_a_wrong_mapping_is_reported(mapping, message):
     with pytest.raises(UserError) as caught:
         choose_fields(["question", "answer", "more"], mapping, "train.jsonl")
     assert message in str(caught.value)
@@ -68,11 +68,11 @@ def test_a_wrong_mapping_is_told(mapping, message):
 @pytest.mark.parametrize(
     ("columns", "ours"), [(["prompt", "chosen", "rejected"], "completion"), (["chosen", "rejected"], "messages")]
 )
-def test_preference_pairs_are_told_how_to_be_learned_from(columns, ours):
+def test_for_preference_pairs_the_flag_that_learns_from_the_chosen_answers_is_proposed(columns, ours):
     with pytest.raises(UserError) as caught:
         choose_fields(columns, {}, "train.jsonl")
-    told = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
-    assert str(caught.value).endswith(f"    -> {told}")
+    fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
+    assert str(caught.value).endswith(f"    -> {fix}")
     assert choose_fields(columns, {"chosen": ours}, "train.jsonl")[ours] == "chosen"
 
 
@@ -118,8 +118,8 @@ def test_well_known_columns_are_proposed_as_the_flag_to_type(columns, flag):
 def test_a_text_beside_its_answer_is_not_taken_for_a_document():
     with pytest.raises(UserError) as caught:
         choose_fields(["text", "summary"], {}, "train.jsonl")
-    told = "--dataset_columns text=prompt,summary=completion; texts: --dataset_columns text=text"
-    assert str(caught.value).endswith(told)
+    fix = "--dataset_columns text=prompt,summary=completion; texts: --dataset_columns text=text"
+    assert str(caught.value).endswith(fix)
     assert choose_fields(["text", "summary"], {"text": "text"}, "train.jsonl") == {"text": "text"}
     assert choose_fields(["text", "summary"], {"summary": "ignore"}, "train.jsonl") == {"text": "text"}
     assert choose_fields(["text", "url", "id"], {}, "train.jsonl") == {"text": "text"}

@@ -1,4 +1,4 @@
-"""Rows as others write them: read as what they mean, or told what is wrong and where."""
+"""Rows as others write them: read as what they mean, or reported with the field that is wrong."""
 
 import json
 import re
@@ -121,15 +121,15 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("row", "message"), BAD_ROWS)
-def test_a_bad_row_is_told_with_its_field(row, message):
+def test_a_bad_row_is_reported_with_its_field(row, message):
     assert message in problems_of(row)
 
 
-def test_values_of_tables_that_json_lacks_are_told_by_their_type():
+def test_values_of_tables_that_json_lacks_are_reported_by_their_type():
     assert problems_of({"text": b"a"}) == "text: a value of type bytes; expected a string"
 
 
-def test_a_row_of_another_kind_than_the_first_is_told_with_what_it_has():
+def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
     fields = choose_fields(["prompt", "completion", "tools"], {}, "train.jsonl")
     (problem,) = to_sample({"text": "a", "prompt": "b"}, fields)
     assert str(problem) == ": no 'completion' (it has text, prompt); expected prompt and completion in every row"
@@ -205,7 +205,7 @@ def test_the_history_of_alpaca_becomes_earlier_turns(as_text):
         ("[['1?', 'one']]", "history: a string that is no JSON list"),
     ],
 )
-def test_a_bad_history_is_told(history, message):
+def test_a_bad_history_is_reported(history, message):
     assert message in problems_of({"instruction": "Hi", "output": "Hello", "history": history})
 
 
@@ -230,7 +230,7 @@ def test_an_empty_system_turn_of_sharegpt_is_none():
 
 
 @pytest.mark.parametrize("message", [{"from": "human", "value": "Hi"}, {"role": "human", "content": "Hi"}])
-def test_roles_of_sharegpt_in_messages_are_told_with_the_flag_that_reads_them(message):
+def test_for_roles_of_sharegpt_in_messages_the_flag_that_reads_them_is_proposed(message):
     answer = {"from": "gpt", "value": "Hello"} if "from" in message else ANSWER
     assert "--dataset_columns messages=conversations reads them" in problems_of({"messages": [message, answer]})
     assert sample_of({"messages": [message, answer]}, conversations="messages") == {"messages": [USER, ANSWER]}

@@ -1,4 +1,4 @@
-"""Messages as others write them: read as what they mean, or told what is wrong and where."""
+"""Messages as others write them: read as what they mean, or reported with the field that is wrong."""
 
 import json
 import math
@@ -178,8 +178,8 @@ BAD_MESSAGES = [
     ([USER, SYSTEM, ANSWER], "messages[1].role: a system message behind others; expected one, first"),
     ([USER, ANSWER | {"train": "yes"}], "messages[1].train: a string; expected true or false"),
     ([USER, ANSWER | {"train": 1}], "messages[1].train: a number; expected true or false"),
-    ([USER | {"train": True}, ANSWER], "messages[0].train: true on a turn of the user; expected it on no other"),
-    ([USER | {"train": True}, ANSWER], "only assistant turns are learned from"),
+    ([USER | {"train": True}, ANSWER], "messages[0].train: true on a turn of the user; expected it on assistant turns"),
+    ([USER | {"train": True}, ANSWER], "it on assistant turns: only these are learned from"),
     ([USER | {"weight": 1}, ANSWER], "messages[0].weight: 1 on a turn of the user"),
     ([USER, ANSWER | {"weight": "2"}], "messages[1].weight: a string; expected 0, or a number from 1e-30 to 1e30"),
     ([USER, ANSWER | {"weight": True}], "messages[1].weight: true; expected 0, or a number from 1e-30 to 1e30"),
@@ -214,10 +214,10 @@ BAD_MESSAGES = [
 
 
 @pytest.mark.parametrize(("messages", "message"), BAD_MESSAGES)
-def test_bad_messages_are_told_with_their_field(messages, message):
+def test_bad_messages_are_reported_with_their_field(messages, message):
     assert message in problems_of({"messages": messages})
 
 
-def test_all_that_is_wrong_with_a_row_is_told():
+def test_all_problems_of_a_row_are_reported():
     assert len(sample_of({"messages": [{"role": "asistant", "content": ""}, {"role": "user", "content": 3}]})) == 3
     assert len(sample_of({"messages": [USER, {"role": "assistant", "weight": -1}]})) == 2

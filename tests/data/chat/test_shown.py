@@ -119,7 +119,7 @@ def test_a_name_is_read_as_a_word(tokenizer):
 
 def test_arguments_that_are_not_written_as_json_are_noticed(tokenizer):
     answer = {"content": "", "tool_calls": [CALL]}
-    with pytest.raises(UserError, match="writes the arguments of 'weather' not as JSON"):
+    with pytest.raises(UserError, match="does not write the arguments of 'weather' as JSON"):
         check_answer(Template("", tokenizer), "weather {'city': 'Oslo'}", answer, 1)
     as_text = {"content": "", "tool_calls": [{"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}]}
     check_answer(Template("", tokenizer), 'weather {"city": "Oslo"}', as_text, 1)
@@ -127,7 +127,7 @@ def test_arguments_that_are_not_written_as_json_are_noticed(tokenizer):
         check_answer(Template("", tokenizer), "weather {}", as_text, 1)
 
 
-def test_reasoning_that_is_left_out_is_named_with_the_cure(tokenizer):
+def test_reasoning_that_is_left_out_is_refused_with_a_fix(tokenizer):
     answer = {"content": "B", "reasoning_content": "A"}
     with pytest.raises(
         UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out.*\n.*<think>"

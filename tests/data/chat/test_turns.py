@@ -34,7 +34,7 @@ SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
 
 @pytest.fixture
 def fixed_today(monkeypatch):
-    """transformers tells templates the date that the kit tells them."""
+    """transformers gives templates the date that the kit gives them."""
 
     class FixedDate:
         now = staticmethod(lambda: TODAY)
@@ -268,7 +268,9 @@ def test_generation_blocks_that_belong_to_no_answer_are_refused_where_it_matters
     sample = chat("Hi", "Hello", "Bye", "Bye now")
     [encoded] = encode(sample, tokenizer, split)
     assert marked(encoded, tokenizer).count("[[") == 2
-    with pytest.raises(UserError, match=r"4 {% generation %} blocks for 2 answers: which is whose cannot be told"):
+    with pytest.raises(
+        UserError, match=r"4 {% generation %} blocks for 2 answers: it is unknown which belong to which"
+    ):
         encode(sample, tokenizer, split, train_on="last")
     by_place = encode(
         sample, tokenizer, "{{ messages | length }}" + split.replace("model", "assistant"), train_on="last"
@@ -304,7 +306,7 @@ def test_arguments_are_text_where_the_template_wants_text(tokenizer):
         assert '[[weather({"city": "Oslo"})<|im_end|>]]' in marked(encoded, tokenizer)
     [encoded] = encode(CHATS["tools"] | {"tools": None}, tokenizer, template_of("chatml", tokenizer))
     assert '"arguments": {"city": "Oslo"}' in marked(encoded, tokenizer)
-    with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is told
+    with pytest.raises(UserError, match="can only concatenate str"):  # neither helps: the first reason is reported
         encode(CHATS["tools"] | {"tools": None}, tokenizer, HEADER + "{{ 'a' + (m.tool_calls or 1) }}{% endfor %}")
 
 

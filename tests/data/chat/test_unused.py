@@ -16,11 +16,11 @@ ALPACA = {"instruction": "a", "output": "b"}
 
 
 def looked(row, mapping=None):
-    """What is counted of a row, and what is told of it."""
+    """The problems of a row, as one string, and what is counted of it."""
     mapping = mapping or {}
     unused = Unused(choose_fields(list(row), mapping, "train.jsonl"), [k for k, v in mapping.items() if v == "ignore"])
-    told = "\n".join(map(str, unused.check(row)))
-    return told, dict(unused.counts)
+    reported = "\n".join(map(str, unused.check(row)))
+    return reported, dict(unused.counts)
 
 
 def answer(**keys):
@@ -60,11 +60,11 @@ HARMFUL = [
 
 @pytest.mark.parametrize(("row", "name", "message"), HARMFUL)
 def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_purpose(row, name, message):
-    told, counts = looked(row)
-    assert told.startswith(f"{name}: ") and message in told and counts[name] == 1
-    assert f"add {name}=ignore to --dataset_columns" in told
-    told, counts = looked(row, {name: "ignore", **({"text": "text"} if "text" in row else {})})
-    assert not told and counts[name] == 1
+    reported, counts = looked(row)
+    assert reported.startswith(f"{name}: ") and message in reported and counts[name] == 1
+    assert f"add {name}=ignore to --dataset_columns" in reported
+    reported, counts = looked(row, {name: "ignore", **({"text": "text"} if "text" in row else {})})
+    assert not reported and counts[name] == 1
 
 
 @pytest.mark.parametrize(
