@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from fake_cuda import stub_runtime
 from fake_faults import FAULTS
+from fake_gpu_meter import GpuMeter, GpuTally
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
@@ -20,9 +21,8 @@ from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
 from kit.strategy import launch
-from kit.tools.plan.fake_run import FakeRun
+from kit.tools.plan.fake_run import FakeRun, RandomSamples
 from kit.tools.plan.fake_tensors import teach_fake_tensors
-from kit.tools.plan.meter import Meter, Tally
 
 OWN = ("/kit/",)
 IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/kit/tools/plan/", "runpy")
@@ -31,7 +31,7 @@ IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/kit/tools/pla
 def run(case: Any) -> dict[str, Any]:
     """Run ``case`` and return the report. Changes torch and the kit in this process for good."""
     vocab_size = AutoConfig.from_pretrained(case.folder).get_text_config().vocab_size
-    meter = Meter(vocab_size, lambda: asked_by(OWN, IGNORED))
+    meter = GpuMeter(vocab_size, lambda: asked_by(OWN, IGNORED))
     stub_runtime(meter.waited, meter.pinned)
     teach_fake_tensors(meter)
     report: dict[str, Any] = {"case": asdict(case)}
@@ -43,10 +43,20 @@ def run(case: Any) -> dict[str, Any]:
     return report
 
 
+class PaddedRun(FakeRun):
+    """A run of which every other sample is a quarter shorter, so that micro-batches are padded."""
+
+    def samples(self, num_micro_batches: int) -> RandomSamples:
+        """See ``FakeRun``."""
+        lengths = super().samples(num_micro_batches).lengths.copy()
+        lengths[1::2] -= lengths[1::2] // 4
+        return RandomSamples(lengths, self.vocab_size)
+
+
 class Simulation:
     """The run of ``recipes/finetune.py`` on rank 0, from the command line to a save."""
 
-    def __init__(self, case: Any, meter: Meter, report: dict[str, Any]) -> None:
+    def __init__(self, case: Any, meter: GpuMeter, report: dict[str, Any]) -> None:
         self._case, self._meter, self._report = case, meter, report
         self._misplaced: dict[str, str] = {}
 
@@ -68,7 +78,7 @@ class Simulation:
             "output_dir": tempfile.mkdtemp(),
         }
         recipe, topology = launch.resolve(read_command_line([f"--{name}={value}" for name, value in flags.items()]))
-        run = FakeRun(recipe, topology, self._meter, shortened=0.25 if case.rows > 1 else 0.0)
+        run = (PaddedRun if case.rows > 1 else FakeRun)(recipe, topology, self._meter)
         with self._tally("build"):
             compute_dtype = run.build()
         prepared = run.prepared
@@ -100,14 +110,14 @@ class Simulation:
             with self._tally(name):
                 saver.save(prepared.model, prepared.optimizer, {"step": 1, "best": {}})
 
-    def _step(self, name: str, run: FakeRun, num_micro_batches: int) -> Tally:
+    def _step(self, name: str, run: FakeRun, num_micro_batches: int) -> GpuTally:
         with self._tally(name) as tally:
             run.step(num_micro_batches, before_update=lambda: self._check_gradients(run.prepared))
         self._check_optimizer(run.prepared)
         return tally
 
     @contextmanager
-    def _tally(self, name: str) -> Iterator[Tally]:
+    def _tally(self, name: str) -> Iterator[GpuTally]:
         with self._meter.tally() as tally:
             yield tally
         self._report[name] = {key: value for key, value in vars(tally).items() if value}

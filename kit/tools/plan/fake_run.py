@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import MethodType
@@ -49,15 +49,17 @@ from kit.train.optim import build_optimizer
 from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 
 
-class Samples:
+class RandomSamples:
     """Samples of random ids, as the feed and the evaluation read them."""
 
-    def __init__(self, lengths: Iterable[int], vocab_size: int) -> None:
-        self.lengths = np.fromiter(lengths, np.int32)
+    def __init__(self, lengths: Sequence[int], vocab_size: int) -> None:
+        self.lengths = np.array(lengths, np.int32)
         self.sources = np.zeros(len(self.lengths), np.int16)
         self.num_targets = self.lengths - 1
         self.target_weights = self.num_targets.astype(np.float64)
-        self.stores, self.names, self._vocab_size = [None], ["random"], vocab_size
+        self.stores = [None]
+        self.names = ["random"]
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -91,12 +93,8 @@ class AtOnce:
 class FakeRun:
     """A run on rank 0. Use it inside ``FakeTensorMode`` and the meter."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, meter: Meter, shortened: float = 0.0) -> None:
-        """
-        Args:
-            shortened: share by which every other row is shorter than ``max_length``, so that micro-batches are padded.
-        """
-        self._recipe, self._topology, self._meter, self._shortened = recipe, topology, meter, shortened
+    def __init__(self, recipe: Recipe, topology: Topology, meter: Meter) -> None:
+        self._recipe, self._topology, self._meter = recipe, topology, meter
         self._is_settled = False
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
@@ -106,7 +104,7 @@ class FakeRun:
     def build(self) -> str:
         """Build what a run builds before its first step. Returns the compute dtype."""
         recipe, topology, config = self._recipe, self._topology, open_config(self._recipe)
-        self._vocab_size = config.get_text_config().vocab_size
+        self.vocab_size = config.get_text_config().vocab_size
         attention_of(recipe, config, recipe.packing)
         accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
         model = build_model(
@@ -123,13 +121,13 @@ class FakeRun:
         watch(self._meter, self.prepared)
         return plan.compute_dtype
 
-    def samples(self, num_micro_batches: int) -> Samples:
-        """Return samples that fill so many micro-batches on every rank, of packs if the recipe packs."""
+    def samples(self, num_micro_batches: int) -> RandomSamples:
+        """Return samples that fill ``num_micro_batches`` on every rank, with packs if the recipe packs."""
         recipe = self._recipe
-        num = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
-        length, num = (recipe.max_length // 4, 5 * num) if recipe.packing else (recipe.max_length, num)
-        short = length - int(self._shortened * length)
-        return Samples((short if i % 2 else length for i in range(num)), self._vocab_size)
+        num_rows = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        if recipe.packing:
+            return RandomSamples([recipe.max_length // 4] * (5 * num_rows), self.vocab_size)
+        return RandomSamples([recipe.max_length] * num_rows, self.vocab_size)
 
     def prime(self, accumulates: bool) -> None:
         """Make the optimiser's state as a first step does, and gradients as micro-batches before the next one do.
@@ -150,7 +148,11 @@ class FakeRun:
         self._is_settled = True
 
     def step(self, num_micro_batches: int, before_update: Callable[[], None] = lambda: None) -> None:
-        """Do a step of so many micro-batches."""
+        """Do a step of ``num_micro_batches`` on every rank.
+
+        Args:
+            before_update: called when all gradients are there.
+        """
         recipe, prepared, samples = self._recipe, self.prepared, self.samples(num_micro_batches)
         size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
         recipe = recipe.model_copy(update={"global_batch_size": size})

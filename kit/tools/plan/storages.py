@@ -34,7 +34,6 @@ class Storages:
         self._labels: dict[int, str] = {}
         self._refs: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
-        self._pinned: set[int] = set()
         self._is_host = False
         self._now: Counter[str] = Counter()
         self.begin()
@@ -97,22 +96,6 @@ class Storages:
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
-    def pin(self, tensor: Any) -> Any:
-        """Note that a tensor is in pinned memory, which fake tensors do not have, and return it."""
-        serial = self._add(tensor)
-        if serial is not None:
-            self._pinned.add(serial)
-        return tensor
-
-    def pinned(self, address: int) -> None:
-        """Note that the storage at ``address`` was pinned in place."""
-        self._pinned.add(self._serials[address])
-
-    def is_pinned(self, tensor: Any) -> bool:
-        """Return whether a tensor is in pinned memory."""
-        tensor = getattr(tensor, "_local_tensor", tensor)
-        return self._serials.get(tensor.untyped_storage()._cdata) in self._pinned
-
     def _add(self, tensor: Any) -> int | None:
         tensor = getattr(tensor, "_local_tensor", tensor)
         if not isinstance(tensor, torch.Tensor):
@@ -146,7 +129,6 @@ class Storages:
     def _forget(self, address: int, serial: int, reference: Any) -> None:
         self._serials.pop(address, None)
         self._refs.pop(serial, None)
-        self._pinned.discard(serial)
         self._change(serial, -self._sizes.get(serial, 0))
         self._sizes.pop(serial, None)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kit.tools.plan.fake_run import AtOnce, Samples
+from kit.tools.plan.fake_run import AtOnce, RandomSamples
 
 
 def test_samples_have_the_lengths_that_were_asked_for_and_the_same_ids_each_time():
-    samples = Samples([5, 3], vocab_size=7)
+    samples = RandomSamples([5, 3], vocab_size=7)
     assert [len(samples[i][0]) for i in range(len(samples))] == [5, 3]
     assert (samples[0][0] == samples[0][0]).all() and samples[0][0].max() < 7
     assert samples.num_targets.tolist() == [4, 2]  # no token before the first predicts it

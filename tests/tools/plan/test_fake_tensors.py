@@ -9,11 +9,13 @@ from helpers import ROOT
 pytestmark = pytest.mark.slow
 
 BEGIN = """
+import sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from kit.tools.plan.fake_tensors import take_kernels_of_cuda, teach_fake_tensors
-from kit.tools.plan.meter import Meter
-meter = Meter()
+sys.path.insert(0, "tests")
+from fake_gpu_meter import GpuMeter
+meter = GpuMeter()
 teach_fake_tensors(meter)
 take_kernels_of_cuda()
 """

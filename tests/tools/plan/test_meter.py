@@ -16,7 +16,7 @@ def counted(compute):
 
 def test_products_count_twice_their_multiplications():
     tally = counted(lambda: torch.ones(3, 4) @ torch.ones(4, 5))
-    assert tally.flops == 2 * 3 * 4 * 5 and tally.products == {"float32 ": 1}
+    assert tally.flops == 2 * 3 * 4 * 5
 
 
 def test_attention_on_a_cpu_counts_two_products_forward_and_five_backward():
@@ -39,13 +39,6 @@ def test_the_peak_of_a_backward_pass_holds_what_the_forward_pass_saved():
     # The product is no longer needed: exp keeps its result, the product its left factor.
     assert tally.moments["cpu"]["forward"] == {"trainable weights": 400, "activations": 800}
     assert tally.components["cpu"]["gradients"] == 400
-
-
-def test_casts_are_counted_by_their_dtypes():
-    assert counted(lambda: torch.ones(2).bfloat16().float()).casts == {
-        "float32 to bfloat16": 1,
-        "bfloat16 to float32": 1,
-    }
 
 
 def test_fake_tensors_count_as_real_ones():
