@@ -55,7 +55,7 @@ def measure() -> None:
     """Run recipes/finetune.py in this process, counting in each step."""
     sys.path.insert(0, str(ROOT))
     import kit.train.step
-    from kit.tools.plan.labels import watch
+    from kit.tools.plan.labels import label_storages
     from kit.tools.plan.meter import Meter, Tally
 
     meter, plain, steps = Meter(), kit.train.step.train_step, list[Tally]()
@@ -63,7 +63,7 @@ def measure() -> None:
 
     def train_step(prepared: Any, *args: Any, **kwargs: Any) -> Any:
         if not steps:
-            watch(meter, prepared)
+            label_storages(meter, prepared)
         with meter, meter.tally() as tally:
             result = plain(prepared, *args, **kwargs)
         steps.append(tally)

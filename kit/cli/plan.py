@@ -12,8 +12,8 @@ from kit.errors import Problem, UserError, raise_if
 from kit.memory.formulas import TENSORS
 from kit.tools.plan.ask import OWN, SWITCHES, Ask, Question, read_ask
 from kit.tools.plan.hardware import GPUS, USUAL, Gpu
-from kit.tools.plan.lengths import Lengths, measure, read
-from kit.tools.plan.search import Option, Scale, fewest, options, recommend, scaling, strategies, try_out
+from kit.tools.plan.lengths import Lengths, measure_lengths, read_training_data
+from kit.tools.plan.search import Option, ScaledStep, fewest, options, recommend, scaling, strategies, try_out
 from kit.tools.plan.table import (
     NOTE,
     all_recipes,
@@ -122,9 +122,9 @@ def _lengths(question: Question, option: Option) -> Lengths | None:
     if "dataset" not in question.typed:
         return None
     announce_wait(f"counting the tokens of {question.recipe.dataset}")
-    data, every = read(question.recipe, question.shape.vocab_size)
+    data, every = read_training_data(question.recipe, question.shape.vocab_size)
     recipe = question.recipe.model_copy(update={"per_device_train_batch_size": option.workload.rows})
-    return measure(data, recipe, option.workload.num_gpus, every)
+    return measure_lengths(data, recipe, option.workload.num_gpus, every)
 
 
 def _short_record(ask: Ask, question: Question, gpu: Gpu) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
     durable.write_text(ask.write, f"{header}{launch}\n\n" + yaml.safe_dump(values, sort_keys=False))
 
 
-def _draw(path: Path, rows: list[Scale], title: str) -> None:
+def _draw(path: Path, rows: list[ScaledStep], title: str) -> None:
     """Save the picture of ``--scale``."""
     from kit import durable
     from kit.tools.plan.picture import picture
@@ -186,7 +186,7 @@ def _record(
     recommended: tuple[Option, str] | None,
     simulated: list[str] | None,
     lengths: Lengths | None,
-    scaled: list[Scale],
+    scaled: list[ScaledStep],
 ) -> dict[str, Any]:
     """The plan as JSON values; sizes in bytes, times in seconds."""
     assert ask.gpu is not None

@@ -41,11 +41,12 @@ def kept(workload: Workload) -> int:
     else:
         norm = 4 * h + plain * h if workload.bf16 else 8 * h
         adapters = sum(plain * workload.lora_r for _ in shape.adapted(workload.lora_targets))
-        dropout = sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
-        bytes_ = shape.num_norms * norm + common + adapters + workload.lora_dropout * dropout
+        bytes_ = shape.num_norms * norm + common + adapters
+        if workload.lora_dropout:
+            bytes_ += sum((plain + 1) * each.inputs for each in shape.adapted(workload.lora_targets))
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
-    return bytes_ - (workload.fuses and _fused(workload))
+    return bytes_ - _fused(workload) if workload.fuses else bytes_
 
 
 def _scores(workload: Workload) -> int:
@@ -57,8 +58,10 @@ def _scores(workload: Workload) -> int:
 
 def masks(workload: Workload) -> int:
     """Bytes per token of the masks [T, T] that eager attention adds to scores: one for each kind of layer."""
+    if not workload.eager:
+        return 0
     kinds = 2 if workload.shape.eager else 1
-    return workload.eager * kinds * workload.compute_bytes * workload.length
+    return kinds * workload.compute_bytes * workload.length
 
 
 def _fused(workload: Workload) -> int:

@@ -64,8 +64,8 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         Problem(field, f"{where}: {key} is {value!r}" if value is not None else f"{where} has no {key}", "a number")
         for key, value in wrong.items()
     )
-    facts = dict(FAMILIES[family])
-    has_bias = bool(config.get(facts.pop("bias_key", ""), False))
+    family_values = dict(FAMILIES[family])
+    has_bias = bool(config.get(family_values.pop("bias_key", ""), False))
     positions = config.get("max_position_embeddings")
     return Shape(
         name=name,
@@ -74,13 +74,13 @@ def shape_of(values: Mapping[str, Any], name: str, field: str = MODEL, path: Pat
         **{ours: config[theirs] for ours, theirs in sizes.items()},
         head_dim=config["head_dim"],
         max_positions=positions if _is_size(positions) else None,
-        tied=bool(config.get("tie_word_embeddings", facts.pop("tied", False))),
-        qkv_bias=facts.pop("qkv_bias", has_bias),
+        tied=bool(config.get("tie_word_embeddings", family_values.pop("tied", False))),
+        qkv_bias=family_values.pop("qkv_bias", has_bias),
         output_bias=has_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         caps_logits=bool(config.get("final_logit_softcapping")),
         caps_scores=bool(config.get("attn_logit_softcapping")),
-        **{key: value for key, value in facts.items() if key != "tied"},
+        **{key: value for key, value in family_values.items() if key != "tied"},
     )
 
 

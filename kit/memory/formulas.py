@@ -212,7 +212,8 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     yield Counter({ACTIVATIONS: kept_bytes + forward, LOGITS: 8 * logits, GATHERED: gathered})
     # Backward: the sum over chunks so far, this chunk's part, and their sum or, before, the weight cast anew.
     gathered = head + _gathered_layer(workload) if workload.sharded else 0
-    yield Counter({ACTIVATIONS: kept_bytes + copies + 3 * head, LOGITS: 2 * logits * autocast, GATHERED: gathered})
+    logits_left = 2 * logits if autocast else 0
+    yield Counter({ACTIVATIONS: kept_bytes + copies + 3 * head, LOGITS: logits_left, GATHERED: gathered})
     weights = head if workload.sharded else 2 * head  # what was gathered is not cast anew
     yield Counter({ACTIVATIONS: kept_bytes + copies + weights, LOGITS: 12 * logits, GATHERED: gathered})
 
@@ -246,9 +247,9 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             extra += 4 * head if shape.tied else 0.0
         # FSDP has gathered the layer before already, so the second layer counts rather than the first. With
         # checkpointing the layer's own input is there too; with autocast it is among what the layer keeps.
-        num_before = (shape.num_layers if is_last else 2) - (
-            is_autocast(workload) or not workload.gradient_checkpointing
-        )
+        num_before = shape.num_layers if is_last else 2
+        if is_autocast(workload) or not workload.gradient_checkpointing:
+            num_before -= 1
         # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
         share = 4 * head / workload.num_shards
         later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0
@@ -271,4 +272,5 @@ def _embedding(workload: Workload, to_come: float) -> "Counter[str]":
             return Counter({ACTIVATIONS: 6 * table, GATHERED: 2 * table, GRADIENTS: others + 2 * layer})
         return Counter({ACTIVATIONS: 2 * table + layer, GRADIENTS: to_come + 4 * table})
     size = 2 if workload.pure_bf16 else 4
-    return Counter({ACTIVATIONS: size * table * (2 * shape.tied + _accumulates(workload)), GRADIENTS: to_come})
+    num_tables = (2 if shape.tied else 0) + (1 if _accumulates(workload) else 0)
+    return Counter({ACTIVATIONS: size * table * num_tables, GRADIENTS: to_come})

@@ -208,8 +208,11 @@ def _rank(error: BaseException) -> int | None:
     """The rank that failed: this one, or the rank that the message names; a failed save is raised on all ranks."""
     if not torch.distributed.is_initialized():
         return None
-    named = [match for cause in causes(error) if (match := re.search(r"\brank (\d+): ", str(cause)))]
-    return int(named[0][1]) if named else torch.distributed.get_rank()
+    for cause in causes(error):
+        match = re.search(r"\brank (\d+): ", str(cause))
+        if match:
+            return int(match[1])
+    return torch.distributed.get_rank()
 
 
 def _device(error: BaseException) -> Device:
@@ -301,7 +304,7 @@ def _moments(parameter: torch.Tensor, in_8_bits: bool) -> int:
 
 def _quantisation(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """The scales and tables of all 4-bit weights. The scales may themselves be quantised, with scales of their own."""
-    states = [state for m in model.modules() if (state := getattr(m, "quant_state", None)) is not None]
+    states = [module.quant_state for module in model.modules() if getattr(module, "quant_state", None) is not None]
     for state in states:
         for value in vars(state).values():
             if torch.is_tensor(value):

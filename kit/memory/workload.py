@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.memory.shape import Shape
 from kit.memory.sizes import compute_bytes, num_checkpoints
 from kit.strategy.strategies import SINGLE, Strategy
 
 
 def machines_with_copies(num_gpus: int, gpus_per_machine: int) -> int:
-    """Return the number of machines if each can hold a copy, sharded over its GPUs; 1 if hybrid sharding is no use."""
+    """Return the number of machines if each can hold a copy, sharded over its GPUs; else 1."""
     machines, rest = divmod(num_gpus, gpus_per_machine)
     return machines if gpus_per_machine > 1 and not rest else 1
 
@@ -45,9 +46,8 @@ class Workload:
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
     # What this kit does not do. With these the same formulas describe other kits' published runs.
     pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
-    loss: Literal["chunks", "whole", "kept chunks"] = (
-        "chunks"  # whole: all logits at once; kept: bf16 ones of all chunks
-    )
+    # whole: all logits at once; kept chunks: bf16 logits of all chunks, for the backward pass
+    loss: Literal["chunks", "whole", "kept chunks"] = "chunks"
     fuses: bool = False  # compiled layers, which keep fewer tensors
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Workload:
         gpus_per_machine: int = 8,
         num_replicas: int = 1,
     ) -> "Workload":
-        """Return what ``recipe`` would run. The micro-batch must not divide the global batch: that is for a run."""
+        """Return what ``recipe`` would run. Unlike in a run, the micro-batch need not divide the global batch."""
         targets = None if recipe.lora_target_modules == "all-linear" else tuple(recipe.lora_target_modules)
         return cls(
             shape=shape,
@@ -131,7 +131,7 @@ class Workload:
         return self.shape.num_parameters if self.method == "full" else self.adapter_parameters
 
 
-def uncovered(recipe: Recipe) -> list[str]:
-    """Return the settings of ``recipe`` that change memory in a way that no formula of this package describes."""
+def uncovered(settings: MethodSettings) -> list[str]:
+    """Return the settings that are given and change memory in a way that no formula of this package describes."""
     keys = "use_dora lora_modules_to_save trainable_tokens new_tokens freeze train_only adapter_name_or_path".split()
-    return [key for key in keys if getattr(recipe, key)]
+    return [key for key in keys if getattr(settings, key)]

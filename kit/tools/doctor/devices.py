@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kit.config.recipe import Recipe
+from kit.config.settings.model import ModelSettings
 from kit.console import silence_libraries
 from kit.errors import Problem, first_line
 from kit.memory.needs import RunNeeds
-from kit.memory.sizes import format_bytes
+from kit.memory.sizes import format_bytes, has_8_bit_moments
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
 
@@ -105,10 +105,11 @@ def check_bf16(topology: Topology) -> Result:
     return _compared("bf16", "a product", _error(product, left @ right), _BF16_ERROR, "install torch again")
 
 
-def check_four_bit(recipe: Recipe, device: str) -> Result:
+def check_four_bit(method: str, optim: str, device: str) -> Result:
     """Quantise a matrix, multiply by it, and compare. It fails a run that needs bitsandbytes, and only warns others."""
     silence_libraries()
-    name, needed = "4-bit product", recipe.method == "qlora" or "8bit" in recipe.optim
+    name = "4-bit product"
+    needed = method == "qlora" or has_8_bit_moments(optim)
     if find_spec("bitsandbytes") is None and not needed:
         return ok(name, "bitsandbytes is not installed, and not needed")
     try:
@@ -130,8 +131,8 @@ def check_four_bit(recipe: Recipe, device: str) -> Result:
     return result
 
 
-def check_attention(recipe: Recipe, config: Any, topology: Topology) -> Result:
-    """Try each attention backend, and say which one the run takes; fail if the recipe asks for one that fails.
+def check_attention(settings: ModelSettings, packing: bool, config: Any, topology: Topology) -> Result:
+    """Try each attention backend, and report which one the run takes; fail if the recipe asks for one that fails.
 
     Args:
         config: of the model; None if it could not be opened.
@@ -146,7 +147,7 @@ def check_attention(recipe: Recipe, config: Any, topology: Topology) -> Result:
     found = f"{', '.join(works)} run on {device} in {str(dtype).removeprefix('torch.')}"
     if config is None:
         return ok("attention", found)
-    taken = attention_of(recipe, config, recipe.packing)
+    taken = attention_of(settings, config, packing)
     if taken == VARLEN:
         taken = "varlen" if has_kernel(query[0]) else "varlen by a loop over the samples"
     backend = {"flash_attention_2": "flash_attn package", "flex_attention": "flex"}.get(taken, taken)

@@ -43,7 +43,7 @@ def compare_facts(all_facts: list[dict[str, Any]], hosts: list[str]) -> Result:
                 differences.append((name, f"{name} {own[name]} on {where}, {value} on rank 0"))
     num_hosts = len(set(hosts))
     if not differences:
-        found = f"{len(hosts)} ranks on {num_hosts} machine{'s' * (num_hosts > 1)} have the same"
+        found = f"{len(hosts)} ranks on {num_hosts} machine{'s' if num_hosts > 1 else ''} have the same"
         return ok("machines", f"{found} versions, code, recipe and device")
     shown = "; ".join(text for _, text in differences[:6])
     more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""

@@ -6,6 +6,7 @@ Promises: a check that cannot be made, because the model could not be opened, is
 import shlex
 import sys
 
+from kit.errors import Problem
 from kit.strategy.launch import LaunchPlan
 from kit.strategy.launcher import LaunchedRank
 from kit.strategy.strategies import SINGLE
@@ -35,7 +36,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
     report.run("driver", lambda: devices.check_driver(topology))
     report.run("bf16", lambda: devices.check_bf16(topology))
-    report.run("4-bit product", lambda: devices.check_four_bit(recipe, topology.device_type))
+    report.run("4-bit product", lambda: devices.check_four_bit(recipe.method, recipe.optim, topology.device_type))
 
     from kit.memory.fit import memory_problems, planned_workload, resolve_auto
     from kit.memory.needs import needs_of_run
@@ -44,15 +45,16 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     opened = inputs.OpenedModel()
     report.run("model", lambda: inputs.check_model_opens(recipe, opened))
     report.run("data", lambda: inputs.check_data(recipe))
-    meta_model, adapted, needs, refused = opened.meta_model, opened.adapted, None, []
-    if meta_model is not None:
-        report.run("wrap class", lambda: inputs.check_wrap_class(topology, meta_model))
-    if adapted is not None:
-        needs = needs_of_run(recipe, topology, adapted, local_world, opened.config.dtype)
+    if opened.meta_model is not None:
+        report.run("wrap class", lambda: inputs.check_wrap_class(topology, opened.meta_model))
+    needs = None
+    refused: list[Problem] = []
+    if opened.adapted is not None:
+        needs = needs_of_run(recipe, topology, opened.adapted, local_world, opened.config.dtype)
         resolved = resolve_auto(recipe, topology, opened.config)
         refused = memory_problems(planned_workload(resolved, topology, opened.config), topology)
     report.run("GPUs", lambda: devices.check_gpus(topology, needs, local_world, refused))
-    report.run("attention", lambda: devices.check_attention(recipe, opened.config, topology))
+    report.run("attention", lambda: devices.check_attention(recipe, recipe.packing, opened.config, topology))
     if needs is None:
         fix = "correct the model first"
         report.add(Result("memory and disk", "warn", "not checked: the model could not be opened", fix))

@@ -146,7 +146,7 @@ def _results(
 
     where = gather_object([hosts.own_host()])
     num_hosts = len(set(where))
-    yield ok("ranks", f"{len(where)} on {num_hosts} machine{'s' * (num_hosts > 1)} joined in {seconds:.1f} s")
+    yield ok("ranks", f"{len(where)} on {num_hosts} machine{'s' if num_hosts > 1 else ''} joined in {seconds:.1f} s")
     begin("machines", "comparing machines")
     device = accelerator.device
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)

@@ -10,6 +10,7 @@ from kit.config.command_line import Request, read_command_line
 from kit.config.conflicts import fix_of_batch
 from kit.config.hints import recipe_names
 from kit.config.recipe import RECIPES, Recipe
+from kit.config.settings.method import MethodSettings
 from kit.config.validation import load_recipe
 from kit.errors import Problem, Problems
 from kit.memory.shape import Shape
@@ -52,7 +53,7 @@ class Ask:
 
     questions: list[Question]  # several: all recipes
     gpu: Gpu | None  # None: none named, and this machine has none
-    num_gpus: int | None  # None: as many as it takes
+    num_gpus: int | None  # None: the fewest that fit
     gpus_per_machine: int
     price: float | None
     write: Path | None
@@ -60,7 +61,7 @@ class Ask:
     switches: set[str]
 
     def workload(self, question: Question) -> Workload:
-        """The recipe as a workload; of one GPU where no number is known."""
+        """Return the recipe as a workload; of one GPU where no number is known."""
         num = self.num_gpus or 1
         return Workload.of(question.recipe, question.shape, num_gpus=num, gpus_per_machine=self.gpus_per_machine)
 
@@ -69,12 +70,17 @@ def read_ask(argv: list[str]) -> Ask:
     """Parse the words after ``kit plan``. Raises ``UserError`` with all problems."""
     problems = Problems()
     own, switches, rest = _split(argv, problems)
-    gpu, here = None, None
+    gpu = None
     with problems.caught():
         gpu = parse_gpu(own["gpu"]) if "gpu" in own else None
-    if "gpu" not in own and (here := this_machine()):
-        gpu = here[0]
-    num, per_machine = (here[1], here[1]) if here else (1, 1) if gpu else (None, 8)
+    here = None if "gpu" in own else this_machine()
+    num: int | None = None
+    per_machine = 8
+    if here:
+        gpu, num = here
+        per_machine = num
+    elif gpu:
+        num = per_machine = 1
     with problems.caught():
         if "gpus" in own:
             num, per_machine = parse_gpus(own["gpus"])
@@ -103,9 +109,10 @@ def read_ask(argv: list[str]) -> Ask:
         if rest:
             word = rest[0].partition("=")[0]
             fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B"
-            if known := word in recipe_names() or (RECIPES / f"{word}.yaml").is_file():
+            found = "for which model? none is named"
+            if word in recipe_names() or (RECIPES / f"{word}.yaml").is_file():
+                found = "a recipe without its flag"
                 fix = f"--recipe {word}"
-            found = "a recipe without its flag" if known else "for which model? none is named"
             problems.append(Problem(word, found, fix=fix))
         questions = [] if problems else _all_recipes(problems)
     problems.raise_if_any()
@@ -199,7 +206,7 @@ def _question(
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
     problems += _uncovered(recipe)
     if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
-        gpus = f"{num_gpus} GPU{'s' * (num_gpus > 1)}"
+        gpus = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
         found = f"{recipe.global_batch_size}, of micro-batches of {recipe.micro_batch_size} on {gpus}"
         fix = fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_gpus)
         problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
@@ -210,10 +217,10 @@ def _question(
     return Question(recipe=recipe, recipe_name=file, shape=shape, only=config, typed=typed)
 
 
-def _uncovered(recipe: Recipe) -> list[Problem]:
+def _uncovered(settings: MethodSettings) -> list[Problem]:
     """A problem for each setting that changes memory in a way that no formula here describes."""
     fix = "leave it out here, and add what it takes"
-    return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(recipe)]
+    return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(settings)]
 
 
 def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, problems: Problems) -> str | None:
@@ -225,7 +232,7 @@ def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, pro
         problems.append(Problem("--config", f"found {config!r}", f"one of {', '.join(known)}"))
     elif num_gpus and (name == "single") != (num_gpus == 1):
         fix = "--config ddp, or --config fsdp" if name == "single" else "--config single"
-        problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' * (num_gpus > 1)}", fix=fix))
+        problems.append(Problem("--config", f"{config} with {num_gpus} GPU{'s' if num_gpus > 1 else ''}", fix=fix))
     elif name == HYBRID.config and num_gpus and machines_with_copies(num_gpus, gpus_per_machine) == 1:
         found = f"{config} with {num_gpus} GPUs, {gpus_per_machine} in a machine"
         expected = "several machines, each with a copy that its GPUs share"

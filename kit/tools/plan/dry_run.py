@@ -17,7 +17,7 @@ from kit.preflight import Preflight
 from kit.strategy.accelerator import planned_strategy
 from kit.strategy.topology import Topology
 from kit.tools.plan.hardware import this_machine
-from kit.tools.plan.lengths import measure
+from kit.tools.plan.lengths import measure_lengths
 from kit.tools.plan.search import try_out
 from kit.tools.plan.table import parts, time_lines
 
@@ -62,7 +62,7 @@ def describe_plan(workload: Workload | None, recipe: Recipe, data: Data | Stream
         return ["no plan: the formulas do not describe this run (docs/planning.md says which they do)"]
     lines = ["planned by formulas, not measured:", *parts(predict(workload))]
     found = this_machine() if on_gpus else None
-    lengths = measure(data, recipe, workload.num_gpus) if isinstance(data, Data) else None
+    lengths = measure_lengths(data, recipe, workload.num_gpus) if isinstance(data, Data) else None
     gpu = found[0] if found else None
     if gpu and gpu.is_known:
         return [*lines, *time_lines(try_out(workload, gpu), data.total_steps(recipe), lengths=lengths)]

@@ -41,7 +41,7 @@ from kit.strategy.launcher import set_rank_0_variables
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology
 from kit.tools.plan.fake_tensors import offload_to_host, take_kernels_of_cuda, teach_fake_tensors
-from kit.tools.plan.labels import watch
+from kit.tools.plan.labels import label_storages
 from kit.tools.plan.meter import Meter, Tally
 from kit.tools.plan.storages import GRADIENTS
 from kit.train.objective import build_objective
@@ -118,7 +118,7 @@ class FakeRun:
         optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
         self.prepared = kit.strategy.accelerator.prepare(accelerator, topology, model, optimizer)
         del model, optimizer
-        watch(self._meter, self.prepared)
+        label_storages(self._meter, self.prepared)
         return plan.compute_dtype
 
     def samples(self, num_micro_batches: int) -> RandomSamples:

@@ -42,7 +42,7 @@ def teach_fake_tensors(meter: Meter) -> None:
     # These two compare and copy values between ranks, in C++.
     ddp._verify_param_shape_across_processes = lambda *args, **kwargs: None
     ddp._sync_module_states = lambda *args, **kwargs: None
-    _mend_ddp()
+    _adapt_ddp()
     new_group = dist.new_group
     dist.new_group = lambda *args, **kwargs: new_group(*args, **kwargs | {"backend": "fake"})
 
@@ -115,7 +115,7 @@ def _with_real_tensors(owner: Any, name: str) -> None:
     setattr(owner, name, function)
 
 
-def _mend_ddp() -> None:
+def _adapt_ddp() -> None:
     """Let DDP run on the fake group."""
     plain = ddp.DistributedDataParallel.__init__
 

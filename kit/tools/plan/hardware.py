@@ -21,7 +21,7 @@ NVLINK3, NVLINK4, NVLINK5 = 300 * GB, 450 * GB, 900 * GB
 # Of one GPU to other machines: 400 Gbit/s per GPU is what DGX H100 and the clouds' machines with eight H100 have.
 NETWORK = 50 * GB
 CGROUP = Path("/sys/fs/cgroup")
-MAX_GPUS = 2**17  # more than any cluster has: a number above is a slip
+MAX_GPUS = 2**17  # more than any cluster has: a larger number is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ def parse_gpu(text: str) -> Gpu:
     """Read ``--gpu``: the name of a GPU, or a memory with its unit (``24GiB``). Raises ``UserError``."""
     plain = re.sub(r"[\s_]", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
     plain = _OTHER_NAMES.get(plain, plain)
-    if gpu := GPUS.get(plain) or GPUS.get(f"rtx{plain}"):
+    gpu = GPUS.get(plain) or GPUS.get(f"rtx{plain}")
+    if gpu:
         return gpu
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?b)?", plain):
         number, unit = float(match[1]), (match[2] or "").upper()
@@ -166,7 +167,8 @@ def host_memory() -> tuple[int, int]:
     """Return the bytes of memory of this machine, and those that are free; within the limit of a container."""
     own = psutil.virtual_memory()
     try:
-        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = (CGROUP / "memory.current").read_text().strip()
         if limit != "max":
             return min(own.total, int(limit)), min(own.available, int(limit) - int(used))
     except (OSError, ValueError):  # no control group of version 2

@@ -1,4 +1,4 @@
-"""Tell a meter what the storages of a run are: weights, gradients, optimiser state. For fake tensors and real ones."""
+"""Label the storages of a run for a meter: weights, gradients, optimiser state. For fake tensors and real ones."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 BACKWARD = "backward"  # the moment before a backward pass
 
 
-def watch(meter: Meter, prepared: "Prepared") -> None:
+def label_storages(meter: Meter, prepared: "Prepared") -> None:
     """Label the weights of a run, and its gradients and optimiser state from now on; mark ``BACKWARD``."""
     model, optimizer = prepared.model, prepared.optimizer
     assert optimizer is not None
     for parameter in model.parameters():
         meter.hold([parameter], "trainable weights" if parameter.requires_grad else "frozen weights")
     for module in model.modules():
-        if (state := getattr(module, "quant_state", None)) is not None:
+        state = getattr(module, "quant_state", None)
+        if state is not None:
             tables = [value for part in (state, state.state2) for value in vars(part).values()]
             meter.hold([module.weight, *tables], "4-bit weights")
     meter.hold(model.buffers(), "buffers")

@@ -31,7 +31,7 @@ class Lengths:
     """What the rows of the first steps are like, as a run computes them."""
 
     num_samples: int  # that were measured
-    every: int  # one block in so many was read; 1: the whole data set
+    every: int  # one block in ``every`` was read; 1: the whole data set
     shortest: int  # tokens of a sample
     mean: float
     longest: int
@@ -52,10 +52,10 @@ class Lengths:
         return step(replace(workload, length=max(1, round(self.row))), gpu, self.supervised, self.seen)
 
 
-def read(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
+def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
     """Tokenise the training data of ``recipe``, or a sample of them.
 
-    Returns them, and how many blocks were skipped for each that was read, plus one.
+    Returns them and the number n of which one block in n was read; 1 if all were.
 
     Raises:
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
@@ -66,7 +66,9 @@ def read(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
 
     silence_libraries()
     recipe = recipe.model_copy(update={"eval_dataset": None})
-    problems, sources, tokenizer = Problems(), [], None
+    problems = Problems()
+    sources = []
+    tokenizer = None
     with problems.caught():
         sources = open_sources(recipe)
     try:
@@ -87,7 +89,7 @@ def read(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
 
 
 def _every(opened: "Opened") -> int:
-    """One in how many blocks to read; 1 also where only reading shows how large a data set is."""
+    """The number n of which one block in n is to be read; 1 also where only reading shows how large a data set is."""
     total, most = opened.source.total, MOST.get(opened.source.unit)
     return -(-total // most) if total and most else 1
 
@@ -103,12 +105,12 @@ def _thinned(opened: "Opened", every: int) -> "Opened":
     return replace(opened, source=replace(source, parts=parts, digest=f"{source.digest} 1/{every}"))
 
 
-def measure(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Lengths:
+def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Lengths:
     """Deal the samples of the first steps to GPUs as a run does, and count.
 
     Args:
         recipe: with the micro-batch of the run.
-        every: as ``read`` returned it.
+        every: as ``read_training_data`` returned it.
     """
     import numpy as np
 
@@ -117,7 +119,12 @@ def measure(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Leng
 
     lengths, targets = data.train.lengths, data.train.num_targets
     collator = Collator(recipe.micro_batch_size, 0, recipe.packing)
-    computed, useful, learned, squares, slowest, num_rows = 0, 0, 0, 0, 0, 0
+    computed = 0  # tokens, padding included
+    useful = 0  # tokens, without padding
+    learned = 0  # tokens that are learned from
+    squares = 0  # of the lengths of the sequences of attention
+    slowest = 0  # tokens of the rank that has the longest rows, in each micro-step
+    num_rows = 0
     for number in range(min(STEPS_LOOKED_AT, data.total_steps(recipe))):
         items = data.order.batch(number)
         for micro_step in collator.deal(lengths, items, num_gpus):

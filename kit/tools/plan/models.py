@@ -32,7 +32,8 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         UserError: there is no such model, or its config.json does not hold the sizes of a family that is known.
     """
     folder = Path(os.path.expanduser(name))
-    if (path := folder / "config.json").is_file():
+    path = folder / "config.json"
+    if path.is_file():
         says_nothing = folder.name == "model" and folder.parent.name
         return read_shape(path, folder.parent.name if says_nothing else folder.name, field)
     if os.path.exists(folder) or name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -42,10 +43,12 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
     if name in shipped:
         return read_shape(shipped[name], name, field)
     if name.count("/") == 1:
-        if cached := _cached(name):
+        cached = _cached(name)
+        if cached:
             return read_shape(cached, name.split("/")[1], field)
         ids = {_plain(_hub_id(path)): path for path in shipped.values()}
-        if known := ids.get(_plain(name)):
+        known = ids.get(_plain(name))
+        if known:
             return read_shape(known, known.parent.name, field)
         fix = f"`hf download {name} config.json` puts it there; or `kit plan --params 8B` plans for its size"
         raise UserError(Problem(field, f"{name}: its config.json is not in the cache", fix=fix))
@@ -92,7 +95,7 @@ def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
 
 
 def shape_of_size(num_parameters: float, text: str) -> Shape:
-    """Return a shape of about so many parameters: that of the nearest Llama, with layers as wide as it takes.
+    """Return a shape of about ``num_parameters``: that of the nearest Llama, with wider or narrower layers.
 
     Args:
         text: the number as the user wrote it, for the name.

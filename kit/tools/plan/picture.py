@@ -5,14 +5,14 @@ Promises: the picture holds the numbers of the table of ``--scale``, and says wi
 
 import math
 
-from kit.tools.plan.search import Scale
+from kit.tools.plan.search import ScaledStep
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 56, 48  # margins
 ALL, GROUPS = ("#1f6fb2", "sharded over all GPUs"), ("#c2571a", "best group for hybrid sharding, its size below")
 
 
-def picture(rows: list[Scale], title: str) -> str:
+def picture(rows: list[ScaledStep], title: str) -> str:
     """Return the SVG: seconds of the collectives over those of the computation, by the number of GPUs.
 
     Both axes are logarithmic. Above 1 the computation waits for the collectives.
@@ -21,7 +21,7 @@ def picture(rows: list[Scale], title: str) -> str:
     low = 10.0 ** math.floor(math.log10(min(*shares, 0.5)))
     high = 10.0 ** math.ceil(math.log10(max(*shares, 2.0)))
 
-    def x(row: Scale) -> float:
+    def x(row: ScaledStep) -> float:
         first, last = math.log2(rows[0].num_gpus), math.log2(rows[-1].num_gpus)
         return round(LEFT + (WIDTH - LEFT - RIGHT) * (math.log2(row.num_gpus) - first) / (last - first), 1)
 

@@ -29,7 +29,7 @@ class Option:
 
     @property
     def spare(self) -> int:
-        """Bytes of a GPU that stay free beside ``MARGIN``; below 0: so many are missing."""
+        """Bytes of a GPU that stay free beside ``MARGIN``; below 0: the bytes that are missing."""
         return int((1 - MARGIN) * self.gpu.memory) - self.memory.peak
 
     @property
@@ -49,14 +49,14 @@ class Option:
 
     @property
     def largest_length(self) -> int:
-        """The longest row that fits as it takes the least, in tokens, and that the model can read; 0: none."""
+        """The longest row, in tokens, that fits with what takes the least memory, and that the model reads; 0: none."""
         own = self.workload
         most = min(own.shape.max_positions or MOST_LENGTH, MOST_LENGTH)
         way = least(own, own.rows * own.micro_batches * own.num_gpus)
         return _largest(lambda length: try_out(replace(way, length=length), self.gpu).fits, most)
 
     def other_checkpointing(self) -> "Option":
-        """The same with gradient checkpointing on instead of off, or off instead of on."""
+        """Return this option with gradient checkpointing on instead of off, or off instead of on."""
         changed = replace(self.workload, gradient_checkpointing=not self.workload.gradient_checkpointing)
         return try_out(changed, self.gpu)
 
@@ -87,7 +87,8 @@ def strategies(base: Workload) -> list[Workload]:
     if "8bit" in base.optim:  # these optimisers cannot read sharded weights
         return found
     found.append(replace(one, strategy=FSDP2))
-    if (machines := machines_with_copies(base.num_gpus, base.gpus_per_machine)) > 1:
+    machines = machines_with_copies(base.num_gpus, base.gpus_per_machine)
+    if machines > 1:
         found.append(replace(one, strategy=HYBRID, num_replicas=machines))
     return found if base.method == "qlora" else [*found, replace(one, strategy=OFFLOAD)]
 
@@ -95,8 +96,8 @@ def strategies(base: Workload) -> list[Workload]:
 def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None = None) -> list[Option]:
     """Return all ways to run ``base``: each method with each strategy that makes sense, in the order of ``METHODS``.
 
-    Each is as it is best: see ``tuned``. One that never fits is as it takes the least: with gradient checkpointing and
-    micro-batches of one row.
+    Each has the settings that are best (see ``tuned``). One that never fits has those that take the least memory:
+    gradient checkpointing, and micro-batches of one row.
 
     Args:
         only: the config of the strategy; None: all.
@@ -110,7 +111,7 @@ def options(base: Workload, gpu: Gpu, global_batch_size: int, only: str | None =
 
 
 def least(workload: Workload, global_batch_size: int) -> Workload:
-    """Return the same with what takes the least memory and changes no maths."""
+    """Return ``workload`` with the settings that take the least memory and change no maths."""
     share = max(1, global_batch_size // workload.num_gpus)
     return replace(workload, rows=1, micro_batches=share, gradient_checkpointing=True)
 
@@ -118,13 +119,14 @@ def least(workload: Workload, global_batch_size: int) -> Workload:
 def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
     """Return the way to take of ``options``, and why; None if nothing fits.
 
-    The method is kept if it fits in any way, since another one learns something else. Else the one that comes closest
-    is taken. Of the ways that fit, the simplest of those that are about the fastest is taken.
+    The method is kept if it fits in any way, since another one learns something else. Else the next smaller one that
+    fits is taken, else a larger one. Of the ways that fit, the simplest of those that are about the fastest is taken.
     """
     order = [*METHODS[METHODS.index(method) :], *reversed(METHODS[: METHODS.index(method)])]
     for each in order:
         same = [o for o in found if o.workload.method == each]
-        if fitting := [o for o in same if o.fits]:
+        fitting = [option for option in same if option.fits]
+        if fitting:
             best = _best(fitting)
             return best, _reason(best, method, same)
     return None
@@ -142,7 +144,7 @@ def _speed(option: Option) -> float:
 
 
 def tuned(workload: Workload, gpu: Gpu, global_batch_size: int) -> Option | None:
-    """Return ``workload`` as ``choose`` sets it; None if nothing fits."""
+    """Return ``workload`` with the settings that ``choose`` finds best; None if nothing fits."""
     chosen = choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size)
     return try_out(chosen, gpu) if chosen else None
 
@@ -178,10 +180,10 @@ def smallest(base: Workload, global_batch_size: int, machines: Iterable[tuple[Gp
     Args:
         machines: GPUs that someone may have, and their numbers.
     """
-    found = [ways for gpu, num in machines if (ways := _fitting(replace(base, num_gpus=num), global_batch_size, gpu))]
+    found = [_fitting(replace(base, num_gpus=num), global_batch_size, gpu) for gpu, num in machines]
     for offloads in (False, True):
         for ways in found:
-            own = [o for o in ways if (o.workload.strategy.offloads) == offloads]
+            own = [option for option in ways if option.workload.strategy.offloads == offloads]
             if own:
                 return _best(own)
     return None
@@ -192,9 +194,12 @@ def fewest(base: Workload, global_batch_size: int, gpu: Gpu, most: int | None = 
 
     One that does not fit is what comes closest, on as many GPUs as divide the global batch.
     """
-    counts = [2**power for power in range(MOST_POWER) if most is None or 2**power < most] + ([most] if most else [])
+    counts = [2**power for power in range(MOST_POWER) if most is None or 2**power < most]
+    if most:
+        counts.append(most)
     counts = [count for count in counts if global_batch_size % count == 0]
-    if best := smallest(base, global_batch_size, [(gpu, count) for count in counts]):
+    best = smallest(base, global_batch_size, [(gpu, count) for count in counts])
+    if best:
         return best
     ways = strategies(replace(base, num_gpus=counts[-1]))
     closest = (try_out(least(each, global_batch_size), gpu) for each in ways)
@@ -205,12 +210,13 @@ def _fitting(base: Workload, global_batch_size: int, gpu: Gpu) -> list[Option]:
     """The ways in which ``base`` fits, its method and the number of its GPUs kept."""
     if global_batch_size % base.num_gpus:
         return []
-    return [option for way in strategies(base) if (option := tuned(way, gpu, global_batch_size))]
+    found = [tuned(way, gpu, global_batch_size) for way in strategies(base)]
+    return [option for option in found if option]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
-    """What a number of GPUs does to a step of one micro-batch."""
+class ScaledStep:
+    """A step of one micro-batch, sharded over a number of GPUs."""
 
     num_gpus: int
     peak: int  # bytes of one GPU
@@ -220,8 +226,8 @@ class Scale:
     group_sent_share: float  # the same share with it
 
 
-def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
-    """Return what 8 to 4,096 GPUs do to a sharded step of one micro-batch each."""
+def scaling(base: Workload, gpu: Gpu) -> list[ScaledStep]:
+    """Return a sharded step of one micro-batch on each of 8 to 4,096 GPUs; empty if the GPU's speed is not known."""
     rows = []
     for num in (2**power for power in range(3, 13)):
         workload = replace(base, strategy=FSDP2, num_gpus=num, num_replicas=1, micro_batches=1)
@@ -234,7 +240,7 @@ def scaling(base: Workload, gpu: Gpu) -> list[Scale]:
         seconds = {group: collective_seconds(grouped[group], gpu) for group in fitting}
         best = min(seconds, key=lambda group: (seconds[group], group))
         rows.append(
-            Scale(
+            ScaledStep(
                 num_gpus=num,
                 peak=option.memory.peak,
                 tokens_per_second=option.step.tokens_per_second,

@@ -3,7 +3,7 @@
 - A storage counts from when it is first shown until it is freed, at its present size (FSDP2 frees gathered weights by
   resizing their storage to 0), once for all its views. Allocators round sizes up; this does not.
 - A storage belongs to a component. ``hold`` says to which, at any time while the storage lives: at the peak the
-  components are summed by what is known at the end. What nobody labels is ``activations``, or ``logits`` where the last
+  components are summed by what is known at the end. What has no label is ``activations``, or ``logits`` where the last
   dimension is the vocabulary.
 """
 
@@ -104,9 +104,11 @@ class Storages:
         address = storage._cdata
         if address in self._serials:
             return self._serials[address]
-        if (device := device_of(tensor).type) == "meta":
+        device = device_of(tensor).type
+        if device == "meta":
             return None
-        device = HOST if self._is_host else device
+        if self._is_host:
+            device = HOST
         serial = len(self._devices)
         self._serials[address], self._devices[serial] = serial, device
         self._refs[serial] = weakref.ref(storage, partial(self._forget, address, serial))

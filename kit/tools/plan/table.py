@@ -1,4 +1,4 @@
-"""A plan as text: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
+"""A plan as lines: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask, Question
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.lengths import Lengths
-from kit.tools.plan.search import MARGIN, Option, Scale, fewest
+from kit.tools.plan.search import MARGIN, Option, ScaledStep, fewest
 from kit.tools.plan.speed import SOURCE
 
 GIB = 2**30
@@ -19,7 +19,7 @@ NOTE = "Planned by formulas, not measured: --explain says from what."
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes as text: ``17.6 GiB``."""
+    """Return bytes as a string: ``17.6 GiB``."""
     return f"{num_bytes / GIB:.1f} GiB"
 
 
@@ -27,7 +27,8 @@ def verdict(option: Option) -> str:
     """Whether it fits, with what, and what is left or missing."""
     if not option.fits:
         return f"does not fit, {missing(option)} missing"
-    return f"fits{' with checkpointing' * option.workload.gradient_checkpointing}, {gib(option.spare)} free"
+    how = " with checkpointing" if option.workload.gradient_checkpointing else ""
+    return f"fits{how}, {gib(option.spare)} free"
 
 
 def missing(option: Option) -> str:
@@ -182,7 +183,7 @@ def time_lines(
     hours = [num_steps * seconds * own.num_gpus / 3600 for seconds in (fast, slow)]
     unit = next((unit for unit in UNITS if num_steps * slow >= UNITS[unit]), "seconds")
     whole = [_figures(num_steps * seconds / UNITS[unit], 3) for seconds in (fast, slow)]
-    text = f"{num_steps:,} step{'s' * (num_steps > 1)}: {' to '.join(whole)} {unit}"
+    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {' to '.join(whole)} {unit}"
     text += f", {_figures(hours[0], 3)} to {_figures(hours[1], 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
     if lengths is None:
@@ -192,7 +193,7 @@ def time_lines(
 
 
 def _figures(value: float, figures: int) -> str:
-    """A number with so many figures, and never with an exponent."""
+    """A number with ``figures`` digits that count, and never with an exponent."""
     rounded = float(f"{value:.{figures}g}")
     return f"{rounded:,.0f}" if rounded >= 10 ** (figures - 1) else f"{rounded:f}".rstrip("0").rstrip(".")
 
@@ -225,12 +226,12 @@ def _at_a_glance(option: Option) -> str:
     own = option.workload
     if not option.fits:
         return f"does not fit: {missing(option)} missing on {own.num_gpus} x, {own.config}"
-    how = " with checkpointing" * own.gradient_checkpointing
+    how = " with checkpointing" if own.gradient_checkpointing else ""
     host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy.offloads else ""
     return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
 
 
-def scale(rows: list[Scale], own: Workload) -> list[str]:
+def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
     """A table of what 8 to 4,096 GPUs do to ``own``, and where communication takes over."""
     cells = [
         [
@@ -247,7 +248,9 @@ def scale(rows: list[Scale], own: Workload) -> list[str]:
     over = next((row.num_gpus for row in rows if row.sent_share > 1), None)
     end = f"Communication takes over at {over:,} GPUs." if over else "Computation hides the collectives at all of them."
     how = f"with{'' if own.gradient_checkpointing else 'out'} gradient checkpointing"
-    more = f"; the {own.micro_batches} of the plan above would keep gradients between them" * (own.micro_batches > 1)
+    more = ""
+    if own.micro_batches > 1:
+        more = f"; the {own.micro_batches} of the plan above would keep gradients between them"
     return [
         *table(titles, cells),
         f"{end} At the links' full rate.",

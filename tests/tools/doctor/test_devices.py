@@ -89,22 +89,22 @@ def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
 )
 def test_a_broken_bitsandbytes_fails_only_a_run_that_needs_it(settings, status, recipe, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-    result = check_four_bit(recipe.model_copy(update=settings), "cpu")
+    recipe = recipe.model_copy(update=settings)
+    result = check_four_bit(recipe.method, recipe.optim, "cpu")
     assert result.status == status and "bitsandbytes is installed but broken" in result.found
     assert "python -m bitsandbytes" in result.fix
 
 
 def test_a_4_bit_product_that_is_far_off_fails(recipe, monkeypatch):
-    qlora = recipe.model_copy(update={"method": "qlora"})
-    result = check_four_bit(qlora, "cpu")
+    result = check_four_bit("qlora", recipe.optim, "cpu")
     assert result.status == "ok" and "off float32" in result.found
     monkeypatch.setattr("bitsandbytes.matmul_4bit", lambda inputs, weight, quant_state: torch.zeros(8, 64))
-    assert check_four_bit(qlora, "cpu").status == "fail"
+    assert check_four_bit("qlora", recipe.optim, "cpu").status == "fail"
 
 
 def test_a_run_without_bitsandbytes_needs_none(recipe, monkeypatch):
     monkeypatch.setattr(devices, "find_spec", lambda name: None)
-    assert check_four_bit(recipe, "cpu").status == "ok"
+    assert check_four_bit(recipe.method, recipe.optim, "cpu").status == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +115,15 @@ def config():
 
 
 def test_backends_of_attention_are_tried_and_the_runs_own_is_named(recipe, config, topology):
-    result = check_attention(recipe, config, topology())
+    result = check_attention(recipe, False, config, topology())
     assert result.status == "ok" and result.found.endswith("the run takes sdpa")
     assert "sdpa math" in result.found and "varlen" not in result.found  # which has no kernel for a CPU
     packed = recipe.model_copy(update={"packing": True})
-    assert check_attention(packed, config, topology()).found.endswith("varlen by a loop over the samples")
-    assert check_attention(recipe, None, topology()).status == "ok"
+    assert check_attention(packed, True, config, topology()).found.endswith("varlen by a loop over the samples")
+    assert check_attention(recipe, False, None, topology()).status == "ok"
 
 
 def test_a_backend_that_the_recipe_asks_for_must_run(recipe, config, topology):
     asked = recipe.model_copy(update={"attn_implementation": "flash_attention_2"})
-    result = check_attention(asked, config, topology())
+    result = check_attention(asked, False, config, topology())
     assert result.status == "fail" and result.found.startswith("flash_attn package does not run here")

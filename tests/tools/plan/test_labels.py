@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kit.tools.plan.labels import BACKWARD, watch
+from kit.tools.plan.labels import BACKWARD, label_storages
 from kit.tools.plan.meter import Meter
 
 
@@ -14,7 +14,7 @@ def test_weights_gradients_and_optimiser_state_have_their_names():
     optimizer = torch.optim.AdamW(trained.parameters())
     accelerator = SimpleNamespace(backward=lambda loss: loss.backward())
     meter = Meter()
-    watch(meter, SimpleNamespace(model=model, optimizer=optimizer, accelerator=accelerator))
+    label_storages(meter, SimpleNamespace(model=model, optimizer=optimizer, accelerator=accelerator))
     for _ in range(2):
         with meter, meter.tally() as tally:
             accelerator.backward(model(torch.ones(1, 8)).sum())

@@ -14,7 +14,7 @@ from kit.errors import UserError
 from kit.memory.workload import Workload
 from kit.tools.plan import lengths as module
 from kit.tools.plan.hardware import GPUS
-from kit.tools.plan.lengths import measure, read
+from kit.tools.plan.lengths import measure_lengths, read_training_data
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.speed import step
 
@@ -35,20 +35,20 @@ def recipe(**changes):
 
 def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch():
     mine = recipe(global_batch_size=4, per_device_train_batch_size=2, max_length=100)
-    found = measure(data([10, 20, 60, 100], 4), mine, 1)
+    found = measure_lengths(data([10, 20, 60, 100], 4), mine, 1)
     # 100 and 60, then 20 and 10
     assert found.row == (100 + 20) / 2 and found.padding == pytest.approx(1 - 190 / 240) and found.waiting == 0
     assert found.supervised == pytest.approx(95 / 240) and found.seen == pytest.approx((2 * 100**2 + 2 * 20**2) / 240)
     assert (found.shortest, found.mean, found.longest, found.num_samples, found.num_steps) == (10, 47.5, 100, 4, 1)
     # Two ranks with one row each: the slower one decides.
-    apart = measure(data([10, 20, 60, 100], 4), mine.model_copy(update={"per_device_train_batch_size": 1}), 2)
+    apart = measure_lengths(data([10, 20, 60, 100], 4), mine.model_copy(update={"per_device_train_batch_size": 1}), 2)
     assert apart.row == (100 + 20) / 2 and apart.padding == 0
     assert apart.waiting == pytest.approx(1 - 190 / 240) and apart.useful == pytest.approx(190 / 240)
 
 
 def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     mine = recipe(global_batch_size=2, per_device_train_batch_size=1, max_length=100, packing=True)
-    found = measure(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
+    found = measure_lengths(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
     assert found.row == 100 and found.useful == 1.0 and found.waiting == 0
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
 
@@ -56,15 +56,15 @@ def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
 @pytest.mark.slow
 def test_the_padding_is_what_the_run_reports():
     mine = recipe(global_batch_size=32, per_device_train_batch_size=4, max_length=128)
-    found, _ = read(mine, VOCAB)
+    found, _ = read_training_data(mine, VOCAB)
     (note,) = (line for line in found.open_feed(mine, Ranks(0, 2), 0, {}).notes() if line.startswith("padding: "))
-    assert note == f"padding: {measure(found, mine, 2).padding:.1%} of the computed tokens"
+    assert note == f"padding: {measure_lengths(found, mine, 2).padding:.1%} of the computed tokens"
 
 
 def test_the_time_is_that_of_rows_of_this_length():
     workload = Workload(shape=find_shape("llama-1b"), method="lora", length=2048, rows=2)
     mine = recipe(global_batch_size=2, per_device_train_batch_size=2, max_length=2048)
-    found = measure(data([500, 1000], 2), mine, 1).step_of(workload, GPUS["h100"])
+    found = measure_lengths(data([500, 1000], 2), mine, 1).step_of(workload, GPUS["h100"])
     assert found.tokens == 2000 < step(workload, GPUS["h100"]).tokens
 
 
@@ -74,20 +74,22 @@ def test_a_large_data_set_is_read_in_part_and_its_steps_are_estimated(tmp_path, 
     for i in range(9):
         (tmp_path / f"{i}.jsonl").write_text(f"{row}\n" * 20)
     mine = recipe(global_batch_size=4, max_length=64).model_copy(update={"dataset": str(tmp_path)})
-    whole, every = read(mine, VOCAB)
+    whole, every = read_training_data(mine, VOCAB)
     assert (len(whole.train), every) == (180, 1)
     monkeypatch.setitem(module.MOST, "B", 3 * 20 * (len(row) + 1))
-    part, every = read(mine, VOCAB)
+    part, every = read_training_data(mine, VOCAB)
     assert (len(part.train), every) == (60, 3)
-    assert measure(part, mine, 1, every).num_steps == whole.total_steps(mine) == 45
+    assert measure_lengths(part, mine, 1, every).num_steps == whole.total_steps(mine) == 45
     limited = mine.model_copy(update={"max_train_samples": 90})
-    assert measure(read(limited, VOCAB)[0], limited, 1, every).num_steps == pytest.approx(90 / 4, abs=1)
+    assert measure_lengths(read_training_data(limited, VOCAB)[0], limited, 1, every).num_steps == pytest.approx(
+        90 / 4, abs=1
+    )
 
 
 def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_reported_together(tmp_path):
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
     mine = recipe().model_copy(update={"dataset": "nowhere.jsonl", "model_name_or_path": str(tmp_path)})
     with pytest.raises(UserError) as caught:
-        read(mine, VOCAB)
+        read_training_data(mine, VOCAB)
     assert [problem.where for problem in caught.value.problems] == ["dataset", "model_name_or_path"]
     assert "leave --dataset out" in str(caught.value)
