@@ -42,7 +42,7 @@ SIZES: list[tuple[str, Any]] = [
     (r"(time_step|mamba_dt)_rank", 4),
     (r"\w*sliding_window(_size)?|window_size|attention_window_size|keep_window_size|local_attention", 8),
 ]
-# What a name does not tell, per family: keys of the text model's config, and of its parts by the name of the part.
+# What a name does not show, per family: keys of the text model's config, and of its parts by the name of the part.
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE["rope_parameters"]}},

@@ -31,24 +31,24 @@ RELIANT: set[str] = set()  # what of the kit the tests below name
 
 
 def needed_by(*paths: str) -> Callable[[Any], Any]:
-    """Says beside whatever fails in a test which files or packages of the kit rely on what it pins."""
+    """Add to the failure of a test which files or packages of the kit rely on what it pins."""
     RELIANT.update(paths)
 
     def decorate(test: Any) -> Any:
         @functools.wraps(test)
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def with_note(*args: Any, **kwargs: Any) -> Any:
             try:
                 test(*args, **kwargs)
             except Exception as error:
                 error.add_note(f"{', '.join(paths)} relies on this: {inspect.cleandoc(test.__doc__ or '')}")
                 raise
 
-        return told
+        return with_note
 
     return decorate
 
 
-def test_what_relies_on_the_libraries_is_where_it_is_said_to_be():
+def test_the_files_that_rely_on_an_internal_exist():
     assert not [path for path in RELIANT if not (ROOT / path).exists()]
 
 
@@ -69,7 +69,7 @@ def group() -> Iterator[None]:
 
 @pytest.fixture
 def accelerate_state() -> Iterator[Any]:
-    """Accelerate's module of states, as if nobody had used it, and as it was afterwards."""
+    """Accelerate's module of states, as if it had not been used; afterwards it is as before."""
     from accelerate import state
 
     singletons = (state.PartialState, state.AcceleratorState, state.GradientState)
@@ -109,7 +109,7 @@ def functions_of(error: BaseException) -> list[str]:
 
 @needed_by("kit/failures/ranks.py")
 def test_a_process_group_counts_its_collectives(group):
-    """A hung rank is found by how many collectives it has begun, which only a private method tells."""
+    """A hung rank is found by how many collectives it has begun, which only a private method returns."""
     count = dist.group.WORLD._get_sequence_number_for_group
     before = count()
     dist.all_reduce(torch.ones(1))
@@ -117,8 +117,8 @@ def test_a_process_group_counts_its_collectives(group):
 
 
 @needed_by("kit/strategy/rendezvous.py")
-def test_a_port_in_use_is_told_by_the_name_of_the_error():
-    """A taken MASTER_PORT is the user's to mend, and known by EADDRINUSE in the message of a DistError."""
+def test_a_port_in_use_is_known_by_the_name_of_the_error():
+    """A taken MASTER_PORT is for the user to fix, and known by EADDRINUSE in the message of a DistError."""
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()
@@ -260,9 +260,9 @@ def test_ddp_puts_module_before_names(group):
 
 
 @needed_by("kit/checkpoint/save.py", "kit/checkpoint/tensor_files.py")
-def test_a_distributed_checkpoint_is_safetensors_and_tells_shapes(tmp_path):
+def test_a_distributed_checkpoint_is_safetensors_with_readable_shapes(tmp_path):
     """Nothing is unpickled: the Hugging Face storage writes safetensors only, flat in its folder, and its metadata
-    tells names and sizes."""
+    has names and sizes."""
     import torch.distributed.checkpoint as dcp
     from safetensors import safe_open
     from torch.distributed.checkpoint import _hf_utils, planner_helpers
@@ -289,8 +289,8 @@ def test_a_distributed_checkpoint_is_safetensors_and_tells_shapes(tmp_path):
 
 
 @needed_by("kit/checkpoint/save.py")
-def test_a_failed_checkpoint_tells_rank_and_cause(tmp_path):
-    """A full disk is told with the rank where it is: `failures` of a CheckpointException, by rank, the cause first."""
+def test_a_failed_checkpoint_reports_rank_and_cause(tmp_path):
+    """A full disk is reported with the rank where it is: `failures` of a CheckpointException, by rank, the cause first."""
     import torch.distributed.checkpoint as dcp
 
     class Full(dcp.HuggingFaceStorageWriter):
@@ -304,7 +304,7 @@ def test_a_failed_checkpoint_tells_rank_and_cause(tmp_path):
 
 
 @needed_by("kit/export/shards.py")
-def test_transformers_tells_by_shapes_what_it_would_change_on_saving():
+def test_transformers_shows_on_shapes_what_it_would_change_on_saving():
     """Tensors that stay as they are come back as the same objects; of fused experts others come back."""
     from transformers import MixtralConfig, MixtralForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
@@ -340,7 +340,7 @@ def test_the_state_of_what_trains_has_buffers_too():
 
 @pytest.mark.slow
 @needed_by("kit/strategy/launcher.py", "kit/strategy/launch.py", "kit/strategy/rendezvous.py")
-def test_torchrun_tells_its_ranks_what_the_kit_asks_for(tmp_path):
+def test_torchrun_sets_the_variables_that_the_kit_reads(tmp_path):
     """A restarted rank is known by torchrun's own variables; the flags are those the relaunch types."""
     script = tmp_path / "rank.py"
     script.write_text(
@@ -350,13 +350,13 @@ def test_torchrun_tells_its_ranks_what_the_kit_asks_for(tmp_path):
     )
     flags = "--nproc_per_node 1 --rdzv_backend c10d --rdzv_endpoint localhost:0 --signals-to-handle SIGTERM,SIGUSR1"
     command = [sys.executable, "-m", "torch.distributed.run", *flags.split(), "--max_restarts", "1"]
-    told = tmp_path / "environment.json"
+    dump = tmp_path / "environment.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     done = subprocess.run(
-        [*command, "--monitor_interval", "0.1", str(script), str(told)], env=environment, capture_output=True, text=True
+        [*command, "--monitor_interval", "0.1", str(script), str(dump)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    variables = json.loads(told.read_text())
+    variables = json.loads(dump.read_text())
     ranks = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID"
     assert set(ranks.split()) <= set(variables)
     expected = {"RESTART_COUNT": "1", "MAX_RESTARTS": "1", "USE_AGENT_STORE": "True"}
@@ -373,7 +373,7 @@ def test_torchrun_waits_as_long_as_the_environment_says():
 
 
 @needed_by("kit/errors.py", "kit/memory/shortage.py")
-def test_allocators_say_that_memory_is_full_and_how_much_was_asked_for():
+def test_messages_of_allocators_have_the_requested_bytes():
     """Out of memory is known by words of the allocators' messages, and so is what was asked for."""
     import numpy as np
 
@@ -384,7 +384,7 @@ def test_allocators_say_that_memory_is_full_and_how_much_was_asked_for():
 
 
 @needed_by("kit/memory/shortage.py")
-def test_a_gpu_that_is_full_says_what_it_is_full_of():
+def test_the_message_of_a_full_gpu_has_the_bytes_in_use():
     """Sizes are read out of the message of the CUDA allocator; only a CUDA build of torch has it."""
     library = Path(torch.__file__).parent / "lib" / "libc10_cuda.so"
     if not library.exists():
@@ -405,7 +405,7 @@ def test_the_memory_of_any_accelerator_can_be_asked_for():
 
 @needed_by("kit/phases.py")
 def test_the_backward_pass_goes_through_a_function_of_that_name():
-    """What a run was doing when memory ran out is told by the functions on the way, by module and name."""
+    """What a run was doing when memory ran out is known by the functions on the way, by module and name."""
 
     def refuse(grad: torch.Tensor) -> None:
         raise MemoryError
@@ -426,7 +426,7 @@ def test_the_backward_pass_goes_through_a_function_of_that_name():
     ],
 )
 def test_functions_of_a_run_have_the_name_they_are_known_by(owner, method, name):
-    """What a run was doing when memory ran out is told by the functions on the way, by module and name."""
+    """What a run was doing when memory ran out is known by the functions on the way, by module and name."""
     module, _, kind = owner.rpartition(".")
     function = inspect.unwrap(getattr(getattr(importlib.import_module(module), kind), method))
     assert f"{function.__globals__['__name__']}.{function.__code__.co_name}" == name
@@ -434,7 +434,7 @@ def test_functions_of_a_run_have_the_name_they_are_known_by(owner, method, name)
 
 @needed_by("kit/model/attention.py")
 def test_varlen_attention_takes_scale_window_and_shared_heads():
-    """Packed attention gives it the borders by position; the scale, the window and the sharing of heads by name."""
+    """Packed attention gives it the bounds by position; the scale, the window and the sharing of heads by name."""
     from torch.nn.attention.varlen import varlen_attn
 
     parameters = list(inspect.signature(varlen_attn).parameters)
@@ -490,12 +490,12 @@ def test_the_device_can_be_said_in_the_environment(accelerate_state):
 
 
 @needed_by("kit/strategy/launch.py", "kit/strategy/accelerate_config.py")
-def test_accelerate_launch_tells_its_ranks_the_strategy_under_known_prefixes():
+def test_accelerate_launch_passes_the_strategy_in_variables_with_known_prefixes():
     """Without a config the topology is read from these variables; with one, all under these prefixes are dropped."""
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-    def told(words: str) -> dict[str, str]:
+    def variables_of(words: str) -> dict[str, str]:
         arguments = launch_command_parser().parse_args([*words.split(), "script.py"])
         environment = (
             prepare_multi_gpu_env(arguments)
@@ -505,7 +505,7 @@ def test_accelerate_launch_tells_its_ranks_the_strategy_under_known_prefixes():
         return {name: value for name, value in environment.items() if os.environ.get(name) != value}
 
     common = "--num_machines 1 --mixed_precision bf16"
-    fsdp = told(
+    fsdp = variables_of(
         f"{common} --num_processes 2 --use_fsdp --fsdp_version 2 --dynamo_backend no "
         "--fsdp_transformer_layer_cls_to_wrap Layer"
     )
@@ -519,7 +519,7 @@ def test_accelerate_launch_tells_its_ranks_the_strategy_under_known_prefixes():
         "FSDP_OFFLOAD_PARAMS": "false",
     }
     assert {name: fsdp.get(name) for name in expected} == expected
-    single = told(f"{common} --num_processes 1 --cpu --dynamo_backend inductor")
+    single = variables_of(f"{common} --num_processes 1 --cpu --dynamo_backend inductor")
     assert single["ACCELERATE_USE_CPU"] == "True" and single["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
     of_openmp = {"OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME"}
     assert not [n for n in {*fsdp, *single} - of_openmp if not n.startswith(("ACCELERATE_", "FSDP_"))]
@@ -587,9 +587,9 @@ def test_the_parts_of_a_causal_model_are_found_and_replaced_on_the_instance():
 
 
 @needed_by("kit/model/attention.py", "kit/model/loss_head.py")
-def test_a_registered_attention_gets_its_mask_and_the_borders_of_samples():
+def test_a_registered_attention_gets_its_mask_and_the_bounds_of_samples():
     """Packed attention has a name and a mask of its own. The mask function gets its arguments by name and may return an
-    object, which reaches the attention function as it is; so do the borders given to the model."""
+    object, which reaches the attention function as it is; so do the bounds given to the model."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -630,7 +630,7 @@ def test_a_name_with_sdpa_in_it_is_refused_where_sdpa_is():
 
 
 @needed_by("kit/train/isolation.py", "kit/data/feed/packing.py")
-def test_positions_that_begin_anew_keep_the_samples_of_a_pack_apart():
+def test_positions_that_restart_keep_the_samples_of_a_pack_apart():
     """sdpa and eager know a pack by its positions alone, where no mask is given and no cache is used."""
     positions = torch.arange(4).repeat(2)[None]
     first, other, second = torch.randint(32, (3, 4), generator=torch.Generator().manual_seed(0))
@@ -644,7 +644,7 @@ def test_positions_that_begin_anew_keep_the_samples_of_a_pack_apart():
 
 
 @needed_by("kit/strategy/accelerator.py")
-def test_a_family_says_which_layers_are_sharded():
+def test_a_family_declares_which_layers_are_sharded():
     """A config that names no layer class shards those of `_no_split_modules`."""
     model = tiny_llama()
     assert "LlamaDecoderLayer" in {type(module).__name__ for module in model.modules()} & set(model._no_split_modules)
@@ -677,7 +677,7 @@ def test_pickled_weights_are_opened_through_torch_load(tmp_path):
 
 
 @needed_by("kit/model/load.py")
-def test_an_adapter_beside_weights_is_loaded_unasked_and_said(tmp_path):
+def test_an_adapter_beside_weights_is_loaded_without_being_asked(tmp_path):
     """It is refused, and known by `peft_config`."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaForCausalLM
@@ -819,7 +819,7 @@ def test_a_data_set_without_files_has_a_fingerprint():
 
 
 @needed_by("kit/data/read/hub.py", "kit/data/read/tables.py")
-def test_a_saved_data_set_tells_its_files_and_gives_arrow(tmp_path):
+def test_a_saved_data_set_lists_its_files_and_gives_arrow(tmp_path):
     """Files are digested by their names in `cache_files`; a folder that was saved is known by its JSON files."""
     import datasets
     import pyarrow
@@ -843,7 +843,7 @@ def test_a_saved_data_set_tells_its_files_and_gives_arrow(tmp_path):
         ("one", "trian", True, r"^Bad split.*\[('[^\[\]]*')\]"),
     ],
 )
-def test_what_there_is_to_choose_from_is_in_the_message(tmp_path, config, split, streaming, message):
+def test_the_message_lists_the_choices(tmp_path, config, split, streaming, message):
     """A config or split that is missing or mistyped is answered with the names in the library's own message."""
     import datasets
 
@@ -859,9 +859,9 @@ def test_what_there_is_to_choose_from_is_in_the_message(tmp_path, config, split,
 
 
 @needed_by("kit/model/locate.py")
-def test_the_cache_of_the_hub_tells_commits_and_what_is_not_there(tmp_path):
+def test_the_hubs_cache_has_commits_and_knows_absent_files(tmp_path):
     """It answers the path of a file, whose folder is named after the commit; None for one that was never asked for; and
-    something true that is no text for one that is known to be absent, which need not be asked for again."""
+    something true that is not a string for one that is known to be absent, which need not be asked for again."""
     from huggingface_hub import try_to_load_from_cache
 
     repository, commit = tmp_path / "models--some--model", "0123456789abcdef0123456789abcdef01234567"

@@ -60,7 +60,7 @@ def test_an_adapter_that_learned_nothing_is_refused(adapter, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_base_that_moved_is_named_and_can_be_given(adapter, model_folder, tmp_path):
+def test_a_base_that_moved_is_reported_and_can_be_given(adapter, model_folder, tmp_path):
     config = adapter / "adapter_config.json"
     config.write_text(config.read_text().replace(str(model_folder), "/gone"))
     with pytest.raises(UserError, match="--model_name_or_path"):
@@ -121,7 +121,7 @@ def test_an_unknown_hub_id_costs_one_short_request(adapter, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_parents_are_made_and_a_place_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
+def test_parent_folders_are_created_and_a_folder_that_cannot_be_written_is_a_users_mistake(adapter, tmp_path):
     export(adapter, tmp_path / "a/b/merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b/merged")
     assert merged.dtype == torch.bfloat16 and merged.config.use_cache

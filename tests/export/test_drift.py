@@ -37,21 +37,21 @@ class Echo(torch.nn.Module):
         return SimpleNamespace(logits=torch.nn.functional.one_hot(input_ids, 5).to(self.dtype) * 100)
 
 
-def test_a_model_is_asked_after_each_token_of_each_sequence():
+def test_there_are_logits_after_each_token_of_each_sequence():
     logits = logits_of(Echo(), [torch.tensor([1, 2]), torch.tensor([3])])
     assert logits.dtype == torch.float32 and logits.argmax(-1).tolist() == [1, 2, 3]
 
 
-def test_the_numbers_are_said_with_what_they_were_measured_on():
+def test_the_description_has_the_drift_and_what_it_was_measured_on():
     sequences = [torch.tensor([1, 2])]
     trained = Trained(logits_of(Echo(), sequences), sequences, "two tokens", "adapter")
-    told = describe_drift(trained, Echo())
-    assert "the trained model (adapter) to the merged one (computed in bfloat16)" in told
-    assert "KL(trained || merged) 0 nats per token, the mean over 2 positions" in told
-    assert told.endswith("measured on two tokens")
+    text = describe_drift(trained, Echo())
+    assert "the trained model (adapter) to the merged one (computed in bfloat16)" in text
+    assert "KL(trained || merged) 0 nats per token, the mean over 2 positions" in text
+    assert text.endswith("measured on two tokens")
 
 
-def test_it_is_measured_on_evaluation_samples_or_on_random_tokens_where_these_are_gone(model_folder, tmp_path):
+def test_drift_is_measured_on_evaluation_samples_or_on_random_tokens_if_these_are_gone(model_folder, tmp_path):
     write(tmp_path / "eval.jsonl", *(chat(f"red {i}", "blue " * 300) for i in range(NUM_SEQUENCES + 1)))
     write(tmp_path / "train.jsonl", chat("red", "blue"))
     settings = {"model_name_or_path": str(model_folder), "dataset": str(tmp_path / "train.jsonl"), "max_length": 512}

@@ -14,7 +14,7 @@ from kit.model.tokenizer import open_tokenizer
 
 
 @pytest.mark.slow
-def test_llama_cpp_finds_what_its_converters_read(model_folder, tmp_path):
+def test_final_has_what_the_converters_of_llama_cpp_read(model_folder, tmp_path):
     """Names of tensors, keys of configs and files of the tokenizer, as the formats of Llama and of PEFT have them."""
     layer = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     for method in ("full", "lora"):

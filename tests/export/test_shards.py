@@ -85,7 +85,7 @@ def test_frozen_weights_are_written_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_several_files_open_as_one_does(tmp_path, monkeypatch, tied):
+def test_several_files_open_like_a_single_one(tmp_path, monkeypatch, tied):
     model = tiny("llama", tie_word_embeddings=tied)
     written(model, tmp_path / "one")
     whole = load_file(tmp_path / "one/model.safetensors")
@@ -127,7 +127,7 @@ def test_weights_are_cast_and_buffers_are_not(tmp_path):
     assert json.loads((tmp_path / "a/config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_a_disk_that_is_full_is_an_error(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device")
 

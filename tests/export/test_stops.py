@@ -28,7 +28,7 @@ def test_a_token_at_which_generation_does_not_stop_yet_is_added(tmp_path, model_
 
 
 @pytest.mark.parametrize("eos", [2, [0, 2]])
-def test_nothing_is_written_where_it_stops_there_already(tmp_path, eos):
+def test_nothing_is_written_if_generation_stops_at_the_tokens_already(tmp_path, eos):
     assert new_stops(model(eos), IM_END) == {} and describe_stops({}, "final/") == []
     write_stops(tmp_path, model(eos), IM_END)
     write_stops(tmp_path, model(0), {})
@@ -74,7 +74,7 @@ def by_its_card(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_what_a_chat_run_leaves_stops_at_the_token_of_its_template(finetune, base, tmp_path, method):
+def test_the_model_of_a_chat_run_stops_at_the_end_token_of_its_template(finetune, base, tmp_path, method):
     flags = {"model_name_or_path": base, "chat_template": "chatml", "method": method, "max_steps": 2}
     run = finetune.ok("run", **flags, lora_r=4) if method == "lora" else finetune.ok("run", **flags)
     assert "answers end with <|im_end|>: the model in final/ stops there too" in run.output

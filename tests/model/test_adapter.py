@@ -46,7 +46,7 @@ def test_rank_and_scale_are_those_of_the_recipe(recipe, r, alpha, rslora, scale)
     assert {layer.r["default"] for layer in layers} == {r}
 
 
-def test_an_adapter_goes_on_with_its_own_shape(recipe, tmp_path):
+def test_a_continued_adapter_keeps_its_own_shape(recipe, tmp_path):
     first = build(recipe(lora_r=3, lora_target_modules="q_proj"), FP32)
     with torch.no_grad():
         for parameter in first.parameters():
@@ -83,7 +83,7 @@ def test_a_target_that_takes_no_adapter_is_refused_by_name(recipe):
 
 
 @pytest.mark.slow
-def test_an_adapter_that_fits_is_checked_without_a_trace(recipe, adapter):
+def test_checking_an_adapter_that_fits_changes_nothing(recipe, adapter):
     for settings in ({}, {"use_dora": True}, {"lora_target_modules": "embed_tokens,q_proj,lm_head"}):
         mine = recipe(adapter_name_or_path=str(adapter(**settings)))
         config = open_config(mine)
@@ -102,7 +102,7 @@ def test_an_adapter_of_another_base_is_refused_with_its_name(recipe, adapter, ch
 
 
 @pytest.mark.slow
-def test_a_broken_adapter_is_found_in_the_checks(recipe, adapter, tmp_path):
+def test_a_broken_adapter_is_reported_by_the_checks(recipe, adapter, tmp_path):
     folder = adapter()
     mine = recipe(adapter_name_or_path=str(folder))
     weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
@@ -121,13 +121,13 @@ def test_a_broken_adapter_is_found_in_the_checks(recipe, adapter, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dora_adapter_does_not_go_on_a_4_bit_base(recipe, adapter):
+def test_a_dora_adapter_on_a_4_bit_base_is_refused(recipe, adapter):
     folder = str(adapter(use_dora=True))
     assert "use_dora" in problems(recipe(method="qlora", adapter_name_or_path=folder))
     assert problems(recipe(method="lora", adapter_name_or_path=folder)) == ""
 
 
-def test_an_adapter_that_is_no_lora_is_refused(recipe, adapter):
+def test_an_adapter_that_is_not_a_lora_is_refused(recipe, adapter):
     folder = adapter()
     config = json.loads((folder / "adapter_config.json").read_text())
     ia3 = {"peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": []}
@@ -143,7 +143,7 @@ def test_an_adapter_keeps_the_commit_of_its_base(recipe, monkeypatch):
     assert attach_adapter(meta_model, mine).peft_config["default"].to_dict()["revision"] == "c0ffee"
 
 
-def test_what_peft_cannot_adapt_is_told_with_its_reason(recipe, monkeypatch):
+def test_what_peft_cannot_adapt_is_reported_with_its_reason(recipe, monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("no such layer\nand more")
 

@@ -95,7 +95,7 @@ def test_a_packed_sample_has_the_logits_it_has_alone(implementation, rows):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_without_borders_and_positions_samples_leak(implementation):
+def test_without_bounds_and_positions_samples_leak(implementation):
     """The control: what the tests above would see."""
     batch = packed()
     assert worst(llama(implementation), batch, input_ids=batch["input_ids"], use_cache=False) > 0.1
@@ -112,7 +112,7 @@ def test_a_packed_call_builds_no_dense_mask(no_dense_mask):
         llama(VARLEN)(**packed())
 
 
-def test_samples_of_no_tokens_pad_the_borders_to_a_constant_shape():
+def test_samples_of_no_tokens_pad_the_bounds_to_a_constant_shape():
     batch = packed()
     plain = llama(VARLEN)(**batch).logits
     last = batch["cu_seq_lens_q"][-1:]
@@ -150,7 +150,7 @@ def test_activation_checkpointing_changes_no_gradient(no_dense_mask):
     assert len(recomputed) == 2
 
 
-def test_autocast_gives_what_it_gives_with_sdpa():
+def test_autocast_gives_the_same_result_as_with_sdpa():
     batch = packed()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         ours, theirs = (llama(name)(**batch).logits.float() for name in (VARLEN, "sdpa"))
@@ -166,7 +166,7 @@ def padded():
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_a_padded_batch_is_what_sdpa_makes_of_it(use_cache):
+def test_a_padded_batch_gives_the_same_result_as_with_sdpa(use_cache):
     batch = padded()
     seen = batch["attention_mask"].bool()
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_the_mask_is_built_once_for_all_layers(monkeypatch):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("num_tokens", [1, 8])
-def test_generation_with_a_cache_is_what_sdpa_generates(cache, num_tokens):
+def test_generation_with_a_cache_gives_the_same_tokens_as_with_sdpa(cache, num_tokens):
     batch = padded()
     batch["input_ids"], batch["attention_mask"] = batch["input_ids"][[0, 2]], batch["attention_mask"][[0, 2]]
     options = {"max_new_tokens": num_tokens, "do_sample": False, "cache_implementation": cache}
@@ -204,7 +204,7 @@ def test_a_packed_call_with_a_mask_is_refused(value):
         llama(VARLEN)(**packed(), attention_mask=mask)
 
 
-def test_a_packed_call_with_a_mask_of_the_callers_own_is_refused():
+def test_a_packed_call_with_the_callers_own_mask_is_refused():
     with pytest.raises(ValueError, match="attention_mask"):
         llama(VARLEN)(**packed(), attention_mask=torch.ones(2, 1, 24, 24, dtype=torch.bool))
 
@@ -231,7 +231,7 @@ def test_a_packed_call_after_earlier_tokens_is_refused():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_a_packed_call_would_ignore_is_refused(change, message):
+def test_options_that_a_packed_call_would_ignore_are_refused(change, message):
     with pytest.raises((ValueError, RuntimeError), match=message):
         llama(VARLEN)(**packed() | change)
 
@@ -244,7 +244,7 @@ def test_dropout_of_attention_is_refused_in_training_only():
 
 
 @pytest.mark.parametrize("function", [sdpa_attention_forward, eager_attention_forward])
-def test_attention_that_does_not_know_the_mask_stops_at_it(function):
+def test_attention_that_does_not_know_the_mask_fails(function):
     states = torch.zeros(1, 4, 6, 8)
     mask = LazyMask(attention_mask=None, batch_size=1, q_length=6, kv_length=6)
     module = torch.nn.Module()
@@ -365,7 +365,7 @@ def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypat
 
 
 @pytest.mark.slow
-def test_a_compiled_layer_is_not_compiled_anew_for_the_lengths_in_the_loop():
+def test_the_loop_does_not_compile_a_layer_again_for_other_lengths():
     counts = graphs_after_each_batch(fullgraph=False)
     assert counts[1:] == counts[1:2] * 3
 
@@ -414,5 +414,5 @@ def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it(confi
     ],
     ids=lambda value: value.model_type if hasattr(value, "model_type") else value,
 )
-def test_why_a_model_cannot_take_it(config, reason):
+def test_why_a_model_cannot_use_packed_attention(config, reason):
     assert why_not_varlen(config).startswith(reason) and bool(why_not_varlen(config)) == bool(reason)

@@ -45,7 +45,7 @@ def test_a_rank_without_weights_builds_what_the_one_with_weights_has(recipe, pla
     }
 
 
-def test_weights_are_made_on_the_device_that_is_asked_and_kept_on_the_cpu(recipe, monkeypatch):
+def test_weights_are_quantised_on_the_given_device_and_kept_on_the_cpu(recipe, monkeypatch):
     made = []
     quantise = bitsandbytes.functional.quantize_4bit
 
@@ -73,7 +73,7 @@ def test_weights_are_made_on_the_device_that_is_asked_and_kept_on_the_cpu(recipe
         assert parameter.device.type == "cpu" and torch.equal(bits, expected_bits), name
 
 
-def test_transformers_quantises_as_before_afterwards():
+def test_afterwards_transformers_quantises_as_before():
     plain = Bnb4bitQuantize.convert
     with pytest.raises(OSError), four_bit.quantising_on("cuda:0"):
         assert Bnb4bitQuantize.convert is not plain
@@ -82,7 +82,7 @@ def test_transformers_quantises_as_before_afterwards():
 
 
 @pytest.mark.slow
-def test_a_broken_bitsandbytes_is_only_met_where_it_is_needed(tmp_path):
+def test_a_broken_bitsandbytes_is_imported_only_where_it_is_needed(tmp_path):
     (tmp_path / "bitsandbytes").mkdir()
     (tmp_path / "bitsandbytes/__init__.py").write_text("raise OSError('libcudart.so: no such file')")
     code = "import kit.preflight, kit.tools.doctor.inputs, kit.export.checkpoint, kit.strategy.accelerator"
@@ -92,7 +92,7 @@ def test_a_broken_bitsandbytes_is_only_met_where_it_is_needed(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_built_on_meta_leaves_nothing_there_for_later(recipe):
+def test_a_model_packed_on_meta_leaves_no_table_of_bitsandbytes_there(recipe):
     """bitsandbytes keeps a table for the process."""
     code = """
 import torch
@@ -109,7 +109,7 @@ print(quantize_4bit(torch.ones(64, 64), compress_statistics=True)[1].state2.code
     assert done.returncode == 0, done.stderr
 
 
-def test_experts_are_what_they_are_where_weights_are_read():
+def test_packing_on_meta_keeps_the_names_of_experts():
     """transformers divides fused experts in a model that is opened in 4 bits, but not in one that is quantised now."""
     config = Llama4TextConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=1,

@@ -13,7 +13,7 @@ from model_helpers import BF16, build, problems
         ({"train_only": "model.layers.2.*,lm_head.weight"}, ("model.layers.2.", "lm_head.")),
     ],
 )
-def test_patterns_choose_what_trains_and_the_rest_has_the_compute_type(recipe, settings, trained):
+def test_patterns_select_what_trains_and_the_rest_has_the_compute_dtype(recipe, settings, trained):
     settings = recipe(method="full", **settings)
     assert problems(settings) == ""
     for name, parameter in build(settings, BF16).named_parameters():
@@ -34,17 +34,17 @@ def test_patterns_choose_what_trains_and_the_rest_has_the_compute_type(recipe, s
 )
 @pytest.mark.parametrize("field", ["freeze", "train_only"])
 def test_a_pattern_that_matches_nothing_is_refused_with_one_that_does(recipe, field, pattern, hint):
-    told = problems(recipe(method="full", **{field: f"lm_head.*,{pattern}"}))
-    assert f"{field}: {pattern!r} matches no parameter; expected a pattern such as" in told and "lm_head" not in told
-    assert told.partition("-> ")[2] == hint
+    text = problems(recipe(method="full", **{field: f"lm_head.*,{pattern}"}))
+    assert f"{field}: {pattern!r} matches no parameter; expected a pattern such as" in text and "lm_head" not in text
+    assert text.partition("-> ")[2] == hint
 
 
-def test_something_must_be_left_to_train(recipe):
+def test_freezing_every_parameter_is_refused(recipe):
     assert "freeze: nothing is left to train" in problems(recipe(method="full", freeze="model.*,lm_head*"))
     assert problems(recipe(method="full", train_only="*")) == ""
 
 
-def test_a_tied_weight_is_chosen_by_either_of_its_names(recipe, tmp_path):
+def test_a_tied_weight_is_matched_by_either_of_its_names(recipe, tmp_path):
     folder = make_model(tmp_path / "tied", tie_word_embeddings=True)
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         settings = recipe(folder, method="full", freeze=name)

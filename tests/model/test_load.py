@@ -1,4 +1,4 @@
-"""One dtype rule, the same adapters everywhere, and mistakes told before a weight is read."""
+"""One dtype rule, the same adapters everywhere, and mistakes reported before a weight is read."""
 
 import json
 from contextlib import suppress
@@ -29,7 +29,7 @@ def test_full_trains_every_weight_in_float32(recipe, plan, model_folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "frozen"), [(BF16, torch.bfloat16), (FP32, torch.float32)], ids=["bf16", "fp32"])
-def test_lora_trains_float32_adapters_on_a_base_in_the_compute_type(recipe, plan, frozen):
+def test_lora_trains_float32_adapters_on_a_base_in_the_compute_dtype(recipe, plan, frozen):
     model = build(recipe(method="lora"), plan)
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == ("lora_" in name), name
@@ -40,7 +40,7 @@ def test_lora_trains_float32_adapters_on_a_base_in_the_compute_type(recipe, plan
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "storage"), [(BF16, torch.bfloat16), (FP32, torch.float32)], ids=["bf16", "fp32"])
-def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_type(recipe, plan, storage):
+def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_dtype(recipe, plan, storage):
     """Sharding corrupts any other storage without a word."""
     import bitsandbytes
 
@@ -137,7 +137,7 @@ def test_cut_off_weights_are_a_users_mistake(recipe, changed):
         build(recipe(weights.parent), FP32)
 
 
-def test_weights_in_parts_are_opened(recipe, changed):
+def test_sharded_weights_are_opened(recipe, changed):
     folder = changed()
     weights = (folder / "model.safetensors").rename(folder / "part.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), weights.name)}
@@ -204,14 +204,14 @@ def test_the_refusal_names_the_flag_that_allows_it(recipe, booby_trap):
         open_config(recipe(folder))
 
 
-def test_it_is_executed_when_the_user_says_so(recipe, booby_trap):
+def test_code_is_executed_with_trust_remote_code(recipe, booby_trap):
     """The trap works: without this the test above proves nothing."""
     folder, canary = booby_trap("own_type")
     open_config(recipe(folder, trust_remote_code=True))
     assert canary.exists()
 
 
-def test_the_shipped_default_keeps_code_out():
+def test_by_default_no_code_of_a_model_runs():
     assert Recipe(model_name_or_path="m", dataset="d").trust_remote_code is False
     for path in (ROOT / "recipes").glob("*.yaml"):
         assert "trust_remote_code" not in path.read_text(), path

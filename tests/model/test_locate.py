@@ -36,7 +36,7 @@ def test_weights_are_looked_for_in_the_folder_or_in_the_hubs_cache(recipe, model
 
 
 @pytest.mark.slow
-def test_a_home_folder_is_found_and_a_long_name_is_no_traceback(recipe, model_folder, adapter, monkeypatch):
+def test_a_tilde_is_expanded_and_a_long_name_is_no_traceback(recipe, model_folder, adapter, monkeypatch):
     folder = adapter()
     monkeypatch.setenv("HOME", str(folder.parent))
     shutil.copytree(model_folder, folder.parent / "base")
@@ -86,7 +86,7 @@ def test_an_adapter_brings_its_tokenizer_or_takes_the_model_s(recipe, with_templ
     assert open_tokenizer(mine).chat_template == (model_folder / "chat_template.jinja").read_text()
 
 
-def test_an_adapter_from_the_hub_does_so_too(recipe, with_template, model_folder, tmp_path, monkeypatch):
+def test_an_adapter_from_the_hub_brings_its_tokenizer_too(recipe, with_template, model_folder, tmp_path, monkeypatch):
     from huggingface_hub import constants, errors
 
     adapter, tokenizer = {}, {}
@@ -116,7 +116,7 @@ def test_an_adapter_from_the_hub_does_so_too(recipe, with_template, model_folder
     assert problems(mine).startswith("adapter_name_or_path: some/adapter: adapter_config.json")
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_once_and_not_for_long(monkeypatch):
+def test_a_hub_that_cannot_be_reached_costs_one_short_request(monkeypatch):
     asked = []
 
     def model_info(self, name, revision=None, timeout=None):
@@ -130,19 +130,19 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_not_for_long(monkeypatch
     assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10
 
 
-def test_offline_a_model_that_is_not_in_the_cache_is_told_once_and_what_is(recipe, monkeypatch, tmp_path):
+def test_offline_a_model_missing_from_the_cache_is_reported_once_with_those_in_it(recipe, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--some--models").mkdir()
-    told = []
+    reported = []
     for look in (open_config, open_tokenizer):
         with pytest.raises(UserError, match=r"HF_HUB_OFFLINE forbids .*\n    -> did you mean 'some/models'") as caught:
             look(recipe("some/model"))
-        told += caught.value.problems
-    assert len(set(told)) == 1
+        reported += caught.value.problems
+    assert len(set(reported)) == 1
 
 
-def test_a_file_is_no_model(tmp_path):
+def test_a_file_is_refused_as_a_model(tmp_path):
     with pytest.raises(UserError, match="a GGUF file holds weights for inference; take the model"):
         locate_model("llama.Q4_K_M.gguf", None)
     (tmp_path / "model.safetensors").touch()
@@ -150,13 +150,13 @@ def test_a_file_is_no_model(tmp_path):
         locate_model(str(tmp_path / "model.safetensors"), None)
 
 
-def test_the_folder_of_a_run_is_no_model_and_its_final_is_meant(tmp_path):
+def test_for_the_folder_of_a_run_its_final_is_suggested(tmp_path):
     (tmp_path / "run/final").mkdir(parents=True)
     with pytest.raises(UserError, match=f"did you mean {tmp_path}/run/final"):
         locate_model(str(tmp_path / "run"), None)
 
 
-def test_the_base_of_an_adapter_is_there_or_the_way_to_name_it_is_told(adapter, model_folder):
+def test_a_base_that_cannot_be_opened_is_reported_with_the_flag_that_names_it(adapter, model_folder):
     folder = adapter()
     file = folder / "adapter_config.json"
     assert base_of_adapter(folder, "give the base") == str(model_folder)

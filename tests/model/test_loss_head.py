@@ -23,7 +23,7 @@ SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# Brackets tell what a family does to the head's output.
+# Brackets name what a family does to the head's output.
 FAMILIES = {
     "llama": {},
     "mistral": {"sliding_window": 5},
@@ -174,7 +174,7 @@ def test_a_frozen_head_computes_its_logits_once(family):
     assert_same_loss_and_gradients(model, reference, inputs, wanted)
 
 
-def test_right_padding_needs_no_mask_and_nobody_waits_for_the_device(monkeypatch):
+def test_right_padding_needs_no_mask_and_the_host_does_not_wait_for_the_device(monkeypatch):
     """Without a mask sdpa takes its fast kernel. To build one, or to look for packs, transformers reads the device."""
     model = tiny("llama")
     install_loss_head(model)
@@ -190,7 +190,7 @@ def test_right_padding_needs_no_mask_and_nobody_waits_for_the_device(monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
-def test_it_sees_adapters_even_on_the_head(targets):
+def test_adapters_on_the_head_change_the_loss(targets):
     from peft import LoraConfig, get_peft_model
 
     def adapted(base):
@@ -253,7 +253,7 @@ def test_without_gradients_it_is_the_same_loss():
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_plain_calls_and_generation_go_on_as_before(family):
+def test_plain_calls_and_generation_work_as_before(family):
     model, reference = pair(family)
     install_loss_head(model)
     model.eval(), reference.eval()

@@ -93,7 +93,7 @@ def test_a_coefficient_without_a_router_is_refused():
 # Others
 
 
-def test_a_part_that_could_not_be_opened_again_is_not_trained_whole():
+def test_full_training_is_refused_for_a_model_that_could_not_be_opened_again():
     text = problems("mllama", method="full")
     assert "knows MllamaForCausalLM only as a part of another model" in text and "--method lora" in text
     assert problems("mllama", method="lora") == ""

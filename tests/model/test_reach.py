@@ -26,7 +26,7 @@ def on_meta(family):
         ("llama", []),
     ],
 )
-def test_what_gets_no_gradient_from_text_is_frozen_and_said(family, parts):
+def test_what_gets_no_gradient_from_text_is_frozen_and_reported(family, parts):
     model = on_meta(family)
     found = unreached_parts(model)
     assert set(parts) <= set(found) and bool(parts) == bool(found)

@@ -11,7 +11,7 @@ TOKENS = ["<|im_end|>", "<|im_start|>"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tie", [False, True])
-def test_rows_compute_and_learn_as_those_of_peft(recipe, model_folder, tied, tie):
+def test_rows_have_the_outputs_and_gradients_of_pefts_layer(recipe, model_folder, tied, tie):
     """The kit computes them without a copy of the table; peft's own layer is the reference."""
     folder = tied if tie else model_folder
     ours = build(recipe(folder, trainable_tokens=TOKENS, lora_r=4), FP32)
@@ -36,7 +36,7 @@ def test_rows_compute_and_learn_as_those_of_peft(recipe, model_folder, tied, tie
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tie", [False, True])
-def test_nothing_as_large_as_the_table_is_kept(recipe, model_folder, tied, tie):
+def test_autograd_keeps_nothing_as_large_as_the_table(recipe, model_folder, tied, tie):
     """peft keeps a copy of the table, with the rows in it, for the backward pass."""
     model = build(recipe(tied if tie else model_folder, trainable_tokens=TOKENS), FP32)
     tables = {p.data_ptr() for p in model.parameters()}

@@ -28,13 +28,13 @@ def test_new_tokens_are_special_and_one_token_each(recipe, tmp_path):
         ({"trainable_tokens": ["<none>"]}, "--new_tokens '<none>' adds it"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(recipe, changes, message):
+def test_tokens_that_cannot_be_added_or_trained_are_refused_by_name(recipe, changes, message):
     with pytest.raises(UserError) as error:
         open_tokenizer(recipe(**changes))
     assert message in str(error.value)
 
 
-def test_another_token_makes_another_key_of_the_cache(recipe):
+def test_new_tokens_change_the_key_of_the_cache(recipe):
     def key(**changes):
         return Encoder(open_tokenizer(recipe(**changes)), None, False, "assistant", 64, "truncate").key()
 

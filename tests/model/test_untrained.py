@@ -14,7 +14,7 @@ from kit.model.untrained import _without, check_stop_tokens, is_untrained
 TINY = ROOT / "recipes/tiny/model"
 
 
-def told(recipe, *tokens):
+def problems_of(recipe, *tokens):
     tokenizer, model = open_tokenizer(recipe), build_meta_model(recipe, open_config(recipe))
     return "\n".join(
         map(str, check_stop_tokens(recipe, model, tokenizer, tokenizer.convert_tokens_to_ids(list(tokens))))
@@ -22,10 +22,10 @@ def told(recipe, *tokens):
 
 
 @pytest.mark.slow
-def test_the_roles_of_the_embedded_model_were_never_trained_and_its_end_was(recipe):
-    assert told(recipe(TINY), "<|end|>", "<|bos|>") == ""
+def test_the_embedded_model_has_untrained_role_tokens_and_a_trained_end_token(recipe):
+    assert problems_of(recipe(TINY), "<|end|>", "<|bos|>") == ""
     for role in ("<|user|>", "<|system|>", "<|assistant|>"):
-        message = told(recipe(TINY), role)
+        message = problems_of(recipe(TINY), role)
         assert f"{role} ends the answers" in message and "lora freezes its row" in message
         assert f"--trainable_tokens '{role}'" in message and "--lora_modules_to_save embed_tokens,lm_head" in message
 
@@ -39,8 +39,8 @@ def test_the_roles_of_the_embedded_model_were_never_trained_and_its_end_was(reci
         {"lora_modules_to_save": ["embed_tokens"]},
     ],
 )
-def test_nothing_is_said_where_the_row_trains(recipe, changes):
-    assert told(recipe(TINY), "<|user|>") and told(recipe(TINY, **changes), "<|user|>") == ""
+def test_a_row_that_trains_is_not_reported(recipe, changes):
+    assert problems_of(recipe(TINY), "<|user|>") and problems_of(recipe(TINY, **changes), "<|user|>") == ""
 
 
 @pytest.fixture
@@ -72,21 +72,21 @@ def with_rows(tmp_path):
         (lambda head: 3 * head[:3], False),
     ],
 )
-def test_a_row_is_found_by_what_training_leaves(recipe, with_rows, rows, is_found):
+def test_untrained_rows_are_found_by_each_of_the_four_cases(recipe, with_rows, rows, is_found):
     torch.manual_seed(0)
-    assert bool(told(recipe(with_rows(rows)), "<|im_end|>")) == is_found
+    assert bool(problems_of(recipe(with_rows(rows)), "<|im_end|>")) == is_found
 
 
-def test_rows_of_padding_tell_too(recipe, with_rows):
+def test_rows_of_padding_are_compared_too(recipe, with_rows):
     folder = with_rows(lambda head: head[:3], vocab_size=384)
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"][320:] = weights["lm_head.weight"][2] * (1 + 1e-3 * torch.randn(64, 1))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert "<|im_end|> ends the answers" in told(recipe(folder), "<|im_end|>")
+    assert "<|im_end|> ends the answers" in problems_of(recipe(folder), "<|im_end|>")
 
 
 @pytest.mark.slow
-def test_random_rows_are_never_taken_for_untrained():
+def test_random_rows_are_not_taken_for_untrained():
     """Whatever the number of dimensions: a false alarm would stop a run."""
     for dimensions in (16, 64, 1024):
         generator = torch.Generator().manual_seed(dimensions)
@@ -94,10 +94,10 @@ def test_random_rows_are_never_taken_for_untrained():
         assert not any(is_untrained(table[i], table[5:40], table[40:]) for i in range(5))
 
 
-def test_weights_that_are_not_there_yet_are_not_looked_at(recipe, tmp_path):
+def test_weights_that_are_not_there_yet_are_not_checked(recipe, tmp_path):
     folder = shutil.copytree(TINY, tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    assert told(recipe(folder), "<|user|>") == ""
+    assert problems_of(recipe(folder), "<|user|>") == ""
 
 
 def test_a_tokenizer_with_one_special_token_or_none_is_no_traceback():
