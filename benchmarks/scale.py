@@ -114,7 +114,7 @@ def survey(world: int) -> Figures:
 
 def meeting(world: int) -> Figures:
     """All ranks meet, and compare 50 facts."""
-    facts = [Fact(f"fact {i}", "a value", "mend it") for i in range(50)]
+    facts = [Fact(f"fact {i}", "a value", "fix it") for i in range(50)]
     ours = threading.local()
 
     def rank(number: int, store: Any) -> None:
@@ -250,7 +250,7 @@ def metered(world: int) -> Iterator[dict[str, int]]:
 
 
 def names_at_save(world: int) -> Figures:
-    """What ranks tell each other after they have written a checkpoint."""
+    """What ranks exchange after they have written a checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         staging, target = Path(folder) / "checkpoints" / ".staging", Path(folder) / "checkpoints" / "step-00000001"
         staging.mkdir(parents=True)

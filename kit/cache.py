@@ -168,8 +168,8 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
             path = folder / f"{name}.bin"
             if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:
                 return None
-            dtype = np.dtype([tuple(column) for column in array["dtype"]] if len(array["dtype"]) > 1 else
-                             array["dtype"][0][1])  # fmt: skip
+            columns = [tuple(column) for column in array["dtype"]]  # (name, type); a plain array has one without a name
+            dtype = np.dtype(columns if len(columns) > 1 else columns[0][1])
             arrays[name] = np.memmap(path, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
         return arrays, entry["info"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):

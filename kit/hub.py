@@ -1,4 +1,4 @@
-"""What the hub answers, in words: no such repository, a licence to accept, a token that it refuses, no network.
+"""Messages for what the hub answers: no such repository, a licence to accept, a token that it refuses, no network.
 
 Promises: each cause has its own message, with what to do; none makes a further request of its own but ``check_access``.
 """
@@ -39,7 +39,8 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
         name: the hub id.
         field: the setting that names it.
     """
-    title, url = _TITLES[kind], f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
+    title = _TITLES[kind]
+    url = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
     reason = first_line(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, HFValidationError):
@@ -53,19 +54,17 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
         return Problem(f"{field}_revision" if kind == "dataset" else "model_revision", f"{name} has no such revision")
     if isinstance(error, RepositoryNotFoundError):
         if get_token():
-            found, fix = (
-                f"the hub has no such {title}, or your token may not see it",
-                "`hf auth whoami` says who you are",
-            )
+            found = f"the hub has no such {title}, or your token may not see it"
+            fix = "`hf auth whoami` says who you are"
         else:
-            found, fix = f"the hub has no such public {title}", "check the name; a private one needs `hf auth login`"
+            found = f"the hub has no such public {title}"
+            fix = "check the name; a private one needs `hf auth login`"
         return Problem(field, f"{tried}, and {found}", fix=fix)
     if status == 401:
         return Problem(field, f"{name}: the hub refuses your token", fix="`hf auth login` again, or unset HF_TOKEN")
     if status == 403:
-        return Problem(
-            field, f"{name}: your token may not read it", fix="give it read access: huggingface.co/settings/tokens"
-        )
+        fix = "give it read access: huggingface.co/settings/tokens"
+        return Problem(field, f"{name}: your token may not read it", fix=fix)
     if isinstance(error, HfHubHTTPError):
         return Problem(field, f"{tried}, and the hub refuses it ({reason})", fix="try again later")
     if name in cached(kind):

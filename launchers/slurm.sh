@@ -9,7 +9,7 @@
 # Tried: on one machine, with programs in place of srun and scontrol (tests/test_launchers.py): a run of two ranks, the
 # signal before the limit, the requeue, the end. Not tried on a cluster, nor with containers.
 
-# EDIT 1: the machines. "300": how long before the limit Slurm asks the run to save, in seconds. A step and a save must fit.
+# EDIT 1: the machines. 300 is how many seconds before the limit Slurm asks the run to save: a step and a save must fit.
 #SBATCH --job-name=kit
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=8

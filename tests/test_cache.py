@@ -31,7 +31,7 @@ def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
     assert cache.file_digest(file) == "read"
 
 
-def test_what_was_written_a_moment_ago_is_not_remembered(tmp_path):
+def test_the_digest_of_a_file_that_just_changed_is_not_stored(tmp_path):
     """Changed again within a tick of the clock, it would keep its times."""
     file = tmp_path / "file"
     file.write_text("one")
@@ -94,7 +94,7 @@ def test_a_damaged_entry_is_none_and_can_be_written_again(folder, name, damage):
     assert cache.open_entry(folder)
 
 
-def test_what_a_killed_process_left_is_swept_up_by_the_next(folder):
+def test_what_a_killed_process_left_is_deleted_by_the_next(folder):
     left = folder.with_name(".ab.1234")
     left.mkdir()
     (left / "ids.bin").touch()
@@ -102,7 +102,7 @@ def test_what_a_killed_process_left_is_swept_up_by_the_next(folder):
     assert not left.exists() and not list(folder.parent.glob(".ab.*"))
 
 
-def test_a_place_that_cannot_be_written_is_told_with_a_way_out(tmp_path):
+def test_a_cache_that_cannot_be_written_is_reported_with_a_fix(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match=r"cache: .*file/kit cannot be written.*\n.*set KIT_CACHE"),

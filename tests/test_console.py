@@ -11,7 +11,7 @@ from helpers import ROOT
 from kit import console
 
 
-def test_the_main_process_speaks_and_the_others_do_not(monkeypatch, capsys):
+def test_only_the_main_process_prints(monkeypatch, capsys):
     console.say("one", "two")
     assert capsys.readouterr().out == "one\ntwo\n"
     monkeypatch.setenv("RANK", "1")
@@ -27,7 +27,7 @@ def test_no_line_holds_a_credential(monkeypatch, capsys):
     assert capsys.readouterr().out == "GET https://***@host/a with ***\n" * 2
 
 
-def test_what_takes_a_while_is_told_to_a_person_only(monkeypatch, capsys):
+def test_a_wait_is_announced_on_a_terminal_only(monkeypatch, capsys):
     console.announce_wait("opening")
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -57,7 +57,7 @@ def run(code, end, **env):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["say", "show"])
-def test_a_reader_that_went_away_ends_nothing(call):
+def test_a_closed_pipe_ends_nothing(call):
     code = (
         f"from kit import console\nfor size in (100_000, 1):\n    console.{call}('x' * size)\nsys.stderr.write('end')"
     )
@@ -71,7 +71,7 @@ def test_what_a_terminal_cannot_write_is_shown_as_a_question_mark():
     assert (done.returncode, done.stdout, done.stderr) == (0, b"caf\xe9 ?\nend\n", b"")
 
 
-def test_a_bar_is_shown_to_a_person_only(monkeypatch, capsys):
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
     assert list(console.progress(range(3), "reading", 3)) == [0, 1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)

@@ -59,7 +59,7 @@ def wait_until_signed(folder, pid):
 
 
 @pytest.mark.slow
-def test_a_second_process_is_told_who_has_it(tmp_path, holder):
+def test_a_second_process_learns_who_holds_the_lock(tmp_path, holder):
     process, notes = holder()
     assert notes == "[]"
     owner = rf"output_dir: .* is in use by process {process.pid} on .* \(since \d"
@@ -70,7 +70,7 @@ def test_a_second_process_is_told_who_has_it(tmp_path, holder):
 
 
 @pytest.mark.slow
-def test_who_was_killed_is_named_and_who_signed_off_is_not(tmp_path, holder):
+def test_an_owner_that_was_killed_is_named_and_one_that_ended_in_order_is_not(tmp_path, holder):
     process, _ = holder()
     process.kill()
     process.wait()
@@ -81,13 +81,13 @@ def test_who_was_killed_is_named_and_who_signed_off_is_not(tmp_path, holder):
     assert lock.acquire(tmp_path) == []
 
 
-def test_who_has_it_may_take_it_again_and_others_look_together(tmp_path):
+def test_the_owner_may_acquire_it_again_and_others_may_check_together(tmp_path):
     lock.check_free(tmp_path)  # nobody was here
     assert lock.acquire(tmp_path) == [] == lock.acquire(tmp_path)
     lock.check_free(tmp_path)
 
 
-def test_what_was_signed_is_read_and_what_cannot_be_read_is_nothing(tmp_path):
+def test_a_signature_is_read_and_a_damaged_one_is_empty(tmp_path):
     assert lock.read(tmp_path) == {}
     lock.acquire(tmp_path)
     assert lock.read(tmp_path) == {}
@@ -101,7 +101,7 @@ def test_what_was_signed_is_read_and_what_cannot_be_read_is_nothing(tmp_path):
         assert lock.read(tmp_path) == {}
 
 
-def test_a_forked_child_that_outlives_its_parent_does_not_hold_on(tmp_path, holder):
+def test_a_forked_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path, holder):
     process, _ = holder()
     process.stdin.write("os.fork() or __import__('time').sleep(5); os._exit(0)\n")
     process.stdin.flush()
@@ -114,6 +114,6 @@ def test_a_disk_without_locks_costs_a_warning(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(lock.fcntl, "flock", flock)
-    (told,) = lock.acquire(tmp_path)
-    assert "cannot be locked (Operation not supported): do not start a second run in it" in told
+    (text,) = lock.acquire(tmp_path)
+    assert "cannot be locked (Operation not supported): do not start a second run in it" in text
     lock.check_free(tmp_path)

@@ -1,4 +1,4 @@
-"""Every phase of a run is on the one list, in words of its own, and told by functions that exist."""
+"""Every phase of a run is on the one list, in words of its own, and its functions exist."""
 
 import accelerate.optimizer
 import torch
@@ -15,7 +15,7 @@ from kit.phases import BY_FUNCTION, PHASES, Phase
 from kit.strategy import accelerator as strategy
 
 
-def test_the_functions_that_tell_the_phase_exist():
+def test_the_functions_that_show_the_phase_exist():
     holders = {
         "accelerate.optimizer": accelerate.optimizer.AcceleratedOptimizer,
         "transformers.generation.utils": transformers.generation.utils.GenerationMixin,
@@ -30,12 +30,12 @@ def test_the_functions_that_tell_the_phase_exist():
         assert callable(getattr(holders[module], function)), name
 
 
-def test_every_phase_is_on_the_list_and_its_functions_tell_no_other():
+def test_every_phase_is_on_the_list_and_its_functions_show_no_other():
     assert {id(value) for value in vars(phases).values() if isinstance(value, Phase)} == set(map(id, PHASES))
     assert sum(len(phase.functions) for phase in PHASES) == len(BY_FUNCTION)
 
 
-def test_what_ran_out_of_memory_is_told_in_words_that_no_other_phase_has():
+def test_each_phase_has_its_own_words_for_out_of_memory():
     nouns = [phase.noun for phase in PHASES if phase is not phases.STARTING]  # in which no memory is asked for
     assert all(nouns) and len(set(nouns)) == len(nouns)
     assert all(phase.doing for phase in PHASES)

@@ -63,7 +63,7 @@ def reporting_errors() -> Iterator[None]:
             status = 1
         text = redacted(text)
         with suppress(OSError):  # standard error is closed
-            print(f"\n{text}{_repeated(text)}", file=sys.stderr, flush=True)
+            print(f"\n{text}{_written_to_run_folder(text)}", file=sys.stderr, flush=True)
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 
 
@@ -92,7 +92,7 @@ def repeat_errors_in(folder: Path) -> None:
     _run_folders[:] = [folder]
 
 
-def _repeated(text: str) -> str:
+def _written_to_run_folder(text: str) -> str:
     """Write ``text`` to ``ERROR_FILE``, and return a line that says so; empty if there is no folder of this run."""
     for folder in _run_folders:
         with suppress(OSError):

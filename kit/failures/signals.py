@@ -71,7 +71,8 @@ class StopRequest:
 
     def _handle(self, number: int, frame: Any) -> None:
         if not self._signal:
-            self._signal, self._time = number, time.monotonic()
+            self._signal = number
+            self._time = time.monotonic()
             if self._accelerator.is_main_process:
                 again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
                 with suppress(OSError):  # the terminal is closed. Not `print`: the signal may have interrupted one

@@ -1,4 +1,4 @@
-"""Who is gone, and who did not arrive: one rank finds out for all that ask at that time.
+"""Which ranks are gone, and which did not arrive: one rank finds out for all that ask at that time.
 
 After a failure every rank asks at once, and launchers end all ranks 30 s later. So the work of the store must not grow
 with the square of the ranks. The first rank that asks leads a survey: it reads the statuses of all ranks twice, each
@@ -66,17 +66,18 @@ class Survey:
     """What a survey found."""
 
     gone: RankList  # their beats do not increase; so the clocks of several machines need not agree
-    absent: RankList  # those that the others wait for: who is gone, else who is behind; all ranks if nobody is
+    absent: RankList  # those that the others wait for: gone, else behind in collectives, else saving, else all
     is_progressing: bool  # whether a rank that is not gone made progress recently
 
     @classmethod
     def of(cls, before: list[RankStatus], after: list[RankStatus], timeout_seconds: float) -> "Survey":
         """Compare two statuses of each rank, ``SILENT_SECONDS`` apart."""
         gone = [new for old, new in zip(before, after, strict=True) if old.beats == new.beats]
-        furthest = max(status.collectives for status in after)
-        absent = gone or [status for status in after if status.collectives < furthest]
-        absent = absent or [status for status in after if status.save] or after
         alive = [new for old, new in zip(before, after, strict=True) if old.beats != new.beats]
+        furthest = max(status.collectives for status in after)
+        behind = [status for status in after if status.collectives < furthest]
+        saving = [status for status in after if status.save]
+        absent = gone or behind or saving or after
         # Half the time-out, because the ranks did not all begin to wait at the same time.
         is_progressing = any(status.idle_seconds < timeout_seconds / 2 for status in alive)
         return cls(_rank_list(gone), _rank_list(absent), is_progressing)
@@ -106,7 +107,10 @@ class Surveys:
             timeout_seconds: if no rank makes progress for this time, the run ends.
             keeps_store: whether the store may end with this process.
         """
-        self._store, self._world, self._timeout, self._keeps_store = store, world, timeout_seconds, keeps_store
+        self._store = store
+        self._world = world
+        self._timeout = timeout_seconds
+        self._keeps_store = keeps_store
 
     def write(self, status: RankStatus) -> None:
         """Write the status of this rank. Raises like ``BoundedStore.call``."""
@@ -137,7 +141,8 @@ class Surveys:
             for number in range(begun + 1, begun + 1 + _MOST_LEADERS):
                 if self._is_leader_of(number):
                     return self._lead(number)
-                if (verdict := self._verdict_of(number)) is not None:
+                verdict = self._verdict_of(number)
+                if verdict is not None:
                     return verdict
             return self._survey()
         except RuntimeError:

@@ -47,9 +47,12 @@ class RunFolder:
         Raises:
             UserError: the folder, or the checkpoint to continue from, belongs to another run or cannot be used.
         """
-        self._recipe, self._recipe_name, self._identity = recipe, recipe_name, identity
+        self._recipe = recipe
+        self._recipe_name = recipe_name
+        self._identity = identity
         self.path = Path(recipe.output_dir or "")
-        self.checkpoints, self.final = self.path / "checkpoints", self.path / "final"
+        self.checkpoints = self.path / "checkpoints"
+        self.final = self.path / "final"
         self.finished_steps = check_owner(recipe, self.path, identity)  # 0: not finished, or a new run
         self._ended_early = bool(self.finished_steps) and _ended_early(recipe, self.path)
         self._seen = _snapshot(self.path)
@@ -172,7 +175,10 @@ class RunFolder:
                 record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
                 write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
                 for path in [*(folder / name for name in OUTPUTS), *folder.glob(".report.*.partial")]:
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
             lock.sign(folder, emptied=True)
         except OSError as error:
             raise _cannot_write(folder, error) from None
@@ -226,7 +232,10 @@ class RunFolder:
         Args:
             early: why the run finished before its last step; empty if it did not.
         """
-        self._write(interrupted=step) if stopped else self._write(finished_steps=step, ended_early=early or None)
+        if stopped:
+            self._write(interrupted=step)
+        else:
+            self._write(finished_steps=step, ended_early=early or None)
 
     def _write(self, finished_steps: int = 0, interrupted: int | None = None, ended_early: str | None = None) -> None:
         """Write ``run.json``: recipe, identity, strategy, versions, data, and how far the run came."""

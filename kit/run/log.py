@@ -52,9 +52,12 @@ class Log:
             total_steps: the number of steps of the whole run.
             source_names: the names of the training data sets.
         """
-        self.accelerator, self.recipe, self.state = accelerator, recipe, state
+        self.accelerator = accelerator
+        self.recipe = recipe
+        self.state = state
         self.is_main = accelerator.is_main_process
-        self.total_steps, self.source_names = total_steps, source_names
+        self.total_steps = total_steps
+        self.source_names = source_names
         self.throughput = Throughput(accelerator)
         state.start_clock()
         self.last_line = -SECONDS_BETWEEN_LINES
@@ -100,7 +103,7 @@ class Log:
         if self.bar is not None:
             self.bar.update(1)
         if not result.is_finite:
-            self._skipped(step, batch, result)
+            self._log_skipped_step(step, batch, result)
             return
         if not spike and step % self.recipe.logging_steps and step != self.total_steps:
             return
@@ -116,7 +119,8 @@ class Log:
         if result.objective != SUPERVISED_LOSS:
             row["objective"] = result.objective
         row |= {name: count for name, count in batch.counts.items() if count}
-        row |= {"samples": [redacted(origin) for origin in batch.origins]} if spike else {}
+        if spike:
+            row["samples"] = [redacted(origin) for origin in batch.origins]
         row |= result.metrics
         if len(self.source_names) > 1:
             for name, num_targets, num_tokens in zip(
@@ -132,8 +136,8 @@ class Log:
             left = self.throughput.training_seconds / self.throughput.num_steps * (self.total_steps - step)
             say(f"step {step}/{self.total_steps}  {text}  {left:,.0f} s left")
 
-    def _skipped(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
-        """Log a step without an update. Its values are logged as text, because JSON has no NaN."""
+    def _log_skipped_step(self, step: int, batch: "GlobalBatch", result: "StepResult") -> None:
+        """Log a step without an update. Its values are logged as strings, because JSON has no NaN."""
         if not self.is_main:
             return
         samples = [redacted(origin) for origin in batch.origins]
@@ -170,7 +174,9 @@ class Log:
 
     def summary(self) -> list[str]:
         """Return lines for the end of the run: first and last evaluation, and the best checkpoint."""
-        first, last, lines = self.state.first_evaluation, self.state.last_evaluation, []
+        first = self.state.first_evaluation
+        last = self.state.last_evaluation
+        lines = []
         if first != last:
             names = [name for name in last if name in first and not name.startswith("eval_tokens")]
             begin = self.state.first_evaluated_step  # 0: the base
@@ -218,8 +224,11 @@ class Log:
 
     def _tracker_options(self) -> dict[str, Any]:
         """Options with which trackers name a run, and continue its curves after a resume."""
-        name, identifier = self.recipe.run_name, self.state.tracker_id
-        resumed = {"id": identifier, "resume": "allow"} | ({"name": name} if name else {})
+        name = self.recipe.run_name
+        identifier = self.state.tracker_id
+        resumed = {"id": identifier, "resume": "allow"}
+        if name:
+            resumed["name"] = name
         # trackio knows a run by its name only. The identifier keeps two runs of one name apart.
         named = {"name": f"{name}-{identifier}" if name else identifier, "resume": "allow"}
         # TensorBoard hides what was logged from `purge_step` on. The steps after the checkpoint are repeated. The
@@ -272,5 +281,5 @@ def _one_line(text: str) -> str:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings as plain values; others as text, because trackers do not take them."""
+    """Settings as plain values; others as strings, because trackers do not take them."""
     return {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}

@@ -1,6 +1,6 @@
-"""What there is to know of an ``output_dir`` before a run has one.
+"""Checks of an ``output_dir`` before a run writes to it.
 
-Promises: nothing is written. (Where only a try tells whether a folder can be made, one is made and removed at once.)
+Promises: nothing is written. (Where only a try shows whether a folder can be made, one is made and removed at once.)
 """
 
 import json

@@ -14,7 +14,7 @@ _STRATEGY = ("type", "num_processes", "num_replicas", "mixed_precision", "device
 
 
 def starts(old: str, new: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """Return all starts of a run: ``step`` (done before), ``time`` (UTC, ISO 8601) and ``changed`` (texts) of each.
+    """Return all starts of a run: ``step`` (done before), ``time`` (UTC, ISO 8601) and ``changed`` (strings) of each.
 
     Args:
         old: the text of ``run.json`` of the start before this one; empty if there is none.

@@ -145,4 +145,5 @@ def _peak_memory_bytes() -> int:
     """Peak memory of this process: allocated on its GPU; without a GPU, resident memory."""
     if torch.accelerator.is_available():
         return torch.accelerator.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -23,8 +23,8 @@ VARIABLES = {
     "TORCH_FR_BUFFER_SIZE": "20000",  # collectives that the flight recorder keeps
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }
-ASK = "dump"  # a file of this name, made by the user, asks all ranks that see it for their stacks
-_SECONDS_BETWEEN_LOOKS = 1.0
+ASK = "dump"  # if the user makes a file of this name, all ranks that see it write their stacks
+_POLL_SECONDS = 1.0
 
 
 def folder_beside(output_dir: str) -> Path:
@@ -34,8 +34,8 @@ def folder_beside(output_dir: str) -> Path:
 
 def set_variables(folder: Path, strategy: Strategy) -> None:
     """Set the environment. Call it before torch is imported; started ranks inherit it."""
-    # With DETAIL the ranks compare before each collective what they are about to do. torch 2.13 crashes when it makes
-    # a DDP model so (a segmentation fault in Logger.set_construction_data_and_log, seen with gloo).
+    # With DETAIL the ranks compare before each collective what they are about to do. torch 2.13 then crashes when it
+    # makes a DDP model (a segmentation fault in Logger.set_construction_data_and_log, seen with gloo).
     level = "INFO" if strategy == DDP else "DETAIL"
     for name, value in {"TORCH_DISTRIBUTED_DEBUG": level, **VARIABLES}.items():
         os.environ.setdefault(name, value)
@@ -62,7 +62,7 @@ def record(folder: Path, stall_seconds: float) -> None:
         raise UserError(Problem("debug_distributed", found, "a folder beside output_dir to write to", fix)) from None
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)  # works even if this process holds Python's lock in a call that never ends
-    threading.Thread(target=_look, args=(folder, rank, stall_seconds), daemon=True).start()
+    threading.Thread(target=_write_when_stalled, args=(folder, rank, stall_seconds), daemon=True).start()
 
 
 def _copy_output(log: Path) -> None:
@@ -78,14 +78,14 @@ def _copy_output(log: Path) -> None:
         copy.stdin.close()
 
 
-def _look(folder: Path, rank: int, stall_seconds: float) -> None:
+def _write_when_stalled(folder: Path, rank: int, stall_seconds: float) -> None:
     """Write the state of this rank whenever it stalls or is asked, for as long as the process lives."""
     last_request = _time_of(folder / ASK)
     last_count: int | None = None
     since = time.monotonic()
     is_reported = False  # one report for each stall
     while True:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_POLL_SECONDS)
         count = collectives_begun()
         if count is None or count != last_count:
             last_count = count

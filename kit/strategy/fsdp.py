@@ -26,20 +26,19 @@ def fsdp_plugin(topology: Topology) -> Any:
     }
     bf16 = topology.mixed_precision == "bf16"
     if topology.strategy.name == "fsdp2":
-        # Gradients are reduced in fp32. Outputs are not cast, so the loss stays fp32.
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else None
+        policy = None
+        if bf16:  # gradients are reduced in fp32; outputs are not cast, so the loss stays fp32
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=topology.reshard_after_forward,
             mixed_precision_policy=policy,
             **shared,
         )
-    # Buffers stay fp32: in bf16, rotary frequencies cannot tell distant positions apart.
-    policy1 = (
-        MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
-        if bf16
-        else None
-    )
+    policy1 = None
+    if bf16:  # buffers stay fp32: in bf16, distant positions would have the same rotary frequencies
+        fp32 = torch.float32
+        policy1 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=fp32, buffer_dtype=fp32)
     return FullyShardedDataParallelPlugin(
         fsdp_version=1,
         sharding_strategy="FULL_SHARD" if topology.reshard_after_forward else "SHARD_GRAD_OP",
@@ -86,18 +85,23 @@ def num_replicas(model: "torch.nn.Module") -> int:
 
 def own_shard(parameter: "torch.Tensor") -> tuple[int, int]:
     """Return which shard of a weight this rank holds, and how many shards there are; (0, 1) for a whole weight."""
-    number, count = 0, 1
+    number = 0
+    count = 1
     mesh: Any = getattr(parameter, "device_mesh", None)
     for i, placement in enumerate(getattr(parameter, "placements", ())):
         if not placement.is_replicate():
-            number, count = number * mesh.size(i) + mesh.get_local_rank(i), count * mesh.size(i)
+            number = number * mesh.size(i) + mesh.get_local_rank(i)
+            count *= mesh.size(i)
     return number, count
 
 
 def num_copies(parameter: "torch.Tensor") -> int:
     """Return the number of processes that hold the same shard of a DTensor; 1 for any other tensor."""
-    mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
-    return math.prod(mesh.size(i) for i, placement in enumerate(placements) if placement.is_replicate()) if mesh else 1
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return 1
+    placements = getattr(parameter, "placements", ())
+    return math.prod(mesh.size(i) for i, placement in enumerate(placements) if placement.is_replicate())
 
 
 def fsdp1_adapter_policy(model: "torch.nn.Module", classes: tuple[str, ...]) -> Any:

@@ -23,7 +23,7 @@ from kit.config.recipe import Recipe
 ACCELERATE_PID = "KIT_ACCELERATE_PID"
 # Environment variable of ranks that kit.strategy.torchrun started: it asks how they ended.
 OWN_TORCHRUN = "KIT_TORCHRUN"
-_SECONDS_BETWEEN_LOOKS = 0.2
+_POLL_SECONDS = 0.2
 GRACE_SECONDS = 8.0  # in which torchrun has ended if it can reach the other machines
 # A process of its own, because it outlives the rank. It ends with the launcher, whose id may be reused.
 _END_LATER = """
@@ -114,7 +114,7 @@ def set_rank_0_variables(world: int, local_world: int) -> None:
 
 def _end_after(launcher: int) -> None:
     while os.getppid() == launcher:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

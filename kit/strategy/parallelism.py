@@ -42,7 +42,9 @@ class GroupSizes:
     @property
     def fewest(self) -> int:
         """The fewest processes that have these groups; 2 without hybrid sharding."""
-        return 2 if self == GroupSizes() else (self.replicas or 2) * (self.shards or 2)
+        if self == GroupSizes():
+            return 2
+        return (self.replicas or 2) * (self.shards or 2)
 
     def num_replicas(self, num_processes: int) -> int:
         """Return the number of copies on ``num_processes``; 1 if they cannot be divided into these groups."""
@@ -59,7 +61,9 @@ class GroupSizes:
             found = f"{replicas} x {shards} = {replicas * shards} (dp_replicate_size x dp_shard_size)"
             fix = f"--num_processes {replicas * shards}, or leave out one of both keys: it follows from the other"
             return [Problem("parallelism_config", found, f"{num_processes}, the number of processes", fix)]
-        name, size = ("dp_replicate_size", replicas) if replicas else ("dp_shard_size", shards)
+        name, size = "dp_shard_size", shards
+        if replicas:
+            name, size = "dp_replicate_size", replicas
         if size is None or (num_processes % size == 0 and num_processes != replicas):
             return []
         least = 2 * size if replicas else size
@@ -115,4 +119,6 @@ def group_sizes(config: Any, strategy: StrategyName, refuse: Refuse) -> GroupSiz
         if (replicas or 1) > 1:
             refuse(f"{PREFIX}dp_shard_size", 1, "2 or more", "whole copies are --config ddp")
         return GroupSizes()  # as `accelerate config` writes it where nothing was chosen
-    return GroupSizes() if replicas == 1 and not shards else GroupSizes(replicas=replicas, shards=shards)
+    if replicas == 1 and not shards:
+        return GroupSizes()
+    return GroupSizes(replicas=replicas, shards=shards)

@@ -83,9 +83,10 @@ def main(argv: list[str]) -> int:
     if is_quiet:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # ranks may warn
     if "LOGLEVEL" not in os.environ:  # by which users of torchrun ask for its log
-        for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic.")]:
-            logging.getLogger(name).setLevel(logging.ERROR)
-            logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith("torch.distributed.elastic."):
+                logging.getLogger(name).setLevel(logging.ERROR)
+                logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
     arguments = run.parse_args(argv)
     try:
         if machines := Machines.from_arguments(arguments):
@@ -97,10 +98,12 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
         return error.exit_status
-    except (TrainingError, RendezvousTimeoutError) as error:
-        absent = f"fewer than {arguments.nnodes} machines came to {arguments.rdzv_endpoint} in time (--ddp_timeout)"
-        missing = f"{absent}\n    -> {START_ALL}"
-        print(f"\nerror: {missing if isinstance(error, RendezvousTimeoutError) else error}", file=sys.stderr)
+    except TrainingError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+    except RendezvousTimeoutError:
+        found = f"fewer than {arguments.nnodes} machines came to {arguments.rdzv_endpoint} in time (--ddp_timeout)"
+        print(f"\nerror: {found}\n    -> {START_ALL}", file=sys.stderr)
         return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()  # torchrun ended the others
@@ -119,11 +122,12 @@ def main(argv: list[str]) -> int:
 
 def _end_after_failure() -> None:
     """End as the rank did that failed, also if torchrun then waits for a machine that it cannot reach."""
-    while (status := recorded_exit(os.getpid())) in (None, *_ORDERLY):
+    while True:
+        status = recorded_exit(os.getpid())
+        if status is not None and status not in _ORDERLY:
+            time.sleep(GRACE_SECONDS / 2)
+            os._exit(status)
         time.sleep(0.5)
-    time.sleep(GRACE_SECONDS / 2)
-    assert status is not None
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,12 @@ def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[
     """In the ``with`` block, let FSDP2 keep each layer that a forward pass has gathered. Called by all ranks."""
     from torch.distributed.fsdp import FSDPModule
 
-    plugin, embeddings = accelerator.state.fsdp_plugin, accelerator.unwrap_model(model).get_input_embeddings()
+    plugin = accelerator.state.fsdp_plugin
+    classes = plugin.transformer_cls_names_to_wrap
+    embeddings = accelerator.unwrap_model(model).get_input_embeddings()
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     # Accelerate gives these the plugin's setting. The others stay gathered after a forward pass anyway.
-    layers = [
-        unit for unit in units if unit is embeddings or is_sharded_layer(unit, plugin.transformer_cls_names_to_wrap)
-    ]
+    layers = [unit for unit in units if unit is embeddings or is_sharded_layer(unit, classes)]
     for layer in layers:
         layer.set_reshard_after_forward(False, recurse=False)
     try:
@@ -69,8 +69,8 @@ def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[
 def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> bool:
     """Whether all weights fit into half of the free memory of each rank's device. Called by all ranks.
 
-    Else generation gathers every layer again for every token, and says so. The other half is for the cache of keys and
-    values.
+    If not, generation gathers every layer again for every token, and a line says so. The other half is for the cache
+    of keys and values.
     """
     import psutil
     import torch
@@ -152,8 +152,9 @@ def rank_and_world() -> tuple[int, int]:
     """Return the rank of this process and the number of processes: 0 and 1 without a process group."""
     import torch
 
-    is_alone = not torch.distributed.is_initialized()
-    return (0, 1) if is_alone else (torch.distributed.get_rank(), torch.distributed.get_world_size())
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def is_sharded(tensor: "torch.Tensor") -> bool:
@@ -194,8 +195,8 @@ def own_shards(model: "torch.nn.Module") -> "list[torch.nn.Parameter] | None":
             unit.reshard()
     if units and not isinstance(units[0], FSDPModule):
         # `parameters()` does not list the parameters of a gathered unit.
-        handles: list[Any] = [handle for unit in units if (handle := getattr(unit, "_handle", None))]
-        return [parameter for handle in handles for parameter in handle.flat_param._params]
+        handles: list[Any] = [getattr(unit, "_handle", None) for unit in units]
+        return [parameter for handle in handles if handle for parameter in handle.flat_param._params]
     return list(model.parameters()) if units else None
 
 

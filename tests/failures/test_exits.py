@@ -25,7 +25,7 @@ with exits.reporting_errors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("error", "status", "told"),
+    ("error", "status", "found"),
     [
         (
             "OSError(errno.ENOSPC, 'No space left on device', '/d/metrics.jsonl')",
@@ -40,16 +40,16 @@ with exits.reporting_errors():
         ("OSError(errno.EIO, 'Input/output error')", 1, "rank 0 failed:\nTraceback"),
     ],
 )
-def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, status, told):
+def test_whatever_goes_wrong_has_its_status_and_lets_a_save_end_first(error, status, found):
     code = LEAVING.format(root=str(ROOT), error=error)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == status and told in done.stderr and done.stdout == "finished\n"
+    assert done.returncode == status and found in done.stderr and done.stdout == "finished\n"
     assert ("Traceback" in done.stderr) == (status == 1 and "loss nan" not in error)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("last", "status"), [("pass", 0), ("exits.leave(75)", 75), ("raise KeyboardInterrupt", 130)])
-def test_what_is_to_be_finished_first_is_finished_without_an_error_too(last, status):
+def test_registered_functions_are_called_without_an_error_too(last, status):
     code = LEAVING.format(root=str(ROOT), error="x").replace("raise x", last)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (status, "finished\n", "")

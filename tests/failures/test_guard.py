@@ -22,7 +22,7 @@ def guard(monkeypatch):
 
 def explained(error):
     """As the script explains it when it ends."""
-    return next((told for explain in exits._explainers if (told := explain(error))), None)
+    return next((text for explain in exits._explainers if (text := explain(error))), None)
 
 
 def test_memory_that_runs_out_is_explained_with_what_the_run_holds_by_then(guard, build):
@@ -38,12 +38,12 @@ def test_memory_that_runs_out_is_explained_with_what_the_run_holds_by_then(guard
     assert re.search(r"^ +optimiser state +[1-9]", str(explained(RuntimeError(ON_CPU))), re.M)
 
 
-def test_what_is_not_about_memory_or_ranks_stays_what_it_is(guard):
+def test_other_errors_are_not_explained(guard):
     for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("out of memory")):
         assert explained(error) is None
 
 
-def test_a_phase_and_each_item_of_an_evaluation_count_as_a_move(guard):
+def test_a_phase_and_each_item_of_an_evaluation_count_as_progress(guard):
     """Or an evaluation that takes longer than the time-out would be taken for a rank that hangs."""
     watch = guard.watch
     watch._last_progress = 0.0
@@ -86,7 +86,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 @pytest.mark.slow
-def test_the_script_tells_so_too_where_there_is_no_model_yet(finetune, tmp_path):
+def test_the_script_explains_memory_that_runs_out_before_there_is_a_model(finetune, tmp_path):
     (tmp_path / "no_room.py").write_text(NO_ROOM.format(script=str(ROOT / "recipes/finetune.py")))
     words = [f"--{name}={value}" for name, value in finetune.defaults.items()]
     run_ranks(str(tmp_path / "no_room"), [*words, f"--output_dir={tmp_path / 'run'}"], 1, log := tmp_path / "log.txt")

@@ -93,8 +93,8 @@ def test_a_hung_rank_ends_the_run_after_the_time_out_by_name(launch, config, vic
     run.rank(victim).send_signal(signal.SIGSTOP)
     status, seconds = run.wait(DEADLINE)
     assert status != 0
-    told = rf"error: rank {1 - victim}: 10 s without progress \(--ddp_timeout\), (training|reading data) in step \d+; "
-    assert re.search(told + rf"rank {victim} did not arrive, last seen: rank {victim} ", run.text), run.text
+    found = rf"error: rank {1 - victim}: 10 s without progress \(--ddp_timeout\), (training|reading data) in step \d+; "
+    assert re.search(found + rf"rank {victim} did not arrive, last seen: rank {victim} ", run.text), run.text
     print(f"{config}, rank {victim} stopped: {seconds:.1f} s")
 
 
@@ -124,8 +124,8 @@ def test_after_a_restart_by_the_launcher_a_run_goes_on_from_its_last_checkpoint(
     assert [run.wait(180)[0] for run in runs] == [0] * launchers, runs[0].text
     assert any(re.search(r"continuing after step \d+ of 60", run.text) for run in runs), runs[0].text
     losses = [line for line in (run.folder / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
-    told = [float(re.search(r'"loss": ([^,]+)', line)[1]).hex() for line in losses]
-    assert told == whole.losses
+    found = [float(re.search(r'"loss": ([^,]+)', line)[1]).hex() for line in losses]
+    assert found == whole.losses
 
 
 @pytest.mark.long
@@ -147,7 +147,7 @@ def third_stays_away(rank):
 
 
 @pytest.mark.parametrize("what", matrix(["mistake", "signal"], always=0))
-def test_the_launcher_does_not_start_anew_what_would_end_the_same(launch, what):
+def test_ranks_that_would_end_in_the_same_way_are_not_restarted(launch, what):
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
     if what == "mistake":
         run = launch(launcher, config="ddp", lora_r=-1)
@@ -170,7 +170,7 @@ class Cut:
         raise TimeoutError
 
 
-def test_a_store_that_does_not_answer_is_told_with_its_address():
+def test_a_store_that_does_not_answer_is_reported_with_its_address():
     accelerator = SimpleNamespace(process_index=1, num_processes=2)
     never = float("inf")  # a watch that lost its store would end this process
     error = Watch(accelerator, Cut(), timeout_seconds=never).explain(RuntimeError("Connection closed by peer"))

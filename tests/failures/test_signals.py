@@ -130,7 +130,7 @@ def evaluate_slowly(rank):
 
 
 @pytest.mark.long
-def test_a_run_outlives_who_reads_its_output(finetune):
+def test_a_run_continues_when_the_reader_of_its_output_ends(finetune):
     """Ctrl-C ends `tee` too, which reads what the run says; a run must save whoever listens."""
     folder = finetune.folder / "run"
     flags = {**finetune.defaults, "output_dir": folder, "max_steps": 5000, "config": "single", "save_steps": 0}
@@ -184,7 +184,7 @@ print(request.is_made)
         always=2,
     ),
 )
-def test_who_interrupts_twice_does_not_wait(first, second, pause, status):
+def test_a_second_signal_ends_the_run_at_once_only_after_ctrl_c(first, second, pause, status):
     code = WAITING.format(root=str(ROOT))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -207,7 +207,7 @@ UNDER_IT = "import sys; sys.path.insert(0, {root!r}); from kit.strategy import l
 
 
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
-def test_what_ends_with_its_launcher_saves_first_where_one_ctrl_c_ended_both(launcher):
+def test_a_run_saves_after_a_ctrl_c_that_also_ended_its_launcher(launcher):
     """`accelerate launch` dies of a Ctrl-C some seconds later, and torchrun only of a second one."""
     code = (UNDER_IT + WAITING).format(root=str(ROOT)).replace('print("ready"', "import os; print(os.getpid()")
     env = {**os.environ, "ACCELERATE_MIXED_PRECISION": "no"} | ({"RANK": "0"} if launcher == "torchrun" else {})
@@ -221,7 +221,7 @@ def test_what_ends_with_its_launcher_saves_first_where_one_ctrl_c_ended_both(lau
     assert parent.stdout.read() == ("True\n" if launcher == "accelerate" else "")
 
 
-def test_ranks_under_a_launcher_that_a_ctrl_c_ended_save_first(monkeypatch):
+def test_ranks_save_after_a_ctrl_c_that_ended_their_launcher(monkeypatch):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     monkeypatch.setenv("RANK", "0")
     assert not launcher_is_gone()
@@ -233,7 +233,7 @@ def test_ranks_under_a_launcher_that_a_ctrl_c_ended_save_first(monkeypatch):
     assert launcher_is_gone()
 
 
-def test_a_repeated_sigterm_is_one(finetune):
+def test_a_repeated_sigterm_counts_once(finetune):
     folder = finetune.folder / "run"
     run = finetune("run", 1, send(folder, *[(signal.SIGTERM, 0)] * 5), max_steps=200)
     assert run.status == 75
@@ -255,7 +255,7 @@ ACCELERATE = ["-m", "accelerate.commands.launch"]
         rest=[(ACCELERATE, "single", signal.SIGTERM), ([], "ddp", signal.SIGUSR1)],
     ),
 )
-def test_a_launcher_that_is_ended_takes_the_run_along_saved(finetune, launcher, config, number):
+def test_a_signal_to_the_launcher_saves_and_ends_the_run(finetune, launcher, config, number):
     """`accelerate launch` dies of SIGTERM without a word to what it started; Slurm and Kubernetes send it there."""
     folder = finetune.folder / "run"
     flags = {**finetune.defaults, "output_dir": folder, "max_steps": 5000, "config": config}

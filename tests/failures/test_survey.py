@@ -79,27 +79,27 @@ def ranks_write(store, world, without=()):
 
 
 def all_ask(store, world, dead):
-    """What each rank is told."""
-    ranks, told = set(range(world)) - {dead}, {}
+    """The verdict that each rank gets."""
+    ranks, verdicts = set(range(world)) - {dead}, {}
     store.alive = set(map(str, ranks))
     store.barrier = threading.Barrier(len(ranks), timeout=10)
 
     def ask(rank):
-        told[rank] = Surveys(store, world, 60.0).ask()
+        verdicts[rank] = Surveys(store, world, 60.0).ask()
 
     threads = [threading.Thread(target=ask, args=(rank,), name=f"rank {rank}") for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    return list(told.values())
+    return list(verdicts.values())
 
 
 @pytest.mark.parametrize("world", [8, 64])
-def test_a_failure_costs_a_rank_as_many_calls_on_any_number_of_ranks(store, world):
+def test_the_calls_of_a_rank_do_not_grow_with_the_number_of_ranks(store, world):
     ranks_write(store, world)
-    told = all_ask(store, world, dead=3)
-    assert [found.gone.names() for found in told] == ["rank 3"] * (world - 1)
+    verdicts = all_ask(store, world, dead=3)
+    assert [found.gone.names() for found in verdicts] == ["rank 3"] * (world - 1)
     assert store.num_readings == 2
     # Each asks once, tries to lead, and polls while the leader looks for 0.05 s.
     assert max(store.calls.values()) <= 40, store.calls
@@ -107,7 +107,7 @@ def test_a_failure_costs_a_rank_as_many_calls_on_any_number_of_ranks(store, worl
     assert sum(store.bytes.values()) - store.bytes[leader] <= 1000 * world
 
 
-def test_who_asks_after_a_survey_leads_the_next(store, monkeypatch):
+def test_a_rank_that_asks_after_a_survey_leads_the_next_one(store, monkeypatch):
     ranks_write(store, 3)
     monkeypatch.setattr(survey, "SILENT_SECONDS", 0.0)
     assert Surveys(store, 3, 60.0).ask().gone.count == 3
@@ -117,7 +117,7 @@ def test_who_asks_after_a_survey_leads_the_next(store, monkeypatch):
     assert Surveys(store, 3, 60.0).ask().gone.count == 0
 
 
-def test_who_asks_late_is_told_who_died_first_and_not_who_ended_because_of_it(store):
+def test_a_late_rank_learns_who_died_first_and_not_who_ended_because_of_it(store):
     ranks_write(store, 4)
     store.alive = {"0", "1", "3"}
     assert Surveys(store, 4, 60.0).ask().gone.names() == "rank 2"
@@ -151,7 +151,7 @@ def test_a_rank_that_never_wrote_is_gone_as_of_the_start(store):
     assert [found.gone.first for found in all_ask(store, 4, dead=2)] == [[RankStatus(2)]] * 3
 
 
-def test_a_store_that_is_gone_was_that_of_rank_0(store):
+def test_a_lost_store_means_that_rank_0_is_gone(store):
     class Gone:
         def call(self, function):
             raise RuntimeError("Connection reset by peer")
@@ -160,7 +160,7 @@ def test_a_store_that_is_gone_was_that_of_rank_0(store):
     assert found.gone.names() == found.absent.names() == "rank 0" and not found.is_progressing
 
 
-def test_who_is_behind_is_absent_and_who_moves_is_seen():
+def test_ranks_that_are_behind_are_absent_and_progress_is_noticed():
     before = [status(rank) for rank in range(3)]
     waiting = {"beats": 2, "collectives": 9, "idle_seconds": 50.0}
     late = Survey.of(before, [status(0, **waiting), status(1, 2, collectives=8), status(2, **waiting)], 60.0)

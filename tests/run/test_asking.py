@@ -54,7 +54,7 @@ def test_one_rank_asks_whichever_comes_first(a_rank, opened):
     assert asked == [True, False, False, False] and constants.HF_HUB_OFFLINE is False
 
 
-def test_what_the_first_is_refused_all_are_refused_in_the_same_words(a_rank, opened):
+def test_all_ranks_raise_the_problems_of_the_first(a_rank, opened):
     a_rank(1)
     refused = UserError(
         Problem("model_name_or_path", "its licence is not accepted", fix="accept it"), Problem("dataset", "more")
@@ -110,7 +110,7 @@ def test_without_a_folder_for_the_lock_each_asks(a_rank, opened, tmp_path):
         assert opened()
 
 
-def test_a_rank_that_hangs_while_it_asks_is_waited_for_as_long_as_ranks_are(a_rank, opened, monkeypatch):
+def test_the_wait_for_a_rank_that_hangs_while_it_asks_ends_after_ddp_timeout(a_rank, opened, monkeypatch):
     acquire = asking.FileLock.acquire
     monkeypatch.setattr(asking.FileLock, "acquire", lambda lock, timeout: acquire(lock, timeout=timeout / 1000))
     a_rank(0)
@@ -251,7 +251,7 @@ def test_ranks_make_the_requests_of_one(hub, tmp_path):
         (404, {"X_Error_Code": "RepoNotFound"}, "the hub has no such public model"),
     ],
 )
-def test_ranks_are_refused_as_one_is(hub, tmp_path, status, headers, message):
+def test_ranks_get_the_same_message_as_one_process(hub, tmp_path, status, headers, message):
     hub.status, hub.headers = status, headers
     said = start(hub, tmp_path / "both", 2)
     assert message in said[0] and said[0] == said[1]

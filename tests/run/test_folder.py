@@ -108,7 +108,7 @@ def test_another_run_is_refused_with_every_setting_that_differs(recipe, started)
     assert "--output_dir" in text and "--overwrite_output_dir" in text
 
 
-def test_to_start_anew_in_a_runs_folder_one_must_say_so(recipe, started):
+def test_a_run_is_overwritten_only_if_asked_to(recipe, started):
     assert "holds this run already" in refusal(recipe(resume_from_checkpoint="none"))
     look(recipe(resume_from_checkpoint="none", overwrite_output_dir=True))
 
@@ -274,7 +274,7 @@ def test_a_stop_by_a_signal_is_noted_and_the_next_start_takes_the_note_away(reci
     assert json.loads((started / "run.json").read_text())["interrupted"] is None
 
 
-def test_to_continue_is_said_with_what_rounds_differently_and_later_checkpoints_go(
+def test_continuing_reports_what_rounds_differently_and_deletes_later_checkpoints(
     recipe, started, checkpoint_of, capsys
 ):
     checkpoint_of(recipe(), started / "checkpoints", 5)
@@ -289,7 +289,7 @@ def test_to_continue_is_said_with_what_rounds_differently_and_later_checkpoints_
     assert sorted(folder.about) == ["identity", "strategy", "total_steps", "versions"]
 
 
-def test_other_ranks_say_and_write_nothing(recipe, tmp_path, monkeypatch, capsys):
+def test_other_ranks_print_and_write_nothing(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     folder = look(recipe())
     folder.open()
@@ -381,7 +381,7 @@ def test_the_lock_of_a_dead_process_is_taken_over_with_a_notice(recipe, holder, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "leave(75)", "raise ValueError('odd')"])
-def test_a_run_that_ended_by_itself_is_followed_without_a_word(recipe, holder, tmp_path, end):
+def test_there_is_no_notice_after_a_run_that_ended_in_order(recipe, holder, tmp_path, end):
     process, _ = holder()
     write(recipe())
     process.communicate(end + "\n", timeout=60)
@@ -407,7 +407,7 @@ def test_a_lock_file_that_is_a_link_is_not_followed(recipe, tmp_path):
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_run_that_was_at_work_between_the_look_and_the_lock_is_not_overwritten(recipe, tmp_path):
+def test_a_run_that_was_at_work_between_the_check_and_the_lock_is_not_overwritten(recipe, tmp_path):
     folder = tmp_path / "out"
     late = look(recipe(seed=7))
     begin(recipe(seed=1))
@@ -418,7 +418,7 @@ def test_a_run_that_was_at_work_between_the_look_and_the_lock_is_not_overwritten
     assert content(folder) == before
 
 
-def test_a_path_to_go_on_from_is_obeyed_once(recipe, tmp_path, checkpoint_of):
+def test_a_checkpoint_path_is_used_once(recipe, tmp_path, checkpoint_of):
     """The same command after a kill goes on from what came after it."""
     wanted, elsewhere = (checkpoint_of(recipe(), tmp_path / name, 2) for name in ("other", "elsewhere"))
     mine = recipe(resume_from_checkpoint=str(wanted))
@@ -452,7 +452,7 @@ def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):
         begin(recipe())
 
 
-def test_to_continue_with_other_steps_tells_how_the_rate_changes(recipe, started, checkpoint_of, capsys):
+def test_continuing_with_other_steps_reports_how_the_rate_changes(recipe, started, checkpoint_of, capsys):
     checkpoint_of(recipe(), started / "checkpoints", 5, total_steps=8)
     look(recipe()).begin(STRATEGY, DATA, 5, 8)
     assert "warning" not in capsys.readouterr().out

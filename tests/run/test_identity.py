@@ -20,7 +20,7 @@ def test_the_docs_list_every_setting_on_the_side_that_its_declaration_says():
 
 
 @pytest.mark.parametrize("setting", [name for name in IDENTITY if name not in ("method", "model_name_or_path")])
-def test_each_setting_of_the_identity_is_looked_at(recipe, setting):
+def test_each_setting_of_the_identity_is_compared(recipe, setting):
     old = getattr(recipe(), setting)
     others = {"lora_target_modules": "q_proj", "dataset_columns": "a=text", "optim": "adamw_8bit"}
     others |= {"freeze": ["a*"], "train_only": ["a*"], "chat_template_kwargs": "a=1"}
@@ -51,7 +51,7 @@ def test_a_default_that_is_written_out_is_the_same_run(recipe):
     assert differences(identity(recipe(), "abc", "base"), identity(written, "abc", "base")) == []
 
 
-def test_other_data_and_other_weights_are_told_in_words_and_another_model_once(recipe):
+def test_other_data_and_other_weights_are_reported_in_words_and_another_model_once(recipe):
     old = identity(recipe(), "abc", "base")
     assert differences(old, identity(recipe(), "other", "base")) == ["the samples that dataset gives are others"]
     assert differences(old, identity(recipe(), "abc", "other")) == ["the weights at model_name_or_path are others"]
@@ -59,12 +59,12 @@ def test_other_data_and_other_weights_are_told_in_words_and_another_model_once(r
     assert differences(old, elsewhere) == ["model_name_or_path: 'model' -> 'elsewhere'"]
 
 
-def test_fewer_samples_are_told_once(recipe):
+def test_fewer_samples_are_reported_once(recipe):
     fewer = identity(recipe(max_train_samples=5), "other", "base")
     assert differences(identity(recipe(), "abc", "base"), fewer) == ["max_train_samples: None -> 5"]
 
 
-def test_what_makes_other_roundings_is_told_and_nothing_else():
+def test_what_makes_other_roundings_is_reported_and_nothing_else():
     strategy = {"type": "ddp", "num_processes": 2, "mixed_precision": "bf16", "device": "cpu", "num_threads": 1}
     new = {"strategy": strategy | {"num_replicas": 1}, "versions": versions()}
     assert changes({"strategy": strategy, "versions": versions()}, new) == []  # from before hybrid sharding
@@ -72,8 +72,8 @@ def test_what_makes_other_roundings_is_told_and_nothing_else():
     old = {"strategy": strategy | {"config": "ddp"}, "versions": versions()}
     assert changes(old, {"strategy": strategy | {"config": "mine"}, "versions": versions()}) == []
     new = {"strategy": strategy | {"mixed_precision": "no"}, "versions": versions() | {"torch": "9", "kit": "9"}}
-    (told,) = changes(old, new)
-    assert "mixed_precision bf16 -> no" in told and f"torch {versions()['torch']} -> 9" in told and "kit" not in told
+    (text,) = changes(old, new)
+    assert "mixed_precision bf16 -> no" in text and f"torch {versions()['torch']} -> 9" in text and "kit" not in text
 
 
 def test_a_run_that_began_before_a_setting_existed_had_its_default(recipe):

@@ -297,8 +297,8 @@ def test_the_best_checkpoint_is_named_only_when_it_was_kept(start):
     log = start(keep_best=True)
     for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
         evaluate(log, step, evaluation(loss))
-    told = "\n".join(log.summary())
-    assert "lowest eval_loss: 2.0000 after step 2" in told and "checkpoints/step-00000002 --output_dir best" in told
+    text = "\n".join(log.summary())
+    assert "lowest eval_loss: 2.0000 after step 2" in text and "checkpoints/step-00000002 --output_dir best" in text
     other = start()
     for step, loss in [(0, 3.0), (2, 2.0), (4, 2.5)]:
         evaluate(other, step, evaluation(loss))
@@ -312,15 +312,15 @@ def test_no_checkpoint_is_named_where_nothing_was_better_than_the_model_before_t
     assert log.summary() == ["eval_loss: 1.0000 -> 2.0000", "eval_perplexity: 2.0000 -> 2.0000"]
 
 
-def test_the_end_is_told_in_words(start, tmp_path, capsys):
+def test_the_end_is_reported_in_words(start, tmp_path, capsys):
     start().end(stopped=True)
     assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
     log = start()
     log.run([1, 2])
     capsys.readouterr()
     log.end(stopped=True)
-    told = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
-    assert capsys.readouterr().out == told
+    text = "stopped by a signal after step 2 of 10, and saved: the same command continues\n"
+    assert capsys.readouterr().out == text
     log.end(stopped=False, notes=["3 rows were left out"])
     assert capsys.readouterr().out == f"3 rows were left out\nmodel: {tmp_path}/final\n"
 
@@ -337,7 +337,7 @@ def test_one_answer_is_shown_on_lines_cut_in_the_middle(start, capsys):
     assert [line.endswith("(differs)") for line in lines if "answered" in line] == [False, True]
 
 
-def test_answers_that_did_not_end_are_told_but_not_of_the_base(start, capsys):
+def test_answers_that_did_not_end_are_reported_but_not_of_the_base(start, capsys):
     counts = {"num_answers": 35, "num_unended_answers": 30, "num_expected_texts": 2, "num_most_frequent_text": 21}
     log = start()
     for step in (0, 3):
@@ -477,8 +477,8 @@ def test_a_loss_far_above_the_usual_is_reported_with_its_samples_through_a_resum
     step_with(again, 14, 2.0)
     (row,) = rows()
     assert (row["step"], row["samples"]) == (13, ["d.jsonl:7"]) and row["loss_spike"] == pytest.approx(3.05)
-    told = "warning: step 13: loss 6.1000 is 3.0 times the median of the last 12 steps; samples: d.jsonl:7"
-    assert told in capsys.readouterr().out
+    text = "warning: step 13: loss 6.1000 is 3.0 times the median of the last 12 steps; samples: d.jsonl:7"
+    assert text in capsys.readouterr().out
 
 
 def test_the_first_losses_of_a_run_are_compared_with_nothing(start, rows, capsys):

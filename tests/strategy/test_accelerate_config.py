@@ -111,7 +111,7 @@ def test_values_mean_what_they_mean_to_accelerate(read, text, strategy, precisio
 
 
 @pytest.mark.parametrize(("sharding", "reshard"), [("FULL_SHARD", True), ("SHARD_GRAD_OP", False), ("2", False)])
-def test_fsdp1_says_resharding_in_its_own_word(read, sharding, reshard):
+def test_resharding_has_another_key_under_fsdp1(read, sharding, reshard):
     text = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_sharding_strategy: {sharding}\n"
     assert read(text).reshard_after_forward is reshard
 
@@ -167,7 +167,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "line", "words"), REFUSED, ids=lambda value: str(value)[-40:])
-def test_what_the_kit_cannot_honour_is_refused_at_its_line_with_the_remedy(refusal, text, line, words):
+def test_what_the_kit_does_not_support_is_refused_at_its_line_with_a_fix(refusal, text, line, words):
     error = refusal(text)
     assert len(error.problems) == 1
     assert f"mine.yaml:{line}" in str(error)
@@ -175,7 +175,7 @@ def test_what_the_kit_cannot_honour_is_refused_at_its_line_with_the_remedy(refus
         assert word in str(error)
 
 
-def test_everything_wrong_with_a_config_is_told_at_once(refusal):
+def test_everything_wrong_with_a_config_is_reported_at_once(refusal):
     error = refusal(
         "mixed_precision: fp16\ndistributed_type: FSDP\nnum_proceses: 4\nnum_processes: -2\n"
         "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: NO_WRAP\n  fsdp_activation_checkpointing: true\n"

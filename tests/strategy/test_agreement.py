@@ -55,7 +55,7 @@ def exchanged(monkeypatch):
 
 
 def of(**values):
-    return [Fact(name, value, f"mend {name}") for name, value in values.items()]
+    return [Fact(name, value, f"fix {name}") for name, value in values.items()]
 
 
 def test_ranks_that_agree_exchange_digests_only(exchanged):
@@ -64,11 +64,11 @@ def test_ranks_that_agree_exchange_digests_only(exchanged):
     assert store.calls["set"] <= 2 * 64 + 2 and store.calls["get"] <= 3 * 64 and store.bytes < 64 * 300
 
 
-def test_a_difference_is_told_to_all_with_value_host_and_ranks(exchanged):
+def test_a_difference_is_reported_to_all_with_value_host_and_ranks(exchanged):
     facts = [of(seed=1, text="long" * 1000)] * 5 + [of(seed=2, text="long" * 1000)] * 3
     results, store = exchanged(facts)
     expected = "1 on host0 (ranks 0-1), 1 on host1 (ranks 2-3), 1 on host2 (rank 4), 2 on host2 (rank 5) and 1 more"
-    problem = Problem("seed", expected, "the same on every machine", "mend seed")
+    problem = Problem("seed", expected, "the same on every machine", "fix seed")
     assert [found for found, _ in results] == [[problem]] * 8
     assert len([key for key in store.values if key.startswith("details")]) == 1  # one rank speaks for those like it
     assert {f"read/{rank}" for rank in range(1, 8)} <= set(

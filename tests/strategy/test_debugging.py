@@ -37,7 +37,7 @@ def test_the_folder_is_not_in_the_run_which_must_be_empty_to_begin():
     assert str(debugging.folder_beside("runs/mine/")) == "runs/mine.debug"
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "mine.debug").touch()
     with pytest.raises(UserError, match=r"debug_distributed: .*mine\.debug: File exists"):
         debugging.record(tmp_path / "mine.debug", 60.0)

@@ -1,4 +1,4 @@
-"""FSDP shards the layers it was told to, computes in the precision of the config, and adds gradients up in fp32."""
+"""FSDP shards the layers that it should, computes in the precision of the config, and adds gradients up in fp32."""
 
 import os
 from dataclasses import replace

@@ -402,7 +402,7 @@ def test_what_a_launcher_asks_for_is_refused_as_in_a_config(resolve, env, word):
     assert word in str(refusal(resolve, env=env | ranks(2)))
 
 
-def test_flags_recipe_and_config_are_told_at_once(resolve, config_file):
+def test_flags_recipe_and_config_are_reported_at_once(resolve, config_file):
     path = config_file("distributed_type: FSDP\nmixed_precision: fp16\nfsdp_config:\n  fsdp_version: 3\n")
     error = refusal(resolve, "--config", path, "--lerning_rate", 1, "--method", "lorra")
     text = str(error)
@@ -478,7 +478,7 @@ def test_a_mistyped_flag_is_answered_at_once_and_nothing_is_written(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_bad_data_on_two_ranks_is_told_once_and_no_rank_hangs(flags, tmp_path):
+def test_bad_data_on_two_ranks_is_reported_once_and_no_rank_hangs(flags, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n{"prompt": 3, "completion": "b"}\n')
     launcher = ["torchrun", "--nproc_per_node", 2, "--standalone"]
@@ -505,7 +505,7 @@ def test_the_printed_command_works_as_printed(flags, tmp_path):
     assert not list((tmp_path / "here").iterdir())
 
 
-def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_told(resolve, environments, monkeypatch):
+def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(resolve, environments, monkeypatch):
     """Without GPUs, `accelerate launch --num_processes 4` starts one."""
     monkeypatch.setattr(launch_problems, "num_processes_of_accelerate", lambda: 4)
     env = environments("single", 1)
@@ -516,7 +516,7 @@ def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_told(reso
     assert resolve("--config", "ddp", "--num_processes", 4, env=env).num_processes == 4
 
 
-def test_who_only_looks_starts_nothing_and_is_told_what_a_run_would_refuse(resolve, monkeypatch, capsys):
+def test_plan_launch_starts_nothing_and_has_the_problems_of_a_run(resolve, monkeypatch, capsys):
     monkeypatch.setattr(os, "execve", lambda *args: pytest.fail("started"))
     monkeypatch.setattr(os, "environ", {"ACCELERATE_MIXED_PRECISION": "bf16", "HOME": "/"})
     monkeypatch.setattr(launch, "_devices", lambda: (2, "cuda"))

@@ -1,4 +1,4 @@
-"""What contradicts a launch, or is absent from a config for several machines, is told before anything is started."""
+"""What contradicts a launch, or is absent from a config for several machines, is reported before anything is started."""
 
 import sys
 from dataclasses import replace
@@ -29,7 +29,7 @@ def address(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({}, []),
         ({"main_process_ip": None}, ["main_process_ip: missing"]),
@@ -39,11 +39,11 @@ def address(monkeypatch):
         ({"num_processes": 7, "main_process_ip": None}, ["num_processes: 7 over", "main_process_ip: missing"]),
     ],
 )
-def test_what_a_config_for_two_machines_lacks_is_told(changes, told):
+def test_what_a_config_for_two_machines_lacks_is_reported(changes, expected):
     settings = replace(TWO, **changes)
     problems = launch_problems._machine_problems(settings, settings.num_processes, 4)
-    assert len(problems) == len(told)
-    assert all(str(problem).startswith(text) for problem, text in zip(problems, told, strict=True))
+    assert len(problems) == len(expected)
+    assert all(str(problem).startswith(text) for problem, text in zip(problems, expected, strict=True))
 
 
 def test_a_main_address_of_loopback_is_refused(monkeypatch):

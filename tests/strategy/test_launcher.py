@@ -22,7 +22,7 @@ from kit.strategy.launcher import (
 )
 
 
-def test_ranks_that_are_started_anew_delete_nothing_and_go_on(tmp_path, monkeypatch):
+def test_restarted_ranks_delete_nothing_and_continue(tmp_path, monkeypatch):
     recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
     lock = tmp_path / ".lock"
     lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
@@ -69,7 +69,7 @@ def rank(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ranks_that_are_started_again_end_at_once_as_they_ended_before(rank):
+def test_restarted_ranks_end_at_once_with_the_recorded_status(rank):
     assert rank(restarts=1) == (0, "started")  # nothing is known of an end
     assert rank(restarts=0, status=75) == (0, "started")
     assert rank(restarts=1) == (75, "")
@@ -77,13 +77,13 @@ def test_ranks_that_are_started_again_end_at_once_as_they_ended_before(rank):
 
 
 @pytest.mark.slow
-def test_where_nothing_is_started_again_no_end_is_noted(rank, tmp_path):
+def test_no_exit_is_recorded_where_nothing_restarts(rank, tmp_path):
     rank(restarts=0, allowed=0)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_ends_of_other_days_are_swept_up(rank, tmp_path):
+def test_old_exit_records_are_deleted(rank, tmp_path):
     (tmp_path / "ended").mkdir()
     for name, age in (("old", 90_000), ("new", 60)):
         (tmp_path / "ended" / name).touch()
@@ -93,7 +93,7 @@ def test_ends_of_other_days_are_swept_up(rank, tmp_path):
     assert not (tmp_path / "ended/old").exists()
 
 
-def test_a_command_that_no_launcher_started_has_lost_none(monkeypatch):
+def test_a_command_without_a_launcher_is_not_ended(monkeypatch):
     monkeypatch.delenv("KIT_ACCELERATE_PID", raising=False)
     assert not launcher_is_gone()
     monkeypatch.setenv("KIT_ACCELERATE_PID", str(os.getppid()))

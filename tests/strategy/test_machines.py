@@ -14,17 +14,17 @@ def arguments(words):
     return Namespace(**{word[2:]: words[i + 1] for i, word in enumerate(words) if word.startswith("--")})
 
 
-def test_torchruns_arguments_hold_all_of_it():
+def test_the_arguments_of_torchrun_hold_all_fields():
     machines = Machines(3, "10.0.0.1", 29500, is_host=True, timeout_seconds=20)
     assert Machines.from_arguments(arguments(machines.arguments())) == machines
     assert Machines.from_arguments(Namespace(nnodes="1:1")) is None
 
 
 def test_a_machine_says_whom_it_waits_for():
-    told = Machines(3, "10.0.0.1", 29500, is_host=True, timeout_seconds=20).waiting_line()
-    assert "waits at 10.0.0.1:29500 for 2 more of 3 machines, at most 20 s (--ddp_timeout)" in told
-    told = Machines(3, "10.0.0.1", 29500, is_host=False, timeout_seconds=20).waiting_line()
-    assert "waits for 10.0.0.1:29500 (main_process_ip), at most 20 s (--ddp_timeout)" in told
+    text = Machines(3, "10.0.0.1", 29500, is_host=True, timeout_seconds=20).waiting_line()
+    assert "waits at 10.0.0.1:29500 for 2 more of 3 machines, at most 20 s (--ddp_timeout)" in text
+    text = Machines(3, "10.0.0.1", 29500, is_host=False, timeout_seconds=20).waiting_line()
+    assert "waits for 10.0.0.1:29500 (main_process_ip), at most 20 s (--ddp_timeout)" in text
 
 
 def test_a_machine_that_does_not_answer_is_named_with_the_time_that_was_said():

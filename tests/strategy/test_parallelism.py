@@ -55,13 +55,13 @@ def test_the_sizes_are_those_of_the_config(sizes, groups):
     ],
 )
 def test_what_is_not_offered_is_refused_with_the_reason(strategy, sizes, words):
-    told = asked(strategy, **sizes)[1]
-    assert len(told.splitlines()) in (1, 2)
-    assert all(word in told for word in words), told
+    text = asked(strategy, **sizes)[1]
+    assert len(text.splitlines()) in (1, 2)
+    assert all(word in text for word in words), text
 
 
 @pytest.mark.parametrize(
-    ("groups", "num_processes", "told"),
+    ("groups", "num_processes", "found"),
     [
         (GroupSizes(), 3, ""),
         (GroupSizes(replicas=2), 4, ""),
@@ -76,9 +76,9 @@ def test_what_is_not_offered_is_refused_with_the_reason(strategy, sizes, words):
         (GroupSizes(replicas=1, shards=4), 8, "1 x 4 = 4"),
     ],
 )
-def test_processes_that_make_no_such_groups_are_refused(groups, num_processes, told):
+def test_processes_that_make_no_such_groups_are_refused(groups, num_processes, found):
     text = "".join(map(str, groups.problems(num_processes)))
-    assert text.startswith(f"parallelism_config: {told}") if told else not text
+    assert text.startswith(f"parallelism_config: {found}") if found else not text
 
 
 def test_the_size_that_is_left_out_follows_from_the_number_of_processes():
@@ -87,7 +87,7 @@ def test_the_size_that_is_left_out_follows_from_the_number_of_processes():
     assert GroupSizes().num_replicas(6) == 1
     assert (
         GroupSizes(replicas=8).num_replicas(4) == GroupSizes(shards=8).num_replicas(4) == 1
-    )  # a fault, told elsewhere
+    )  # a fault, reported elsewhere
 
 
 @pytest.mark.parametrize("groups", [GroupSizes(replicas=3), GroupSizes(shards=4), GroupSizes(replicas=2, shards=3)])

@@ -15,7 +15,7 @@ from kit.strategy import rendezvous
 from kit.strategy.rendezvous import BoundedStore, call_within, join_group, open_store, together
 
 
-def test_what_one_rank_finds_wrong_stops_the_others_with_the_same_words(monkeypatch):
+def test_a_problem_of_one_rank_is_raised_on_all_ranks(monkeypatch):
     problem = Problem("output_dir", "cannot be written to")
     monkeypatch.setattr("accelerate.utils.gather_object", lambda found: [*found, problem])
     with pytest.raises(UserError, match="cannot be written to"), together(None):
@@ -42,7 +42,7 @@ def rank_of_two(monkeypatch):
 
 
 @pytest.mark.slow
-def test_who_did_not_come_in_time_is_named(rank_of_two):
+def test_ranks_that_did_not_come_in_time_are_named(rank_of_two):
     rank_of_two(0, free_port())
     with pytest.raises(TrainingError, match=r"not all 2 processes came within 1 s \(--ddp_timeout\): rank 1 did not"):
         join_group("gloo", 1)
