@@ -75,7 +75,7 @@ class Samples:
     """The samples of one global batch, for the collator."""
 
     lengths = np.array(LENGTHS)
-    sources = np.zeros(len(LENGTHS), np.int64)
+    dataset_ids = np.zeros(len(LENGTHS), np.int64)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         ids = np.random.default_rng(i).integers(3, 100, LENGTHS[i])

@@ -278,11 +278,11 @@ def replica_sums(world: int) -> Figures:
 
 def order(num_samples: int) -> Figures:
     """The order of an epoch, as each rank makes it."""
-    lengths, sources = np.ones(num_samples, np.int32), np.zeros(num_samples, np.int16)
+    lengths, dataset_ids = np.ones(num_samples, np.int32), np.zeros(num_samples, np.int16)
     made: list[Order] = []
 
     def make() -> None:
-        made[:] = [Order(lengths, sources, seed=0, batch_size=64)]
+        made[:] = [Order(lengths, dataset_ids, seed=0, batch_size=64)]
         made[0].epoch(0)
 
     seconds, peak = timed(make)
@@ -320,7 +320,7 @@ def evaluation(num_samples: int) -> Figures:
     lengths = np.random.default_rng(0).integers(20, 500, num_samples, dtype=np.int32)
 
     class Rows:
-        sources = np.zeros(num_samples, np.int16)
+        dataset_ids = np.zeros(num_samples, np.int16)
 
         def __init__(self) -> None:
             self.lengths = lengths

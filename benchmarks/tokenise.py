@@ -26,7 +26,7 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from kit.config.recipe import Recipe  # noqa: E402
 from kit.data.chat.template import resolve_template  # noqa: E402
-from kit.data.open import open_data, open_sources  # noqa: E402
+from kit.data.open import open_data, open_datasets  # noqa: E402
 
 
 def main() -> None:
@@ -94,7 +94,15 @@ def with_kit(options: argparse.Namespace, path: Path) -> tuple[object, float]:
     )
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     started = time.perf_counter()
-    data = open_data(recipe, open_sources(recipe), tokenizer, 10**9)
+    data = open_data(
+        recipe,
+        open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming),
+        tokenizer,
+        10**9,
+        eval_settings=recipe,
+        seed=recipe.seed,
+        global_batch_size=recipe.global_batch_size,
+    )
     return data, time.perf_counter() - started
 
 

@@ -112,8 +112,8 @@ def _loss(
 ) -> dict[str, float]:
     """Compute the metrics that need no generation; see ``Evaluation.metrics``."""
     accelerator, ranks = prepared.accelerator, prepared.ranks
-    num_sources = len(samples.stores)
-    sums = torch.zeros(3, num_sources, dtype=torch.float64, device=accelerator.device)
+    num_datasets = len(samples.stores)
+    sums = torch.zeros(3, num_datasets, dtype=torch.float64, device=accelerator.device)
     batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
     with torch.no_grad():
@@ -122,14 +122,14 @@ def _loss(
             weights = batch.weights.double()
             losses = prepared.model(**batch.model_inputs())
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
-            sums += values @ F.one_hot(batch.sources, num_sources).double()
+            sums += values @ F.one_hot(batch.dataset_ids, num_datasets).double()
     sums = ranks.sum(sums)
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
     # exp overflows a float beyond this value; for so high a loss the exact perplexity does not matter.
     metrics = {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0)), "eval_tokens": int(num_tokens)}
-    for name, (part, part_weight, part_tokens) in zip(samples.names, sums.T.tolist(), strict=True):
-        if num_sources > 1 and part_weight:
+    for name, (part, part_weight, part_tokens) in zip(samples.dataset_names, sums.T.tolist(), strict=True):
+        if num_datasets > 1 and part_weight:
             metrics |= {f"eval_loss/{name}": part / part_weight, f"eval_tokens/{name}": int(part_tokens)}
     return metrics
 

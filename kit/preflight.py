@@ -11,8 +11,8 @@ from kit.config.launch_flags import Launch
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, open_data, open_sources, stop_ids
-from kit.data.samples.rows import Opened
+from kit.data.open import Data, open_data, open_datasets, stop_ids
+from kit.data.samples.dataset import Dataset
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
@@ -38,7 +38,7 @@ class Preflight:
     config: Any  # the model's config
     meta_model: Any  # the model on the meta device: modules and shapes, no weights
     tokenizer: Any  # with the chat template that is saved with the model
-    sources: list[Opened]  # the data sets, with the columns that are read
+    datasets: list[Dataset]
     data: Data | Stream
     notes: tuple[str, ...]  # lines for the user: those of the data, and what the checks found besides
     stop_tokens: dict[str, int]  # that end answers, with their ids; of a run only, and none if all data are plain text
@@ -96,12 +96,12 @@ def check(
     if topology:  # alone, because other checks would fail at the same import
         raise_if(check_bitsandbytes(recipe.method, recipe.optim))
     problems = Problems()
-    sources = tokenizer = config = meta_model = data = folder = None
+    datasets = tokenizer = config = meta_model = data = folder = None
     plan: dict[str, Any] = {}
     notes: list[str] = []  # beside those of the data
     stop_tokens: dict[str, int] = {}
     with problems.caught():
-        sources = open_sources(recipe)
+        datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
     with problems.caught(), asked_once("tokenizer", recipe):
         tokenizer = open_tokenizer(recipe)
     with problems.caught():
@@ -128,20 +128,28 @@ def check(
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
-    if sources and tokenizer and meta_model:
+    if datasets and tokenizer and meta_model:
         with problems.caught():
-            data = open_data(recipe, sources, tokenizer, num_rows(meta_model))
+            data = open_data(
+                recipe,
+                datasets,
+                tokenizer,
+                num_rows(meta_model),
+                eval_settings=recipe,
+                seed=recipe.seed,
+                global_batch_size=recipe.global_batch_size,
+            )
             notes += describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))
                     problems += check_stop_tokens(recipe, meta_model, tokenizer, ids)
-                    if any("text" not in opened.fields for opened in sources):
+                    if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))
                 folder = RunFolder(recipe, recipe_name, run_identity)
     problems.raise_if_any()
-    assert sources is not None and tokenizer is not None and data is not None
+    assert datasets is not None and tokenizer is not None and data is not None
     tokenizer.chat_template = data.chat_template
     total_steps = data.total_steps(recipe)
     return Preflight(
@@ -149,7 +157,7 @@ def check(
         config=config,
         meta_model=meta_model,
         tokenizer=tokenizer,
-        sources=sources,
+        datasets=datasets,
         data=data,
         notes=(*data.notes, *notes),
         stop_tokens=stop_tokens,

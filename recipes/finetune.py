@@ -98,7 +98,7 @@ def main() -> None:
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
-    log = Log(accelerator, recipe, folder.path, state, total_steps, data.names)
+    log = Log(accelerator, recipe, folder.path, state, total_steps, data.dataset_names)
     saver = Saver(
         accelerator,
         recipe,
@@ -109,12 +109,12 @@ def main() -> None:
         timeout_seconds=recipe.ddp_timeout,
     )
     exits.finish_first(saver.finish)
-    feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed)
+    feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
     say(prepared.strategy.describe(recipe), *parts, *checked.notes, *feed.notes(), *check_replicas.notes())
 
     # --- train: a step depends only on the seed and its number, not on the topology
-    objective = build_objective(recipe, data.names)
+    objective = build_objective(recipe, data.dataset_names)
     stop = StopRequest(accelerator)
 
     def evaluate_if_due(done: int) -> EvaluationOutcome:
@@ -190,7 +190,7 @@ def main() -> None:
     if is_stopped:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         exits.leave(exits.STOPPED)
-    if RECIPES / DEFAULT_RECIPE in Path(recipe.datasets[0].path).parents:
+    if RECIPES / DEFAULT_RECIPE in Path(recipe.dataset_entries[0].path).parents:
         say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
 
 

@@ -52,7 +52,8 @@ def main() -> None:
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
-    say(*describe_rendering(recipe, checked.sources, checked.tokenizer))
+    path = recipe.adapter_name_or_path or recipe.model_name_or_path
+    say(*describe_rendering(path, recipe.chat_template, checked.datasets, checked.tokenizer))
 
     accelerator, plan = start(recipe, topology, checked.facts(topology))
     guard = Guard(accelerator, recipe, topology, trains=False)

@@ -19,7 +19,7 @@ from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import to_sample
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import resolve_template
-from kit.data.open import open_data, open_sources
+from kit.data.open import open_data, open_datasets
 from kit.data.read.archives import TAR_COMPRESSIONS
 from kit.data.read.sources import open_source, read_rows
 from kit.errors import Problem, UserError
@@ -92,8 +92,24 @@ def recipe(**changes):
 
 
 def open_all(tokenizer, vocab_size=VOCAB_SIZE, **changes):
-    settings = recipe(**changes)
-    return open_data(settings, open_sources(settings), tokenizer, vocab_size)
+    return open_recipe_data(recipe(**changes), tokenizer, vocab_size)
+
+
+def open_recipe_datasets(settings):
+    return open_datasets(settings.dataset_entries, settings.eval_dataset_entries, settings.streaming)
+
+
+def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
+    """The data of a whole recipe, of ``datasets`` that were opened before, or else now."""
+    return open_data(
+        settings,
+        open_recipe_datasets(settings) if datasets is None else datasets,
+        tokenizer,
+        vocab_size,
+        eval_settings=settings,
+        seed=settings.seed,
+        global_batch_size=settings.global_batch_size,
+    )
 
 
 def write(path, *rows):

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from data_helpers import open_recipe_data
 from helpers import matrix
 from torch import nn
 
 from kit import evaluate as evaluate_module
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
-from kit.data.open import open_data, open_sources, prompt_and_reference
+from kit.data.open import prompt_and_reference
 from kit.errors import UserError
 from kit.evaluate import evaluate
 from kit.model.load import build_model, open_config
@@ -38,7 +39,7 @@ def setting(model_folder, chat_file):
         recipe=recipe,
         tokenizer=tokenizer,
         model=model,
-        samples=open_data(recipe, open_sources(recipe), tokenizer, 320).train,
+        samples=open_recipe_data(recipe, tokenizer, 320).train,
     )
 
 
@@ -284,7 +285,7 @@ def test_text_asks_nothing_and_so_is_not_answered(setting, tmp_path):
     changes = {"dataset": str(path), "eval_dataset": str(path), "predict_with_generate": True}
     recipe = setting.recipe.model_copy(update=changes)
     with pytest.raises(UserError, match=r"predict_with_generate: .*is plain text"):
-        open_data(recipe, open_sources(recipe), setting.tokenizer, 320)
+        open_recipe_data(recipe, setting.tokenizer, 320)
 
 
 @pytest.mark.slow

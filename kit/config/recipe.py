@@ -38,7 +38,7 @@ class Recipe(
         return self.per_device_eval_batch_size or self.micro_batch_size
 
     @property
-    def eval_datasets(self) -> list[DatasetEntry]:
+    def eval_dataset_entries(self) -> list[DatasetEntry]:
         """The data sets of ``eval_dataset``; empty if it is not set."""
         config = self.eval_dataset_config or self.dataset_config
         return entries_of(self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns)

@@ -16,7 +16,7 @@ import torch
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.data.open import open_data, open_sources
+from kit.data.open import open_data, open_datasets
 from kit.errors import UserError, raise_if
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan
@@ -86,7 +86,15 @@ def find_sequences(settings: MethodSettings, run: Recipe) -> tuple[list[torch.Te
     vocab_size = num_rows(build_meta_model(settings, open_config(settings)))
     if run.has_evaluation:
         with suppress(UserError):  # the data was moved, or is on another machine
-            samples = open_data(run, open_sources(run), open_tokenizer(settings), vocab_size).evaluation
+            samples = open_data(
+                run,
+                open_datasets(run.dataset_entries, run.eval_dataset_entries, run.streaming),
+                open_tokenizer(settings),
+                vocab_size,
+                eval_settings=run,
+                seed=run.seed,
+                global_batch_size=run.global_batch_size,
+            ).evaluation
             assert samples is not None
             num = min(NUM_SEQUENCES, len(samples))
             ids = [torch.from_numpy(samples[i][0][:MAX_TOKENS].astype(np.int64)) for i in range(num)]

@@ -162,7 +162,7 @@ def model_card(
     base = recipe.model_name_or_path
     if os.path.exists(os.path.expanduser(base)):
         base = Path(base).name
-    datasets = ", ".join(f"`{entry.name}`" for entry in recipe.datasets)
+    datasets = ", ".join(f"`{entry.name}`" for entry in recipe.dataset_entries)
     items = "packs" if recipe.packing else "samples"
     lines = ["---", f"library_name: {library}", f"base_model: {base}", "---", ""]
     lines += [f"# {Path(base).name}, fine-tuned ({recipe.method})", ""]

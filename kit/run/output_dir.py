@@ -121,8 +121,8 @@ def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
     """Return a problem for each input of the run that lies in the folder and would be deleted."""
     keys = ("model_name_or_path", "adapter_name_or_path", "chat_template", "resume_from_checkpoint")
     paths = [(key, value) for key in keys if (value := getattr(recipe, key))]
-    paths += [("dataset", entry.path) for entry in recipe.datasets]
-    paths += [("eval_dataset", entry.path) for entry in recipe.eval_datasets]
+    paths += [("dataset", entry.path) for entry in recipe.dataset_entries]
+    paths += [("eval_dataset", entry.path) for entry in recipe.eval_dataset_entries]
     return [
         Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
         for key, value in paths

@@ -37,7 +37,7 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
             target_positions=target_positions,
             targets=torch.from_numpy(tokens[2, 1:]),
             weights=torch.ones(len(target_positions)),
-            sources=torch.zeros_like(target_positions),
+            dataset_ids=torch.zeros_like(target_positions),
             position_ids=torch.arange(length).repeat(2)[None],
             cu_seq_lens=torch.tensor([0, length, 2 * length], dtype=torch.int32),
             max_seq_len=length,

@@ -28,11 +28,11 @@ class Objective(Protocol):
     """
 
     @classmethod
-    def build(cls, settings: "ObjectiveSettings", data_names: Sequence[str]) -> Self:
+    def build(cls, settings: "ObjectiveSettings", dataset_names: Sequence[str]) -> Self:
         """Create the objective with its settings.
 
         Args:
-            data_names: the names of the training data sets, by their number in ``MicroBatch.sources``.
+            dataset_names: the names of the training data sets, by their index in ``MicroBatch.dataset_ids``.
         """
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
@@ -72,12 +72,12 @@ class Objective(Protocol):
 class SupervisedLoss:
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
-    data_names: Sequence[str]
+    dataset_names: Sequence[str]
 
     @classmethod
-    def build(cls, settings: "ObjectiveSettings", data_names: Sequence[str]) -> Self:
+    def build(cls, settings: "ObjectiveSettings", dataset_names: Sequence[str]) -> Self:
         """See ``Objective.build``. It has no settings of its own."""
-        return cls(data_names)
+        return cls(dataset_names)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return ``batch``, which has all that is needed."""
@@ -90,16 +90,16 @@ class SupervisedLoss:
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Return the sum of the weighted losses, and the same sum for each data set."""
         weighted = losses * micro_batch.weights  # [S]
-        by_source = weighted.detach().double() @ F.one_hot(micro_batch.sources, len(self.data_names)).double()
-        return [weighted.sum()], by_source
+        by_dataset = weighted.detach().double() @ F.one_hot(micro_batch.dataset_ids, len(self.dataset_names)).double()
+        return [weighted.sum()], by_dataset
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
         """Return ``loss``, and with several data sets ``loss/<name>`` for each that has targets in this step."""
-        by_source = sums[: len(self.data_names)]  # an objective made of this one may have appended its own
+        by_dataset = sums[: len(self.dataset_names)]  # an objective made of this one may have appended its own
         (divisor,) = self.divisors(batch)
-        metrics = {"loss": sum(by_source) / divisor}
-        if len(self.data_names) > 1:
-            columns = zip(self.data_names, by_source, batch.target_weights, strict=True)
+        metrics = {"loss": sum(by_dataset) / divisor}
+        if len(self.dataset_names) > 1:
+            columns = zip(self.dataset_names, by_dataset, batch.target_weights, strict=True)
             metrics |= {f"loss/{name}": value / weight for name, value, weight in columns if weight}
         return metrics
 
@@ -110,6 +110,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 
-def build_objective(settings: "ObjectiveSettings", data_names: Sequence[str]) -> Objective:
+def build_objective(settings: "ObjectiveSettings", dataset_names: Sequence[str]) -> Objective:
     """Create the objective that the setting ``objective`` names, see ``Objective.build``."""
-    return OBJECTIVES[settings.objective].build(settings, data_names)
+    return OBJECTIVES[settings.objective].build(settings, dataset_names)

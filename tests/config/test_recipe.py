@@ -37,6 +37,6 @@ def test_several_data_sets_are_named_from_a_flag_or_a_recipe_and_take_the_recipe
     (tmp_path / "mine.yaml").write_text(f"model_name_or_path: m\ndataset_columns: q=text\ndataset: {entries}\n")
     flags = ["--model_name_or_path", "m", "--dataset_columns", "q=text", "--dataset", entries]
     for argv in (flags, ["--recipe", str(tmp_path / "mine.yaml")]):
-        datasets = read_command_line(argv).recipe.datasets
+        datasets = read_command_line(argv).recipe.dataset_entries
         assert [(d.name, d.split, d.columns, d.weight) for d in datasets] == expected
     assert datasets[0].path == str(tmp_path / "a.jsonl")  # beside the recipe, like every path in it

@@ -2,10 +2,20 @@
 
 import numpy as np
 import pytest
-from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
+from data_helpers import (
+    VOCAB_SIZE,
+    byte_level_tokenizer,
+    chat,
+    open_all,
+    open_recipe_data,
+    open_recipe_datasets,
+    pairs,
+    recipe,
+    write,
+)
 
 from kit.data import open as data
-from kit.data.open import describe_rendering, open_data, open_sources, prompt_and_reference
+from kit.data.open import describe_rendering, prompt_and_reference
 from kit.errors import UserError
 
 
@@ -44,7 +54,7 @@ def test_it_is_said_how_rows_become_text(tmp_path, tokenizer):
     def said(file, template="{{ messages }}", **changes):
         settings = recipe(dataset=file, eval_dataset=file, model_name_or_path=str(model), **changes)
         tokenizer.chat_template = template
-        (line,) = describe_rendering(settings, open_sources(settings), tokenizer)
+        (line,) = describe_rendering(str(model), settings.chat_template, open_recipe_datasets(settings), tokenizer)
         return line.partition(": ")[2]
 
     plain = "prompt and completion, joined as plain text"
@@ -61,10 +71,10 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):
     write(tmp_path / "train.jsonl", {"question": "a", "answer": "b"})
     write(tmp_path / "ours.jsonl", {"prompt": "a", "completion": "b"})
     columns = {"question": "prompt", "answer": "completion"}
-    opened = open_sources(recipe(eval_dataset="ours.jsonl", dataset_columns=columns))
+    opened = open_recipe_datasets(recipe(eval_dataset="ours.jsonl", dataset_columns=columns))
     assert [each.fields["prompt"] for each in opened] == ["question", "prompt"]
     with pytest.raises(UserError, match=r"ours\.jsonl has no column 'question'"):  # training data must have them
-        open_sources(recipe(dataset="ours.jsonl", eval_dataset="train.jsonl", dataset_columns=columns))
+        open_recipe_datasets(recipe(dataset="ours.jsonl", eval_dataset="train.jsonl", dataset_columns=columns))
 
 
 def test_blank_lines_are_skipped_and_counted_and_places_stay_right(tmp_path, tokenizer):
@@ -89,8 +99,8 @@ def test_several_data_sets_without_weights_are_one(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(20))
     write(tmp_path / "b.jsonl", {"text": "Hello"}, {"text": "Hi"})
     opened = open_all(tokenizer, dataset="a.jsonl,b.jsonl")
-    assert opened.names == ["a", "b"] and len(opened.train) == 22
-    assert opened.train.sources.tolist() == [0] * 20 + [1] * 2
+    assert opened.dataset_names == ["a", "b"] and len(opened.train) == 22
+    assert opened.train.dataset_ids.tolist() == [0] * 20 + [1] * 2
     assert opened.train.origin(21) == "b.jsonl:2" and opened.order.num_items(0) == 22
     assert tokenizer.decode(opened.train[21][0]) == "Hi<|endoftext|>"
 
@@ -112,7 +122,7 @@ def test_weights_and_their_kind_are_part_of_what_a_run_is(tmp_path, tokenizer):
 def test_what_has_weight_zero_is_not_even_opened(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(20))
     opened = open_all(tokenizer, dataset="[{path: a.jsonl, weight: 1}, {path: nowhere.jsonl, weight: 0}]")
-    assert opened.names == ["a"]
+    assert opened.dataset_names == ["a"]
 
 
 # Evaluation data
@@ -164,7 +174,7 @@ def test_a_part_of_several_evaluation_sets_has_some_of_each(tmp_path, tokenizer)
     for name in "ab":
         write(tmp_path / f"{name}.jsonl", *pairs(20, name))
     opened = open_all(tokenizer, eval_dataset="a.jsonl,b.jsonl", max_eval_samples=4)
-    assert opened.evaluation.sources.tolist() == [0, 0, 1, 1]
+    assert opened.evaluation.dataset_ids.tolist() == [0, 0, 1, 1]
 
 
 def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_set(tmp_path, tokenizer):
@@ -179,7 +189,7 @@ def test_the_first_training_samples_are_taken_after_a_split_and_of_every_data_se
     both = [open_all(tokenizer, dataset="a.jsonl", eval_split_size=5, max_train_samples=num) for num in (None, 7)]
     assert both[0].evaluation.fingerprint == both[1].evaluation.fingerprint and len(both[1].train) == 7
     mixed = open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=4)
-    assert mixed.train.sources.tolist() == [0, 0, 1, 1]
+    assert mixed.train.dataset_ids.tolist() == [0, 0, 1, 1]
     with pytest.raises(UserError, match=r"max_train_samples: 1 of 40 samples takes none of b; expected some of each"):
         open_all(tokenizer, dataset="a.jsonl,b.jsonl", max_train_samples=1)
 
@@ -232,7 +242,7 @@ def test_pad_id_falls_back_to_eos_and_zero():
 def test_samples_can_be_chosen_from(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20))
     settings = recipe()
-    train = open_data(settings, open_sources(settings), tokenizer, VOCAB_SIZE).train
+    train = open_recipe_data(settings, tokenizer, VOCAB_SIZE).train
     chosen = train.select(np.array([3, 1]), "by hand")
     assert [chosen.origin(i) for i in range(2)] == ["train.jsonl:4", "train.jsonl:2"]
     assert chosen.fingerprint not in (train.fingerprint, train.select(np.array([3, 1]), "otherwise").fingerprint)

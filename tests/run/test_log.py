@@ -20,9 +20,9 @@ from kit.train.objective import SupervisedLoss
 from kit.train.step import StepResult
 
 
-def batch(num_tokens, num_sources=1):
+def batch(num_tokens, num_datasets=1):
     """Of which a half is supervised; all of the first source."""
-    counts = np.array([num_tokens] + [0] * (num_sources - 1))
+    counts = np.array([num_tokens] + [0] * (num_datasets - 1))
     return GlobalBatch([], counts / 2, counts // 2, counts, epoch=0.5, origins=["d.jsonl:7"])
 
 
@@ -125,7 +125,7 @@ def test_numbers_are_written_in_full(start, rows):
 def micro_batch(num_tokens, num_computed):
     ids = torch.zeros(1, num_computed, dtype=torch.int64)
     none = torch.zeros(0, dtype=torch.int64)
-    fields = {"target_positions": none, "targets": none, "weights": none, "sources": none}
+    fields = {"target_positions": none, "targets": none, "weights": none, "dataset_ids": none}
     return MicroBatch(input_ids=ids, num_tokens=num_tokens, **fields)
 
 

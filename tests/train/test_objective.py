@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from data_helpers import open_recipe_data
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
@@ -14,7 +15,6 @@ from kit.config.settings.objective import ObjectiveSettings
 from kit.data.feed.batches import Collator
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
-from kit.data.open import open_data, open_sources
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
@@ -67,7 +67,7 @@ class PairedMargin:
 def train(model_folder, chat_file):
     """Trains ``num_steps`` steps on ``PAIRS``, ``pairs_each`` in a micro-batch. Returns the results and the weights."""
     recipe = Recipe(model_name_or_path=str(model_folder), dataset=str(chat_file), max_length=256, method="full")
-    samples = open_data(recipe, open_sources(recipe), open_tokenizer(recipe), 320).train
+    samples = open_recipe_data(recipe, open_tokenizer(recipe), 320).train
 
     def train(pairs_each, num_steps=1):
         torch.set_num_threads(1)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from data_helpers import open_recipe_data
 from helpers import actual_strategy
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
-from kit.data.open import open_data, open_sources
 from kit.errors import UserError
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
@@ -27,7 +27,7 @@ IDS = [3, 14, 15, 9, 26, 5, 35, 8]
 @pytest.fixture(scope="module")
 def setting(model_folder, chat_file):
     recipe = Recipe(model_name_or_path=str(model_folder), dataset=str(chat_file), max_length=256, method="full")
-    samples = open_data(recipe, open_sources(recipe), open_tokenizer(recipe), 320).train
+    samples = open_recipe_data(recipe, open_tokenizer(recipe), 320).train
     return recipe, samples
 
 
@@ -44,14 +44,14 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
     collator = Collator(8, 0, packing)
     batches = [collator.collate(samples, [np.array(pack) for pack in rows_]) for rows_ in rows]
     batches = [weigh(batch) for batch in batches] if weigh else batches
-    num_sources = 1 + max(int(batch.sources.max()) for batch in batches)
-    sums = np.zeros(num_sources)
+    num_datasets = 1 + max(int(batch.dataset_ids.max()) for batch in batches)
+    sums = np.zeros(num_datasets)
     for batch in batches:
-        np.add.at(sums, batch.sources.numpy(), batch.weights.numpy())
-    counts = np.ones(num_sources, np.int64)
+        np.add.at(sums, batch.dataset_ids.numpy(), batch.weights.numpy())
+    counts = np.ones(num_datasets, np.int64)
     given = GlobalBatch(batches, target_weights=sums, num_targets=counts, num_tokens=counts, epoch=1.0, origins=[])
     prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, actual_strategy(sharded_layers=None))
-    objective = SupervisedLoss([f"source {i}" for i in range(num_sources)])
+    objective = SupervisedLoss([f"data set {i}" for i in range(num_datasets)])
     result = train_step(prepared, objective, given, rate, max_grad_norm)
     assert result.objective == "SupervisedLoss"
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -102,13 +102,13 @@ def test_weights_of_tokens_are_relative(setting):
 @pytest.mark.slow
 def test_each_source_has_its_own_loss(setting):
     def split(batch):
-        return replace(batch, sources=(batch.target_positions % 3).clamp(max=1))
+        return replace(batch, dataset_ids=(batch.target_positions % 3).clamp(max=1))
 
     plain, _, _ = step(setting, single(2))
     parts, _, _ = step(setting, single(2), weigh=split)
     assert parts.loss == pytest.approx(plain.loss, rel=1e-6) and len(parts.metrics) == 2
     assert min(parts.metrics.values()) < plain.loss < max(parts.metrics.values())
-    empty, _, _ = step(setting, single(2), weigh=lambda batch: replace(batch, sources=batch.sources + 1))
+    empty, _, _ = step(setting, single(2), weigh=lambda batch: replace(batch, dataset_ids=batch.dataset_ids + 1))
     assert empty.metrics == {"loss/source 1": pytest.approx(plain.loss, rel=1e-6)}  # source 0 had no target
 
 
@@ -155,7 +155,7 @@ def learn(model, ranks):
     """A step of ``model`` on one target."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     one = torch.ones(1, dtype=torch.int64)
-    batch = MicroBatch(input_ids=one[None], target_positions=one, targets=one, weights=one.float(), sources=one * 0)
+    batch = MicroBatch(input_ids=one[None], target_positions=one, targets=one, weights=one.float(), dataset_ids=one * 0)
     counts = np.ones(1, np.int64)
     given = GlobalBatch(
         [batch], target_weights=np.ones(1), num_targets=counts, num_tokens=counts, epoch=1.0, origins=[]

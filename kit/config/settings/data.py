@@ -60,7 +60,7 @@ class DataSettings(BaseModel):
     dataset_num_proc: int | None = _option(None, "processes that tokenise; default: one per core", "processes", ge=1)
 
     @property
-    def datasets(self) -> list[DatasetEntry]:
+    def dataset_entries(self) -> list[DatasetEntry]:
         """The data sets to train on, without those of weight 0."""
         entries = entries_of(self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns)
         return [entry for entry in entries if entry.weight != 0]

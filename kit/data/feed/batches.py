@@ -29,7 +29,7 @@ Item = np.ndarray  # int64, indices of the samples of one row
 class Rows(Protocol):
     """The samples that ``Collator`` reads: ``Samples``, or the samples of one step of a stream."""
 
-    sources: np.ndarray  # [N], the number of the data set of each sample
+    dataset_ids: np.ndarray  # [N], the index of the data set of each sample
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and weights of sample ``i``."""
@@ -43,7 +43,7 @@ class MicroBatch:
     target_positions: torch.Tensor  # int64 [S]: b * T + t, the positions whose hidden state predicts a target
     targets: torch.Tensor  # int64 [S]: ids of the supervised tokens
     weights: torch.Tensor  # float32 [S]: of each target in the loss
-    sources: torch.Tensor  # int64 [S]: the data set of each target, see ``Samples.sources``
+    dataset_ids: torch.Tensor  # int64 [S]: the data set of each target, see ``Samples.dataset_ids``
     # Set if each row is one sample.
     attention_mask: torch.Tensor | None = None  # int64 [B, T]
     # Set if each row is a pack. There are n segments in all; the padding of a row is a segment too.
@@ -104,7 +104,8 @@ class Collator:
 
         Every rank gets ceil(len(items) / (number of ranks * micro-batch size)) micro-batches.
         """
-        return [self.collate(samples, share[ranks.index]) for share in self.deal(samples.lengths, items, ranks.count)]
+        micro_steps = self.deal(samples.lengths, items, ranks.count)
+        return [self.collate(samples, shares[ranks.index]) for shares in micro_steps]
 
     def deal(self, lengths: np.ndarray, items: Sequence[Item], num_ranks: int) -> list[list[list[Item]]]:
         """Deal the items of a global batch.
@@ -119,28 +120,31 @@ class Collator:
         """
         size = self.micro_batch_size
         if self.packing:
-            # The cost of attention grows with the square of a sample's length. Equal costs save ranks from waiting.
-            squares = np.square(lengths[np.concatenate(items)], dtype=np.int64)
-            costs = np.diff(np.append(0, np.cumsum(squares))[np.cumsum([0, *map(len, items)])])
-            dealt = balance(costs, num_ranks, size)  # [micro-steps, ranks, size], -1 for none
+            # Equal costs save ranks from waiting for each other.
+            dealt = balance(
+                _attention_costs(lengths, items), num_ranks, size
+            )  # [micro-steps, ranks, size], -1 for none
             return [[[items[i] for i in share if i >= 0] for share in micro_step] for micro_step in dealt]
         order = np.argsort(-lengths[[item[0] for item in items]], kind="stable")
-        micro_steps = [order[i : i + num_ranks * size] for i in range(0, len(order), num_ranks * size)]
-        return [
-            [[items[i] for i in _share(step, rank, num_ranks).tolist()] for rank in range(num_ranks)]
-            for step in micro_steps
-        ]
+        micro_steps = []
+        for start in range(0, len(order), num_ranks * size):
+            indices = order[start : start + num_ranks * size]
+            shares = [_share(indices, rank, num_ranks).tolist() for rank in range(num_ranks)]
+            micro_steps.append([[items[i] for i in share] for share in shares])
+        return micro_steps
 
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
         """Build the tensors of a micro-batch. Without ``items``: one padding token and no target."""
-        rows = [[samples[i] for i in item] for item in items] or [[(np.array([self.pad_token_id]), np.zeros(1))]]
+        rows = [[samples[i] for i in item] for item in items]
         num_tokens = [sum(len(ids) for ids, _ in row) for row in rows]
-        length = max(num_tokens)
+        if not rows:
+            rows = [[(np.array([self.pad_token_id]), np.zeros(1))]]
+        length = max(num_tokens, default=1)
         input_ids = np.full((len(rows), length), self.pad_token_id, np.int64)
         attention_mask = np.zeros((len(rows), length), np.int64)
         position_ids = np.zeros((len(rows), length), np.int64)
         weights = np.zeros((len(rows), length), np.float32)
-        sources = np.zeros((len(rows), length), np.int64)
+        dataset_ids = np.zeros((len(rows), length), np.int64)
         bounds = [0]  # of the segments in the flattened [B * T] tokens
         for b, row in enumerate(rows):
             start = 0
@@ -148,10 +152,10 @@ class Collator:
                 end = start + len(ids)
                 input_ids[b, start:end] = ids
                 position_ids[b, start:end] = np.arange(len(ids))
-                weights[b, start + 1 : end] = sample_weights[
-                    1:
-                ]  # the first token has no token before it that predicts it
-                sources[b, start:end] = samples.sources[items[b][j]] if len(items) else 0
+                # The first token has no token before it that predicts it.
+                weights[b, start + 1 : end] = sample_weights[1:]
+                if len(items):
+                    dataset_ids[b, start:end] = samples.dataset_ids[items[b][j]]
                 bounds.append(b * length + end)
                 start = end
             attention_mask[b, :start] = 1
@@ -164,8 +168,8 @@ class Collator:
             target_positions=torch.from_numpy(target_rows * length + t),
             targets=torch.from_numpy(input_ids[target_rows, t + 1]),
             weights=torch.from_numpy(weights[target_rows, t + 1]),
-            sources=torch.from_numpy(sources[target_rows, t + 1]),
-            num_tokens=sum(num_tokens) if len(items) else 0,
+            dataset_ids=torch.from_numpy(dataset_ids[target_rows, t + 1]),
+            num_tokens=sum(num_tokens),
         )
         if not self.packing:
             return replace(micro_batch, attention_mask=torch.from_numpy(attention_mask))
@@ -176,6 +180,14 @@ class Collator:
             max_seq_len=int(np.diff(bounds).max()),
             token_mask=torch.from_numpy(attention_mask),
         )
+
+
+def _attention_costs(lengths: np.ndarray, items: Sequence[Item]) -> np.ndarray:
+    """The cost of attention of each item, int64 [number of items]: it grows with the square of a sample's length."""
+    squares = np.square(lengths[np.concatenate(items)], dtype=np.int64)
+    sums = np.append(0, np.cumsum(squares))  # of the samples before each sample
+    bounds = np.cumsum([0, *map(len, items)])  # of the items
+    return np.diff(sums[bounds])
 
 
 def evaluation_batches(samples: Samples, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:
@@ -197,7 +209,8 @@ def _share(indices: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
     """The part of ``indices`` [N] for one rank. The parts follow one another; the first ones may be longer by one."""
     size, num_longer = divmod(len(indices), num_ranks)
     start = rank * size + min(rank, num_longer)
-    return indices[start : start + size + (rank < num_longer)]
+    end = start + size + (1 if rank < num_longer else 0)
+    return indices[start:end]
 
 
 @cache
@@ -211,12 +224,15 @@ def on_device(micro_batches: Iterable[MicroBatch], device: torch.device) -> Iter
     if device.type != "cuda":
         yield from (micro_batch.to(device) for micro_batch in micro_batches)
         return
-    stream, waiting = _copy_stream(device), iter(micro_batches)
+    stream = _copy_stream(device)
+    waiting = iter(micro_batches)
 
     def copy_next() -> MicroBatch | None:
         following = next(waiting, None)
+        if following is None:
+            return None
         with torch.cuda.stream(stream):
-            return following and following.pin().to(device)
+            return following.pin().to(device)
 
     ahead = copy_next()
     while ahead is not None:

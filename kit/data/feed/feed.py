@@ -12,25 +12,25 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.data.feed.batches import Collator, MicroBatch, padding_share
 from kit.data.feed.order import Order
 from kit.data.feed.packing import fill_share
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 
-STEPS_LOOKED_AT = 50  # the share of padding is measured over so many steps
+STEPS_LOOKED_AT = 50  # the share of padding is measured over this number of steps
 MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The data of one optimiser step. The counts are over all ranks, one count for each source."""
+    """The data of one optimiser step. The counts are over all ranks, one count for each data set."""
 
     micro_batches: list[MicroBatch]  # of this rank
-    target_weights: np.ndarray  # float64 [num_sources]: sums of the targets' weights; their total divides the loss
-    num_targets: np.ndarray  # int64 [num_sources]
-    num_tokens: np.ndarray  # int64 [num_sources]
+    target_weights: np.ndarray  # float64 [num_datasets]: sums of the targets' weights; their total divides the loss
+    num_targets: np.ndarray  # int64 [num_datasets]
+    num_tokens: np.ndarray  # int64 [num_datasets]
     epoch: float  # epochs seen after this step
     origins: Collection[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
@@ -39,25 +39,31 @@ class GlobalBatch:
 
 def by_file(origins: Iterable[str]) -> str:
     """Write several origins ``file:line`` in short form: ``a.jsonl:3,17 b.jsonl:4``."""
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}  # of each file; under "" the origins that have no line
     for origin in origins:
         file, _, line = origin.rpartition(":")
-        file, line = (file, line) if line.isdigit() else ("", origin)
-        lines.setdefault(file, []).append(line)
-    return " ".join(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers) for file, numbers in lines.items())
+        if line.isdigit():
+            lines.setdefault(file, []).append(line)
+        else:
+            lines.setdefault("", []).append(origin)
+    texts = []
+    for file, numbers in lines.items():
+        texts.append(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers))
+    return " ".join(texts)
 
 
 class _Origins(Collection[str]):
     """Where samples come from. Made when they are read, because hardly any step names its samples."""
 
-    def __init__(self, samples: Samples, ids: np.ndarray) -> None:
-        self._samples, self._ids = samples, ids
+    def __init__(self, samples: Samples, indices: np.ndarray) -> None:
+        self._samples = samples
+        self._indices = indices
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._samples.origin, self._ids)
+        return map(self._samples.origin, self._indices)
 
     def __contains__(self, origin: object) -> bool:
         return any(origin == each for each in self)
@@ -75,7 +81,8 @@ class Ahead(Generic[T]):
             make: prepares the data of a step, counted from 0. It is called once per step, in the order of the steps.
             num_steps: the number of steps in the run.
         """
-        self._make, self._num_steps = make, num_steps
+        self._make = make
+        self._num_steps = num_steps
         self._thread = ThreadPoolExecutor(1)
         self._made: dict[int, Future[T]] = {}
         self.waited_seconds = 0.0  # in the last ``take``
@@ -96,10 +103,25 @@ class Feed:
     """Global batches of samples in the cache."""
 
     def __init__(
-        self, samples: Samples, order: Order, recipe: Recipe, ranks: Ranks, pad_token_id: int, num_steps: int
+        self,
+        samples: Samples,
+        order: Order,
+        settings: DataSettings,
+        micro_batch_size: int,
+        ranks: Ranks,
+        pad_token_id: int,
+        num_steps: int,
     ) -> None:
-        self._samples, self._order, self._recipe, self._ranks = samples, order, recipe, ranks
-        self._collator = Collator(recipe.micro_batch_size, pad_token_id, recipe.packing)
+        """
+        Args:
+            micro_batch_size: rows.
+            num_steps: the number of steps in the run.
+        """
+        self._samples = samples
+        self._order = order
+        self._settings = settings
+        self._ranks = ranks
+        self._collator = Collator(micro_batch_size, pad_token_id, settings.packing)
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
@@ -111,30 +133,41 @@ class Feed:
         return {}
 
     def notes(self) -> list[str]:
-        """Lines for the user: the share of padding, and how often each source is used in an epoch."""
-        samples, epoch = self._samples, self._order.epoch(0)
+        """Lines for the user: the share of padding, and how often each data set is used in an epoch."""
         lines = []
-        if not self._recipe.shuffle:
-            packs = ", and packs hold neighbours, so they are less full" if self._recipe.packing else ""
+        if not self._settings.shuffle:
+            packs = ", and packs hold neighbours, so they are less full" if self._settings.packing else ""
             lines.append(f"shuffle false: every epoch has the samples in the order of the data{packs}")
-        if self._recipe.packing:
-            share = fill_share(epoch, samples.lengths[epoch.members], self._recipe.max_length)
-            lines.append(f"packing: {len(epoch)} packs of {self._recipe.max_length} tokens, {share:.2%} full")
+        lines.append(self._packing_note() if self._settings.packing else self._padding_note())
+        return lines + self._mixing_notes()
+
+    def _packing_note(self) -> str:
+        epoch = self._order.epoch(0)
+        share = fill_share(epoch, self._samples.lengths[epoch.members], self._settings.max_length)
+        return f"packing: {len(epoch)} packs of {self._settings.max_length} tokens, {share:.2%} full"
+
+    def _padding_note(self) -> str:
+        lengths = self._samples.lengths
+        dealt = []
+        for step in range(STEPS_LOOKED_AT):
+            dealt += self._collator.deal(lengths, self._order.batch(step), self._ranks.count)
+        return f"padding: {padding_share(lengths, dealt):.1%} of the computed tokens"
+
+    def _mixing_notes(self) -> list[str]:
+        """One line for each data set, if they have weights."""
+        if not self._order.quotas:
+            return []
+        samples, unit = self._samples, self._settings.mixing
+        if unit == "tokens":
+            whole = samples.lengths[self._order.epoch(0).members].sum(dtype=np.int64)
         else:
-            batches = (self._order.batch(step) for step in range(STEPS_LOOKED_AT))
-            count = self._ranks.count
-            dealt = [step for batch in batches for step in self._collator.deal(samples.lengths, batch, count)]
-            lines.append(f"padding: {padding_share(samples.lengths, dealt):.1%} of the computed tokens")
-        for i, (name, quota) in enumerate(zip(samples.names, self._order.quotas, strict=False)):
-            lengths = samples.lengths[samples.sources == i]
+            whole = sum(self._order.quotas)
+        lines = []
+        for i, (name, quota) in enumerate(zip(samples.dataset_names, self._order.quotas, strict=True)):
+            lengths = samples.lengths[samples.dataset_ids == i]
             passes = quota / len(lengths)
-            amount = {"samples": quota, "tokens": passes * lengths.sum(dtype=np.int64)}[self._recipe.mixing]
-            whole = (
-                samples.lengths[epoch.members].sum(dtype=np.int64)
-                if self._recipe.mixing == "tokens"
-                else sum(self._order.quotas)
-            )
-            line = f"mixing: {name} {amount / whole:.1%} of the {self._recipe.mixing}, {passes:.2f} passes an epoch"
+            amount = passes * lengths.sum(dtype=np.int64) if unit == "tokens" else quota
+            line = f"mixing: {name} {amount / whole:.1%} of the {unit}, {passes:.2f} passes an epoch"
             lines.append(f"warning: {line}" if passes > MANY_PASSES else line)
         return lines
 
@@ -144,17 +177,18 @@ class Feed:
 
     def _make(self, step: int) -> GlobalBatch:
         items = self._order.batch(step)
-        ids = np.concatenate(items)
-        sources, num_sources = self._samples.sources[ids], len(self._samples.stores)
+        indices = np.concatenate(items)
+        dataset_ids = self._samples.dataset_ids[indices]
+        num_datasets = len(self._samples.stores)
 
-        def by_source(values: np.ndarray) -> np.ndarray:
-            return np.bincount(sources, values[ids], num_sources)
+        def by_dataset(values: np.ndarray) -> np.ndarray:
+            return np.bincount(dataset_ids, values[indices], num_datasets)
 
         return GlobalBatch(
             self._collator.micro_batches(self._samples, items, self._ranks),
-            target_weights=by_source(self._samples.target_weights),
-            num_targets=by_source(self._samples.num_targets).astype(np.int64),
-            num_tokens=by_source(self._samples.lengths).astype(np.int64),
+            target_weights=by_dataset(self._samples.target_weights),
+            num_targets=by_dataset(self._samples.num_targets).astype(np.int64),
+            num_tokens=by_dataset(self._samples.lengths).astype(np.int64),
             epoch=self._order.epochs_after(step + 1),
-            origins=_Origins(self._samples, ids),
+            origins=_Origins(self._samples, indices),
         )

@@ -1,28 +1,30 @@
 """The lanes of a stream: read the rows of a stream in windows, and distribute them over lanes.
 
-``kit.data.feed.stream`` takes item i of each global batch from lane i. The files of a source are divided into S
+``kit.data.feed.stream`` takes item i of each global batch from lane i. The files of a data set are divided into S
 sub-streams: sub-stream k reads files k, k + S, ... and serves lanes k, k + S, ... With enough files of similar size, no
 file is read by two ranks. Row j of a sub-stream goes to its lane (j + epoch) mod n, where n is the number of its lanes.
 A rank reads all rows of its sub-streams, but tokenises only those of its own lanes.
 """
 
+import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
 from kit.data.feed.packing import pack
 from kit.data.read.sources import shown
-from kit.data.samples.bad_rows import BadRow, BadRows
-from kit.data.samples.rows import Encoder, Opened
+from kit.data.samples.bad_rows import BadRow, BadRows, num_distinct
+from kit.data.samples.dataset import Dataset
+from kit.data.samples.rows import Encoder, Piece
 from kit.errors import Problem, TrainingError, UserError
 
-NUM_JUDGED = 1000  # after so many rows it is judged whether too many of them cannot be used
+NUM_JUDGED = 1000  # rows that are read before it is judged whether too many of them cannot be used
 UNEVEN = 1.1  # largest accepted ratio of the sizes of two sub-streams
 
 # What may happen to a row: the key in the metrics, and the words for the user.
@@ -35,14 +37,19 @@ COUNTS = {
 }
 
 
-@dataclass(frozen=True)
-class StreamedSource:
-    """A data set of a stream, and what makes samples of its rows."""
+Cursor = tuple[int, int, int]  # of a lane: epoch, window in the epoch, items taken of the window
 
-    number: int  # among the data sets of the stream
-    opened: Opened
+
+@dataclass(frozen=True)
+class StreamedDataset:
+    """A data set of a stream, and what decides which samples its rows become, and in which order."""
+
+    dataset_id: int  # its index among the data sets of the stream
+    dataset: Dataset
     encoder: Encoder
     vocab_size: int  # rows of the model's embedding
+    settings: DataSettings
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,14 @@ class Element:
 
     samples: list[tuple[np.ndarray, np.ndarray]]  # ids and weights
     origins: list[str]  # ``file:line`` of each sample
-    cursor: tuple[int, int, int]  # of the lane after this item: epoch, window, items taken of the window
+    cursor: Cursor  # of the lane after this item
 
 
 def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
     """Return the largest number of sub-streams that divides the lanes evenly and has sub-streams of similar size.
 
     Args:
-        sizes: of the files of a source; None: unknown.
+        sizes: of the files of a data set; None: unknown.
     """
     for num in range(min(len(sizes), num_lanes), 1, -1):
         shares = [sum(size or 0 for size in sizes[i::num]) for i in range(num)]
@@ -68,107 +75,134 @@ def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
 
 
 class SubStream:
-    """A part of the files of a source, read for the lanes of this rank that it serves."""
+    """A part of the files of a data set, read for the lanes of this rank that it serves."""
 
-    def __init__(
-        self, source: StreamedSource, recipe: Recipe, lanes: range, starts: dict[int, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, streamed: StreamedDataset, lanes: range, starts: Mapping[int, Cursor]) -> None:
         """
         Args:
             lanes: the lanes of all ranks that this sub-stream serves: k, k + S, ... It reads files k, k + S, ...
-            starts: the cursor of each of this rank's lanes: epoch, window, items taken of the window.
+            starts: the cursor of each of this rank's lanes.
         """
-        self._encoder, self._vocab_size = source.encoder, source.vocab_size
-        self._opened, self._recipe, self._source = source.opened, recipe, source.number
-        self._parts = list(range(lanes.start, len(self._opened.source.parts), lanes.step))
-        self._lanes, self._starts, self.lanes = list(lanes), starts, list(starts)
+        self._streamed = streamed
+        self._source = streamed.dataset.source
+        self._settings = streamed.settings
+        self._files = list(range(lanes.start, len(self._source.parts), lanes.step))
+        self._all_lanes = list(lanes)
+        self.lanes = list(starts)  # those of this rank
+        self._starts = starts
         # A multiple of the number of lanes, so that each lane gets the same number of rows of a window.
-        self._window_size = -(-recipe.shuffle_buffer_size // len(self._lanes)) * len(self._lanes)
+        rows_per_lane = math.ceil(self._settings.shuffle_buffer_size / len(lanes))
+        self._window_size = rows_per_lane * len(lanes)
         self._queues: dict[int, deque[Element]] = {lane: deque() for lane in self.lanes}
-        epoch, window, _ = min(self._starts.values())
+        epoch, window, _ = min(starts.values())
         self._windows = self._read_windows(epoch, window)
-        self._counted = max(self._starts.values())  # earlier starts have counted the rows up to this window
-        self._last_found = epoch  # the last epoch in which this rank got a sample
+        self._counted = max(starts.values())  # earlier starts have counted the rows up to this window
+        self._last_epoch_with_samples = epoch  # for this rank
         self.counts: Counter[str] = Counter()  # what happened to the rows read, see ``COUNTS``
         self.first_skipped = ""  # why the first skipped row was skipped
         self._bad = BadRows(keeps_all=False)  # of this start
-        self._num_read = 0  # good rows of this start
+        self._num_good = 0  # rows of this start that can be used
         self._skipped: deque[BadRow] = deque()  # not yet taken by ``skipped``
 
     def take(self, lane: int) -> Element:
         """Return the next item of ``lane``, one of this rank's lanes."""
         while not self._queues[lane]:
-            self._fill()
+            self._read_next_window()
         return self._queues[lane].popleft()
-
-    def _fill(self) -> None:
-        """Read the next window, and add its items to the queues of this rank's lanes."""
-        epoch, window, rows = next(self._windows)
-        num_lanes = len(self._lanes)
-        lanes = [self._lanes[(j + epoch) % num_lanes] for j in range(len(rows))]
-        own = [j for j, lane in enumerate(lanes) if lane in self._queues]
-        piece = self._encoder.encode(self._opened, [rows[j] for j in own])
-        starts = piece.samples["start"]
-        largest = np.maximum.reduceat(piece.input_ids, starts) if len(starts) else np.empty(0)
-        too_large = largest >= self._vocab_size
-        bad = piece.bad + self._too_large(piece.samples[too_large])
-        bad += [BadRow(-1, i, each.where, replace(each, where=""), False) for i, each in enumerate(piece.problems)]
-        num_skipped = len({row[:2] for row in bad})
-        if (epoch, window, 1) > self._counted:
-            self.counts += piece.counts + Counter(skipped_rows=num_skipped)
-            self._skipped += bad
-        if num_skipped and not self.first_skipped:
-            self.first_skipped = str(bad[0].told)
-        self._judge(bad, piece.counts["num_rows"])
-        members: dict[int, list[int]] = {lane: [] for lane in self.lanes}
-        origins = list(zip(piece.samples["part"].tolist(), piece.samples["number"].tolist(), strict=True))
-        for i, index in enumerate(piece.rows):
-            if not too_large[i]:
-                members[lanes[own[index]]].append(i)
-        for lane, indices in members.items():
-            for taken, item in enumerate(self._items(piece.samples["length"], indices, epoch, window, lane), start=1):
-                if (epoch, window, taken) > self._starts[lane]:
-                    samples = [piece[i] for i in item]
-                    named = [self._opened.source.origin(*origins[i]) for i in item]
-                    self._queues[lane].append(Element(samples, named, (epoch, window, taken)))
-        if origins:
-            self._last_found = epoch
-        elif (
-            epoch > self._last_found + num_lanes
-        ):  # with very few rows, a lane may get one only every ``num_lanes`` epochs
-            raise TrainingError(f"{self._opened.source.name}: {num_lanes} epochs without a sample that could be used")
 
     def skipped(self) -> list[BadRow]:
         """Return the rows skipped since the last call, without those of earlier starts of the run."""
+        # Another thread may add rows meanwhile.
         return [self._skipped.popleft() for _ in range(len(self._skipped))]
 
-    def _too_large(self, samples: np.ndarray) -> list[BadRow]:
+    def _read_next_window(self) -> None:
+        """Read the next window, and add its items to the queues of this rank's lanes."""
+        epoch, window, rows = next(self._windows)
+        lanes = [self._all_lanes[(j + epoch) % len(self._all_lanes)] for j in range(len(rows))]
+        own = [j for j, lane in enumerate(lanes) if lane in self._queues]
+        piece = self._streamed.encoder.encode(self._streamed.dataset, [rows[j] for j in own])
+        too_large = self._has_too_large_ids(piece)
+        bad = piece.bad + self._bad_rows_of(piece.samples[too_large])
+        # Problems that are not those of one row, such as the rest of a damaged file.
+        bad += [
+            BadRow(-1, i, problem.where, replace(problem, where=""), is_common=False)
+            for i, problem in enumerate(piece.problems)
+        ]
+        num_skipped = num_distinct(bad)
+        if (epoch, window, 1) > self._counted:
+            self.counts += piece.counts + Counter(skipped_rows=num_skipped)
+            self._skipped.extend(bad)
+        if num_skipped and not self.first_skipped:
+            self.first_skipped = str(bad[0].problem_with_origin)
+        self._raise_if_bad(bad, piece.counts["num_rows"])
+        samples_of_lane: dict[int, list[int]] = {lane: [] for lane in self.lanes}
+        for i, index in enumerate(piece.rows):
+            if not too_large[i]:
+                samples_of_lane[lanes[own[index]]].append(i)
+        for lane, indices in samples_of_lane.items():
+            items = self._items(piece.samples["length"], indices, epoch, window, lane)
+            for num_taken, item in enumerate(items, start=1):
+                cursor = (epoch, window, num_taken)
+                if cursor > self._starts[lane]:
+                    self._queues[lane].append(self._element(piece, item, cursor))
+        if len(piece):
+            self._last_epoch_with_samples = epoch
+        # With very few rows, a lane may get one only once in as many epochs as there are lanes.
+        elif epoch > self._last_epoch_with_samples + len(self._all_lanes):
+            found = f"{len(self._all_lanes)} epochs without a sample that could be used"
+            raise TrainingError(f"{self._source.name}: {found}")
+
+    def _has_too_large_ids(self, piece: Piece) -> np.ndarray:
+        """Whether a sample has token ids that the model has no embedding for, bool [N]."""
+        if not len(piece):
+            return np.zeros(0, bool)
+        return np.maximum.reduceat(piece.input_ids, piece.samples["start"]) >= self._streamed.vocab_size
+
+    def _bad_rows_of(self, samples: np.ndarray) -> list[BadRow]:
         """The rows of samples with token ids that the model has no embedding for."""
         problem = Problem("", "a token id that the model has no embedding for")
         rows = sorted({(int(sample["part"]), int(sample["number"])) for sample in samples})
-        return [BadRow(*row, self._opened.source.origin(*row), problem, is_common=True) for row in rows]
+        return [BadRow(*row, self._source.origin(*row), problem, is_common=True) for row in rows]
 
-    def _judge(self, bad: list[BadRow], num_rows: int) -> None:
-        """Raise ``UserError`` for rows that must not be skipped, or if there are too many of them."""
-        name = self._opened.source.name
-        if self._recipe.on_bad_row == "error" and bad:
-            told = shown(BadRows(bad).problems(), name)
-            told[-1] = replace(told[-1], fix="mend it, or go on without it: the same command with --on_bad_row skip")
-            raise UserError(*told)
+    def _element(self, piece: Piece, item: list[int], cursor: Cursor) -> Element:
+        """Make an element of the samples ``item`` of a piece."""
+        parts, numbers = piece.samples["part"], piece.samples["number"]
+        origins = [self._source.origin(int(parts[i]), int(numbers[i])) for i in item]
+        return Element([piece[i] for i in item], origins, cursor)
+
+    def _raise_if_bad(self, bad: list[BadRow], num_good: int) -> None:
+        """Raise ``UserError`` for rows that must not be skipped, or if there are too many of them.
+
+        Args:
+            num_good: rows read together with ``bad`` that can be used.
+        """
+        if self._settings.on_bad_row == "error" and bad:
+            problems = shown(BadRows(bad).problems(), self._source.name)
+            fix = "fix it, or go on without it: the same command with --on_bad_row skip"
+            problems[-1] = replace(problems[-1], fix=fix)
+            raise UserError(*problems)
         self._bad.add(bad)
-        self._num_read += num_rows
-        if self._num_read + self._bad.num_rows >= NUM_JUDGED:
-            self._bad.raise_if_too_many(name, self._num_read)
+        self._num_good += num_good
+        if self._num_good + self._bad.num_rows >= NUM_JUDGED:
+            self._bad.raise_if_too_many(self._source.name, self._num_good)
 
     def _items(
         self, lengths: np.ndarray, indices: list[int], epoch: int, window: int, lane: int
     ) -> Iterator[list[int]]:
-        seed, number, stream = self._recipe.seed, epoch << 40 | window, self._source << 32 | lane
+        """Yield the items of a lane in a window, in their order: the indices of the samples of each.
+
+        Args:
+            lengths: [N], tokens of each sample of the window.
+            indices: of the lane's samples.
+        """
+        seed = self._streamed.seed
+        number = epoch << 40 | window
+        stream = self._streamed.dataset_id << 32 | lane
         order = np.array(indices, np.int64)[permutation(len(indices), seed, LANE, number, stream)]
-        if not self._recipe.packing:
+        if not self._settings.packing:
             yield from ([int(i)] for i in order)
             return
-        packs = pack(lengths[order], self._recipe.max_length)
+        packs = pack(lengths[order], self._settings.max_length)
         for p in permutation(len(packs), seed, PACKS, number, stream):
             yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
 
@@ -177,23 +211,26 @@ class SubStream:
 
         Each row is (number of its part, its number in the part, content).
         """
-        columns = self._opened.columns
+        columns = self._streamed.dataset.columns
         while True:
-            order = permutation(len(self._parts), self._recipe.seed, PARTS, epoch, self._source)
-            skipped = window * self._window_size  # rows to skip before the window begins
+            order = permutation(len(self._files), self._streamed.seed, PARTS, epoch, self._streamed.dataset_id)
+            num_to_skip = window * self._window_size  # rows before the window begins
             rows: list[tuple[int, int, Any]] = []
-            for number in (self._parts[i] for i in order):
-                part = self._opened.source.parts[number]
+            for i in order:
+                part_number = self._files[i]
+                part = self._source.parts[part_number]
                 for block in part.blocks(columns):
-                    if skipped >= block.num_rows:
-                        skipped -= block.num_rows
+                    if num_to_skip >= block.num_rows:
+                        num_to_skip -= block.num_rows
                         continue
-                    for row_number, row in islice(part.rows(block), skipped, None):
-                        rows.append((number, row_number, row))
+                    for row_number, row in islice(part.rows(block), num_to_skip, None):
+                        rows.append((part_number, row_number, row))
                         if len(rows) == self._window_size:
                             yield epoch, window, rows
-                            rows, window = [], window + 1
-                    skipped = 0
-            if rows or not window:
+                            rows = []
+                            window += 1
+                    num_to_skip = 0
+            if rows or window == 0:
                 yield epoch, window, rows
-            epoch, window = epoch + 1, 0
+            epoch += 1
+            window = 0

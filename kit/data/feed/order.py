@@ -6,7 +6,7 @@ Promises:
 
 - The order does not depend on the number of processes or the micro-batch size, with and without packing.
 - Every global batch is full, so a run that is extended continues exactly where it ended.
-- If sources have weights, each gets its share in every epoch. Each source goes through its own samples in passes: no
+- If data sets have weights, each gets its share in every epoch. Each goes through its own samples in passes: no
   sample is used twice before all others were used once.
 """
 
@@ -25,7 +25,7 @@ from kit.data.feed.packing import Packs, pack, pack_in_order
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS = range(7)
 
 
-def permutation(num: int, seed: int, kind: int, number: int = 0, source: int = 0) -> np.ndarray:
+def permutation(num: int, seed: int, kind: int, number: int = 0, dataset_id: int = 0) -> np.ndarray:
     """Return a random permutation of 0 to ``num`` - 1, int64 [num], that depends only on the arguments.
 
     It sorts raw words of the generator, because numpy guarantees these in all its versions, but not its shuffling.
@@ -33,9 +33,9 @@ def permutation(num: int, seed: int, kind: int, number: int = 0, source: int = 0
     Args:
         kind: the purpose of the random numbers, such as ``EPOCH``.
         number: distinguishes permutations for one purpose, such as the number of the epoch.
-        source: the number of the data set.
+        dataset_id: the index of the data set, or another number that tells apart permutations.
     """
-    return np.argsort(_words(num, seed, kind, number, source), kind="stable")
+    return np.argsort(_words(num, seed, kind, number, dataset_id), kind="stable")
 
 
 def uniform(num: int, seed: int, kind: int, number: int = 0) -> np.ndarray:
@@ -43,16 +43,18 @@ def uniform(num: int, seed: int, kind: int, number: int = 0) -> np.ndarray:
     return (_words(num, seed, kind, number, 0) >> np.uint64(11)) * 2.0**-53
 
 
-def _words(num: int, seed: int, kind: int, number: int, source: int) -> np.ndarray:
-    key, counter = np.array([seed, number], np.uint64), np.array([0, 0, source, kind], np.uint64)
+def _words(num: int, seed: int, kind: int, number: int, dataset_id: int) -> np.ndarray:
+    """Return raw words of a generator that is used for these arguments only, uint64 [num]."""
+    key = np.array([seed, number], np.uint64)
+    counter = np.array([0, 0, dataset_id, kind], np.uint64)
     return np.random.Philox(key=key, counter=counter).random_raw(num)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The share of each source in an epoch."""
+    """The share of each data set in an epoch."""
 
-    weights: Sequence[float]  # one for each source, relative to the others
+    weights: Sequence[float]  # one for each data set, relative to the others
     unit: Literal["samples", "tokens"] = "samples"  # what the weights are shares of
 
 
@@ -61,9 +63,9 @@ class Order:
 
     Args:
         lengths: int [N], tokens of each sample.
-        sources: int [N], the number of the source of each sample.
+        dataset_ids: int [N], the index of the data set of each sample.
         batch_size: items in a global batch.
-        mixture: the share of each source; None: an epoch has each sample once.
+        mixture: the share of each data set; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
         shuffle: if not, each epoch has the samples in their own order, and a pack has samples that follow one another.
     """
@@ -71,7 +73,7 @@ class Order:
     def __init__(
         self,
         lengths: np.ndarray,
-        sources: np.ndarray,
+        dataset_ids: np.ndarray,
         seed: int,
         batch_size: int,
         mixture: Mixture | None = None,
@@ -79,10 +81,17 @@ class Order:
         shuffle: bool = True,
     ) -> None:
         assert shuffle or not mixture, "shares of data sets are drawn at random"
+        self._lengths = lengths
+        self._seed = seed
+        self._batch_size = batch_size
+        self._capacity = capacity
         self._shuffle = shuffle
-        self._lengths, self._seed, self._batch_size, self._capacity = lengths, seed, batch_size, capacity
-        self._members = [np.flatnonzero(sources == i) for i in range(len(mixture.weights))] if mixture else []
-        self.quotas = self._make_quotas(mixture) if mixture else []  # samples of each source in an epoch
+        # With a mixture, of each data set: its samples, and how many samples it has in an epoch.
+        self._members: list[np.ndarray] = []
+        self.quotas: list[int] = []
+        if mixture:
+            self._members = [np.flatnonzero(dataset_ids == i) for i in range(len(mixture.weights))]
+            self.quotas = self._make_quotas(mixture)
         # With a mixture, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
         # have the same number of items.
         self._varies = mixture is not None and capacity is not None
@@ -108,34 +117,40 @@ class Order:
         if not self.quotas:
             return permutation(len(self._lengths), self._seed, EPOCH, epoch)
         chosen = []
-        for source, (members, quota) in enumerate(zip(self._members, self.quotas, strict=True)):
-            first, size = epoch * quota, len(members)
+        for dataset_id, (members, quota) in enumerate(zip(self._members, self.quotas, strict=True)):
+            size = len(members)
+            first = epoch * quota  # of the samples that all epochs take of this data set
             passes = range(first // size, (first + quota - 1) // size + 1)
-            order = np.concatenate([permutation(size, self._seed, PASS, number, source) for number in passes])
-            chosen.append(members[order[first % size :][:quota]])
+            orders = [permutation(size, self._seed, PASS, number, dataset_id) for number in passes]
+            start = first % size
+            chosen.append(members[np.concatenate(orders)[start : start + quota]])
         samples = np.concatenate(chosen)
         return samples[permutation(len(samples), self._seed, EPOCH, epoch)]
 
     def epoch(self, number: int) -> Packs:
         """Return the items of epoch ``number`` in order, each as a pack; without packing a pack has one sample."""
         if number not in self._epochs:
-            samples = self._samples(number)
-            if self._capacity is None:
-                items = Packs(samples, range(len(samples) + 1))
-            elif not self._shuffle:
-                items = pack_in_order(self._lengths, self._capacity)
-            else:
-                packs = pack(self._lengths[samples], self._capacity)
-                order = permutation(len(packs), self._seed, PACKS, number)
-                old_starts = np.asarray(packs.starts)
-                sizes = np.diff(old_starts)[order]
-                starts = np.concatenate([[0], np.cumsum(sizes)])
-                inside = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)  # position within its pack
-                items = Packs(samples[packs.members[np.repeat(old_starts[:-1][order], sizes) + inside]], starts)
+            items = self._make_epoch(number)
             while len(self._epochs) > 1:  # keep two epochs: a step may need both
                 self._epochs.pop(min(self._epochs))
             self._epochs[number] = items
         return self._epochs[number]
+
+    def _make_epoch(self, number: int) -> Packs:
+        samples = self._samples(number)
+        if self._capacity is None:
+            return Packs(samples, range(len(samples) + 1))
+        if not self._shuffle:
+            return pack_in_order(self._lengths, self._capacity)
+        packs = pack(self._lengths[samples], self._capacity)
+        order = permutation(len(packs), self._seed, PACKS, number)
+        old_starts = np.asarray(packs.starts)
+        sizes = np.diff(old_starts)[order]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        # For each slot of the shuffled packs, its position in its pack, and the slot from which its sample comes.
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+        old_slots = np.repeat(old_starts[:-1][order], sizes) + positions
+        return Packs(samples[packs.members[old_slots]], starts)
 
     def num_items(self, epoch: int) -> int:
         """Return the number of items in ``epoch``."""
@@ -143,15 +158,21 @@ class Order:
             return sum(self.quotas) or len(self._lengths)
         if self._varies:
             return len(self.epoch(epoch))
-        self._num_packs = self._num_packs or len(self.epoch(0))
+        if not self._num_packs:
+            self._num_packs = len(self.epoch(0))
         return self._num_packs
 
     def total_steps(self, num_epochs: float) -> int:
         """Return the number of steps that see all items of ``num_epochs`` epochs, rounded up."""
         # Computed in decimals: as a binary number, 1.1 epochs of 10 samples are more than 11 samples.
-        whole, rest = divmod(Fraction(str(num_epochs)), 1)
-        num_items = sum(self.num_items(epoch) for epoch in range(whole)) if self._varies else whole * self.num_items(0)
-        return math.ceil((num_items + (rest * self.num_items(whole) if rest else 0)) / self._batch_size)
+        num_whole, rest = divmod(Fraction(str(num_epochs)), 1)
+        if self._varies:
+            num_items = Fraction(sum(self.num_items(epoch) for epoch in range(num_whole)))
+        else:
+            num_items = Fraction(num_whole * self.num_items(0))
+        if rest:
+            num_items += rest * self.num_items(num_whole)
+        return math.ceil(num_items / self._batch_size)
 
     def batch(self, step: int) -> list[np.ndarray]:
         """Return the global batch of ``step``, counted from 0: for each item the indices of its samples, int64.
@@ -160,14 +181,15 @@ class Order:
         may contain the end of one epoch and the beginning of the next, even in the last step of a run: the length of a
         run changes none of its batches.
         """
-        slot, end = step * self._batch_size, (step + 1) * self._batch_size
+        slot = step * self._batch_size
+        end = slot + self._batch_size
         items: list[np.ndarray] = []
         while slot < end:  # once, but for a batch in which an epoch ends
             epoch, position = self._locate(slot)
             packs = self.epoch(epoch)
-            bounds = np.asarray(packs.starts[position : position + end - slot + 1]).tolist()
-            items += [packs.members[one:next_one] for one, next_one in pairwise(bounds)]
-            slot += len(bounds) - 1
+            starts = np.asarray(packs.starts[position : position + end - slot + 1]).tolist()
+            items += [packs.members[start:next_start] for start, next_start in pairwise(starts)]
+            slot += len(starts) - 1
         return items
 
     def epochs_after(self, num_steps: int) -> float:
@@ -187,6 +209,8 @@ class Order:
         if not self._varies:
             return divmod(slot, self.num_items(0))
         while not self._ends or self._ends[-1] <= slot:
-            self._ends.append((self._ends or [0])[-1] + self.num_items(len(self._ends)))
+            last_end = self._ends[-1] if self._ends else 0
+            self._ends.append(last_end + self.num_items(len(self._ends)))
         epoch = int(np.searchsorted(self._ends, slot, side="right"))
-        return epoch, slot - (self._ends[epoch - 1] if epoch else 0)
+        start = self._ends[epoch - 1] if epoch else 0
+        return epoch, slot - start

@@ -9,6 +9,7 @@ Promises:
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,11 +51,12 @@ def pack(lengths: ArrayLike, capacity: int) -> Packs:
     if unfit.size:
         raise ValueError(f"lengths[{unfit[0]}]: {lengths[unfit[0]]} tokens; expected 1 to {capacity}")
     counts = np.bincount(lengths).tolist()
-    tries = [list(_patterns(counts, capacity, exact_pairs)) for exact_pairs in (True, False)]
-    patterns = min(tries, key=lambda patterns: sum(count for _, count in patterns))
-    repeats = [count for _, count in patterns]
+    patterns = list(_patterns(counts, capacity, exact_pairs=True))
+    plain = list(_patterns(counts, capacity, exact_pairs=False))
+    if _num_packs(plain) < _num_packs(patterns):
+        patterns = plain
     slots = np.concatenate([np.tile(pattern, count) for pattern, count in patterns])  # [N], the length each slot takes
-    sizes = np.repeat([len(pattern) for pattern, _ in patterns], repeats)  # [P]
+    sizes = np.repeat([len(pattern) for pattern, _ in patterns], [count for _, count in patterns])  # [P]
     members = np.empty(len(lengths), np.int64)
     # Both sides are sorted by length, stably. So the k-th sample of a length gets the k-th slot for that length.
     members[np.argsort(slots, kind="stable")] = np.argsort(lengths, kind="stable")
@@ -66,13 +68,20 @@ def pack_in_order(lengths: ArrayLike, capacity: int) -> Packs:
 
     Needs more packs than ``pack``. No length may be above ``capacity``.
     """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    starts = [0]
-    while starts[-1] < len(ends):
-        before = ends[starts[-1] - 1] if starts[-1] else 0
-        starts.append(int(np.searchsorted(ends, before + capacity, side="right")))
-        assert starts[-1] > starts[-2], "a sample is longer than a pack"
+    ends = np.cumsum(lengths, dtype=np.int64)  # [N], tokens up to the end of each sample
+    start = 0
+    starts = [start]
+    while start < len(ends):
+        num_before = ends[start - 1] if start else 0  # tokens before the pack
+        next_start = int(np.searchsorted(ends, num_before + capacity, side="right"))
+        assert next_start > start, "a sample is longer than a pack"
+        start = next_start
+        starts.append(start)
     return Packs(np.arange(len(ends)), np.array(starts))
+
+
+def _num_packs(patterns: list[tuple[list[int], int]]) -> int:
+    return sum(count for _, count in patterns)
 
 
 def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[tuple[list[int], int]]:
@@ -99,20 +108,23 @@ def _patterns(counts: list[int], capacity: int, exact_pairs: bool) -> Iterator[t
     while bits:
         pattern: list[int] = []
         space = capacity
-        while fitting := bits & ((2 << space) - 1):
+        fitting = bits & ((2 << space) - 1)  # the lengths up to the space that is left
+        while fitting:
             length = fitting.bit_length() - 1
             if exact_pairs and length < space:
-                length = _of_exact_pair(bits & (mirrored >> (capacity - space)), space, left) or length
+                halves = bits & (mirrored >> (capacity - space))
+                length = _longer_of_exact_pair(halves, space, left) or length
             pattern.append(length)
             space -= length
             take(length, 1)
-        again = min(left[length] // times for length, times in Counter(pattern).items())
+            fitting = bits & ((2 << space) - 1)
+        num_repeats = min(left[length] // times for length, times in Counter(pattern).items())
         for length in pattern:
-            take(length, again)
-        yield pattern, again + 1
+            take(length, num_repeats)
+        yield pattern, num_repeats + 1
 
 
-def _of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
+def _longer_of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
     """The longer length of the most even pair that adds up to ``space``; 0 if there is no pair.
 
     An uneven pair would use up short samples, which are needed to fill the last gaps.
@@ -122,8 +134,12 @@ def _of_exact_pair(halves: int, space: int, left: Counter[int]) -> int:
     """
     if space % 2 == 0 and left[space // 2] == 1:
         halves &= ~(1 << space // 2)  # one sample is no pair
-    longer = halves >> -(-space // 2) << -(-space // 2)
-    return (longer & -longer).bit_length() - 1 if longer else 0
+    half = math.ceil(space / 2)
+    longer = halves >> half << half  # without the lengths below half of the space
+    if not longer:
+        return 0
+    lowest_bit = longer & -longer
+    return lowest_bit.bit_length() - 1
 
 
 def fill_share(packs: Packs, lengths: ArrayLike, capacity: int) -> float:
@@ -147,15 +163,15 @@ def balance(costs: ArrayLike, num_ranks: int, micro_batch_size: int) -> NDArray[
     """
     order = np.argsort(-np.asarray(costs, dtype=np.float64), kind="stable")
     slots_per_step = num_ranks * micro_batch_size
-    dealt = np.full((-(-len(order) // slots_per_step), num_ranks, micro_batch_size), -1, dtype=np.int64)
-    weights = np.asarray(costs).tolist()
+    num_steps = math.ceil(len(order) / slots_per_step)
+    dealt = np.full((num_steps, num_ranks, micro_batch_size), -1, dtype=np.int64)
+    cost_of = np.asarray(costs).tolist()
     for step, start in enumerate(range(0, len(order), slots_per_step)):
-        ranks = [
-            (0, 0, rank) for rank in range(num_ranks)
-        ]  # a heap of (cost so far, packs so far, rank): the ranks with room
+        # A heap of (cost so far, packs so far, rank): the ranks with room.
+        ranks = [(0, 0, rank) for rank in range(num_ranks)]
         for index in order[start : start + slots_per_step].tolist():
             cost, count, rank = heapq.heappop(ranks)
             dealt[step, rank, count] = index
             if count + 1 < micro_batch_size:
-                heapq.heappush(ranks, (cost + weights[index], count + 1, rank))
+                heapq.heappush(ranks, (cost + cost_of[index], count + 1, rank))
     return dealt

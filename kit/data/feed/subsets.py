@@ -6,7 +6,6 @@ out.
 
 import numpy as np
 
-from kit.config.recipe import Recipe
 from kit.data.feed.order import SPLIT, permutation
 from kit.data.samples.samples import Samples, duplicates
 from kit.errors import Problem, UserError
@@ -24,33 +23,33 @@ def without_repeats(train: Samples, notes: list[str]) -> Samples:
     if not num:
         return train
     kept = train.select(np.flatnonzero(~repeats), "without repeats")
-    for number in set(train.sources.tolist()) - set(kept.sources.tolist()):
-        found = f"all samples of {train.names[number]} are in the data sets before it"
+    for name in _missing(train, kept):
+        found = f"all samples of {name} are in the data sets before it"
         raise UserError(Problem("dedup", found, "some of each data set to train on", "leave out that data set"))
     return kept
 
 
-def limited_evaluation(evaluation: Samples | None, recipe: Recipe, notes: list[str]) -> Samples | None:
-    """Select ``max_eval_samples`` evaluation samples, and add a note that says which."""
-    return evaluation and _first(evaluation, recipe.max_eval_samples, "evaluation", notes)
+def limited_evaluation(evaluation: Samples | None, max_samples: int | None, notes: list[str]) -> Samples | None:
+    """Select ``max_samples`` evaluation samples, and add a note that says which."""
+    return None if evaluation is None else _first(evaluation, max_samples, "evaluation", notes)
 
 
-def limited_training(train: Samples, recipe: Recipe, notes: list[str]) -> Samples:
-    """Select ``max_train_samples`` training samples, and add a note that says which.
+def limited_training(train: Samples, max_samples: int | None, notes: list[str]) -> Samples:
+    """Select ``max_samples`` training samples, and add a note that says which.
 
     Raises:
         UserError: a data set would give none.
     """
-    chosen = _first(train, recipe.max_train_samples, "training", notes)
-    for number in set(train.sources.tolist()) - set(chosen.sources.tolist()):
-        found = f"{recipe.max_train_samples} of {len(train)} samples takes none of {train.names[number]}"
+    chosen = _first(train, max_samples, "training", notes)
+    for name in _missing(train, chosen):
+        found = f"{max_samples} of {len(train)} samples takes none of {name}"
         fix = "raise it, or leave out that data set"
         raise UserError(Problem("max_train_samples", found, "some of each data set to train on", fix))
     return chosen
 
 
 def _first(samples: Samples, num: int | None, purpose: str, notes: list[str]) -> Samples:
-    """Select the first ``num`` samples; of several data sets, as many spread over all. Adds a note that says which."""
+    """Select the first ``num`` samples; of several data sets, ``num`` spread over all. Adds a note that says which."""
     total = len(samples)
     if num is None or num >= total:
         return samples
@@ -61,6 +60,12 @@ def _first(samples: Samples, num: int | None, purpose: str, notes: list[str]) ->
         notes.append(f"{purpose} on the first {num} of {total} samples")
         chosen = np.arange(num)
     return samples.select(chosen, f"first {num}")
+
+
+def _missing(before: Samples, after: Samples) -> list[str]:
+    """The names of the data sets that have samples in ``before``, but none in ``after``."""
+    missing = np.setdiff1d(before.dataset_ids, after.dataset_ids)
+    return [before.dataset_names[dataset_id] for dataset_id in missing]
 
 
 def leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
@@ -75,7 +80,17 @@ def leak_notes(train: Samples, evaluation: Samples | None) -> list[str]:
 
 
 def hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples]:
-    """Split off evaluation samples. Whole rows are held out, so the samples of one row stay on the same side."""
+    """Split off evaluation samples. Whole rows are held out, so the samples of one row stay on the same side.
+
+    Args:
+        size: the number of rows to hold out; below 1 their share.
+
+    Returns:
+        The samples to train on, and those held out.
+
+    Raises:
+        UserError: nothing would be held out, or nothing of a data set left to train on.
+    """
     rows = samples.rows()
     num_rows = int(rows.max()) + 1
     if num_rows < 2:
@@ -87,8 +102,8 @@ def hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples
         raise UserError(Problem("eval_split_size", found, f"1 to {num_rows - 1} samples, or a share that gives that"))
     held_out = np.isin(rows, permutation(num_rows, seed, SPLIT)[:num_held_out])
     reason = f"split {num_held_out} seed {seed}"
-    rest, chosen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    for number in set(samples.sources.tolist()) - set(samples.sources[rest].tolist()):
-        found = f"{size:g} takes all of {samples.names[number]}"
+    train = samples.select(np.flatnonzero(~held_out), f"{reason} rest")
+    for name in _missing(samples, train):
+        found = f"{size:g} takes all of {name}"
         raise UserError(Problem("eval_split_size", found, "some of each data set left to train on"))
-    return samples.select(rest, f"{reason} rest"), samples.select(chosen, f"{reason} held out")
+    return train, samples.select(np.flatnonzero(held_out), f"{reason} held out")

@@ -34,8 +34,8 @@ SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "tes
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
-MEND = "mend or remove such rows"
-FIX = f"{MEND}, or leave them out with --on_bad_row skip"
+FIX_ROWS = "fix or remove such rows"
+FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it
 

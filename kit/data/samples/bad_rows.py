@@ -1,4 +1,4 @@
-"""Rows that cannot be used: what is told of them, and whether they may be skipped."""
+"""Rows that cannot be used: how they are reported, and whether they may be skipped."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kit import durable
 from kit.console import say
-from kit.data.read.sources import MEND, shown
+from kit.data.read.sources import FIX_ROWS, shown
 from kit.errors import Problem, UserError
 
 SKIPPED_FILE = "skipped_rows.jsonl"
@@ -23,11 +23,11 @@ class BadRow(NamedTuple):
     number: int  # of the row in that part
     origin: str  # ``file:line``
     problem: Problem  # ``where`` is a field of the row, or empty
-    is_common: bool  # usually many rows have the same problem, such as one with the template: it is told once
+    is_common: bool  # usually many rows have the same problem, such as one with the template: it is reported once
 
     @property
-    def told(self) -> Problem:
-        """The problem with the place of the row."""
+    def problem_with_origin(self) -> Problem:
+        """The problem; its ``where`` begins with the origin of the row."""
         return replace(self.problem, where=f"{self.origin} {self.problem.where}".rstrip())
 
 
@@ -49,22 +49,23 @@ class BadRows:
     def add(self, rows: Iterable[BadRow]) -> None:
         """Add rows. All that is wrong with one row must come in the same call."""
         rows = list(rows)
-        self.num_rows += len({row[:2] for row in rows})
-        self.rows += rows if self._keeps_all else []
+        self.num_rows += num_distinct(rows)
+        if self._keeps_all:
+            self.rows += rows
         for row in rows:
             if row.is_common:
                 first, count = self._common.get(row.problem, (row.origin, 0))
-                self._common[row.problem] = first, count + 1
+                self._common[row.problem] = (first, count + 1)
             else:
-                self._single.append(row.told)
+                self._single.append(row.problem_with_origin)
 
     @property
     def num_single(self) -> int:
-        """The number of problems that are told one by one."""
+        """The number of problems that are reported one by one."""
         return len(self._single)
 
     def problems(self) -> list[Problem]:
-        """All problems; one that many rows have is told once, with the first of them."""
+        """All problems; one that many rows have is reported once, with the first of these rows."""
         common = []
         for problem, (first, count) in self._common.items():
             more = f" and {count - 1} more" if count > 1 else ""
@@ -72,16 +73,20 @@ class BadRows:
         return self._single + common
 
     def raise_if_too_many(self, name: str, num_good: int) -> None:
-        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip. One always may be."""
+        """Raise ``UserError`` if these rows of the source ``name`` are too many to skip. One row always may be skipped.
+
+        Args:
+            num_good: rows of the source that can be used.
+        """
         num = self.num_rows + num_good
         if self.num_rows > max(1, MAX_SKIPPED_SHARE * num):
             found = f"{self.num_rows} of {num} rows ({self.num_rows / num:.1%}) cannot be used"
             problem = Problem(name, found, f"at most {MAX_SKIPPED_SHARE:.0%} to skip: more have a common cause")
-            raise UserError(problem, *shown(self.problems(), name, MEND))
+            raise UserError(problem, *shown(self.problems(), name, FIX_ROWS))
 
     def record(self) -> list[list[Any]]:
         """The rows as JSON values."""
-        return [[*row[:3], astuple(row.problem), row.is_common] for row in self.rows]
+        return [[row.part, row.number, row.origin, astuple(row.problem), row.is_common] for row in self.rows]
 
     def write(self, path: Path) -> None:
         """Write the rows to a ``SKIPPED_FILE``."""
@@ -90,20 +95,28 @@ class BadRows:
     @classmethod
     def from_record(cls, record: Sequence[Sequence[Any]]) -> "BadRows":
         """The rows that ``record`` returned."""
-        return cls(BadRow(part, row, origin, Problem(*told), common) for part, row, origin, told, common in record)
+        return cls(
+            BadRow(part, number, origin, Problem(*problem), is_common)
+            for part, number, origin, problem, is_common in record
+        )
 
     def listed(self) -> list[dict[str, Any]]:
-        """``listed`` of all rows."""
+        """Each row once with all that is wrong with it, see ``listed``."""
         return listed(self.rows)
+
+
+def num_distinct(rows: Iterable[BadRow]) -> int:
+    """Return the number of different rows. A row is there once for each thing that is wrong with it."""
+    return len({(row.part, row.number) for row in rows})
 
 
 def listed(rows: Iterable[BadRow]) -> list[dict[str, Any]]:
     """Each row once, in order, with all that is wrong with it: the objects of ``SKIPPED_FILE``."""
-    lines: dict[str, list[str]] = {}
+    problems: dict[str, list[str]] = {}  # of each row, by its origin
     for row in rows:
         text = str(row.problem).split("\n")[0].removeprefix(": ")
-        lines.setdefault(row.origin, []).append(text)
-    return [{"row": origin, "problems": problems} for origin, problems in lines.items()]
+        problems.setdefault(row.origin, []).append(text)
+    return [{"row": origin, "problems": texts} for origin, texts in problems.items()]
 
 
 def write_listed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

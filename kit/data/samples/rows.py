@@ -7,23 +7,21 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.config.dataset_entry import DatasetEntry
-from kit.data.chat.formats import IGNORE, plain_text, to_sample
+from kit.data.chat.formats import plain_text, to_sample
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
-from kit.data.chat.unused import WATCHED, Unused, read_keys, without_keys
+from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.read.parts import Block
-from kit.data.read.sources import Source
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow
+from kit.data.samples.dataset import Dataset
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
@@ -46,32 +44,6 @@ SAMPLE = np.dtype(
 )
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A source that was opened for a data set of the recipe."""
-
-    entry: DatasetEntry  # of the recipe
-    source: Source
-    fields: dict[str, str]  # the columns to read: our field to their column
-    is_evaluation: bool = False
-
-    @cached_property
-    def ignored(self) -> frozenset[str]:
-        """The columns, and keys of messages, that the user wants to be ignored."""
-        return frozenset(theirs for theirs, ours in (self.entry.columns or {}).items() if ours == IGNORE)
-
-    @property
-    def key(self) -> list[Any]:
-        """What of the columns decides what is learned, for keys of the cache and fingerprints."""
-        return [*sorted(self.fields.items()), *read_keys(self.ignored)]
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns to read: those of the fields, and those that must not be ignored unseen."""
-        watched = [name for name in WATCHED if name in self.source.columns and name not in self.ignored]
-        return list(dict.fromkeys([*self.fields.values(), *watched]))
-
-
 @dataclass
 class Piece:
     """What a block of rows became: N samples with T tokens in all, as arrays for the cache, and messages."""
@@ -87,6 +59,9 @@ class Piece:
     counts: Counter[str] = field(default_factory=Counter)  # what became of the rows
     remarks: Counter[str] = field(default_factory=Counter)  # rows for each remark
 
+    def __len__(self) -> int:
+        return len(self.samples)
+
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """``(input_ids int32 [T], weights float32 [T])`` of sample ``i``."""
         start, length = self.samples["start"][i], self.samples["length"][i]
@@ -94,7 +69,14 @@ class Piece:
         return self.input_ids[start : start + length], np.array(self.weights, np.float32)[codes]
 
 
-_Kept = tuple[int, int, int, Encoded, int]  # part, number, index of the row, ids and weights, text_hash
+class _Kept(NamedTuple):
+    """A sample to write into a piece."""
+
+    part: int
+    number: int  # of its row in that part
+    row: int  # index of its row among the given rows
+    encoded: Encoded
+    text_hash: int
 
 
 @dataclass(frozen=True)
@@ -115,20 +97,21 @@ class Encoder:
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
         return [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
 
-    def encode_block(self, opened: Opened, part: int, block: Block) -> Piece:
+    def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""
-        return self.encode(opened, ((part, number, row) for number, row in opened.source.parts[part].rows(block)))
+        return self.encode(dataset, ((part, number, row) for number, row in dataset.source.parts[part].rows(block)))
 
-    def encode(self, opened: Opened, rows: Iterable[tuple[int, int, Any]]) -> Piece:
+    def encode(self, dataset: Dataset, rows: Iterable[tuple[int, int, Any]]) -> Piece:
         """Check and tokenise rows, each given as the number of its part, its own number, and its parsed content.
 
         What is wrong with rows is not raised: it is in ``Piece.bad`` and ``Piece.problems``.
         """
-        source, fields = opened.source, opened.fields
+        source = dataset.source
         piece = Piece(np.empty(0, SAMPLE), np.empty(0, np.int32), np.empty(0, np.uint8), [0.0, 1.0])
-        unused, ignored_keys = Unused(fields, opened.ignored), read_keys(opened.ignored)
-        unread = set(source.columns) - set(opened.columns)
-        origins: list[tuple[int, int, int]] = []
+        unused = Unused(dataset.fields, dataset.ignored)
+        ignored_keys = read_keys(dataset.ignored)
+        unread = set(source.columns) - set(dataset.columns)
+        origins: list[tuple[int, int, int]] = []  # of each sample: part, number of its row, index of its row
         samples = []
 
         def refuse(part: int, number: int, problems: Iterable[Problem], is_common: bool = False) -> None:
@@ -138,21 +121,26 @@ class Encoder:
         for index, (part, number, row) in enumerate(rows):
             if row is None:
                 piece.counts["num_blank_lines"] += 1
-            elif isinstance(row, Ending):
+                continue
+            if isinstance(row, Ending):
                 piece.problems.append(row)
-            elif isinstance(row, Problem):
-                refuse(part, number, [replace(row, where=row.where.removeprefix(source.origin(part, number)).strip())])
+                continue
+            if isinstance(row, Problem):
+                field = row.where.removeprefix(source.origin(part, number)).strip()
+                refuse(part, number, [replace(row, where=field)])
+                continue
+            row = without_keys(row, ignored_keys)
+            unused_problems = unused.check(row)
+            if source.parts[part].has_schema:  # then only some columns were read
+                unused.counts.update(unread)
+            sample = to_sample(row, dataset.fields)
+            if isinstance(sample, list):
+                refuse(part, number, sample)
+            elif unused_problems:
+                refuse(part, number, unused_problems, is_common=True)
             else:
-                row = without_keys(row, ignored_keys)
-                harm = unused.check(row)
-                if source.parts[part].has_schema:  # then only some columns were read
-                    unused.counts.update(unread)
-                sample = to_sample(row, fields)
-                if isinstance(sample, list) or harm:
-                    refuse(part, number, sample if isinstance(sample, list) else harm, not isinstance(sample, list))
-                else:
-                    origins.append((part, number, index))
-                    samples.append(sample)
+                origins.append((part, number, index))
+                samples.append(sample)
         piece.unused = unused.counts
         results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         kept: list[_Kept] = []
@@ -166,64 +154,71 @@ class Encoder:
             letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
             text_hash = xxhash.xxh3_64_intdigest(letters)
             for encoded in result:
-                if len(encoded.input_ids) > self.max_length and self.excess_length_strategy == "error":
-                    found = f"{len(encoded.input_ids)} tokens"
+                num_tokens = len(encoded.input_ids)
+                if num_tokens > self.max_length and self.excess_length_strategy == "error":
                     fix = "raise max_length, or choose another --excess_length_strategy"
-                    problem = Problem(source.origin(part, number), found, f"at most {self.max_length}", fix)
-                    piece.problems.append(problem)
+                    where = source.origin(part, number)
+                    piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
                 else:
-                    kept += [(part, number, index, cut, text_hash) for cut in self._fit(encoded, piece)]
-        piece.bad.sort(key=lambda row: row[:2])
-        self._fill(piece, kept)
+                    kept += [_Kept(part, number, index, cut, text_hash) for cut in self._cut(encoded, piece)]
+        piece.bad.sort(key=lambda row: (row.part, row.number))
+        _fill(piece, kept)
         return piece
 
-    def _fit(self, encoded: Encoded, piece: Piece) -> list[Encoded]:
-        """The sample cut to ``max_length``, which may leave no sample or several. Adds to the counts of ``piece``."""
-        limit, ids, weights, counts = self.max_length, encoded.input_ids, encoded.weights, piece.counts
-        pieces = [encoded]
-        if len(ids) > limit:
-            match self.excess_length_strategy:
-                case "drop":
-                    counts["num_dropped_long"] += 1
-                    return []
-                case "split":
-                    counts["num_split"] += 1
-                    # Neighbouring pieces share a token, so that every token except the very first is a target once.
-                    cuts = range(0, len(ids) - 1, limit - 1)
-                    pieces = [Encoded(ids[i : i + limit], weights[i : i + limit]) for i in cuts]
-                case "keep_end":
-                    counts["num_truncated"] += 1
-                    piece.remarks[START_CUT] += 1
-                    kept = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens of the start: BOS stays first
-                    rest = len(ids) - limit + kept
-                    pieces = [Encoded(ids[:kept] + ids[rest:], weights[:kept] + weights[rest:])]
-                case _:
-                    counts["num_truncated"] += 1
-                    pieces = [Encoded(ids[:limit], weights[:limit])]
-        supervised = [fitted for fitted in pieces if any(fitted.weights[1:])]
-        counts["num_dropped_unsupervised"] += len(pieces) - len(supervised)
+    def _cut(self, encoded: Encoded, piece: Piece) -> list[Encoded]:
+        """Cut a sample to ``max_length``, which may leave no sample or several. Adds to the counts of ``piece``."""
+        ids, weights, limit = encoded.input_ids, encoded.weights, self.max_length
+        if len(ids) <= limit:
+            cut = [encoded]
+        elif self.excess_length_strategy == "drop":
+            piece.counts["num_dropped_long"] += 1
+            return []
+        elif self.excess_length_strategy == "split":
+            piece.counts["num_split"] += 1
+            # Neighbouring pieces share a token, so that every token except the very first is a target once.
+            starts = range(0, len(ids) - 1, limit - 1)
+            cut = [Encoded(ids[i : i + limit], weights[i : i + limit]) for i in starts]
+        elif self.excess_length_strategy == "keep_end":
+            piece.counts["num_truncated"] += 1
+            piece.remarks[START_CUT] += 1
+            num_first = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens kept of the start: BOS stays first
+            end = len(ids) - limit + num_first
+            cut = [Encoded(ids[:num_first] + ids[end:], weights[:num_first] + weights[end:])]
+        else:
+            piece.counts["num_truncated"] += 1
+            cut = [Encoded(ids[:limit], weights[:limit])]
+        supervised = [sample for sample in cut if any(sample.weights[1:])]
+        piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
         return supervised
 
-    def _fill(self, piece: Piece, kept: list[_Kept]) -> None:
-        """Write the samples into the arrays of ``piece``."""
-        if not kept:
-            return
-        parts, numbers, piece.rows, pieces, text_hashes = zip(*kept, strict=True)
-        lengths = np.array([len(encoded.input_ids) for encoded in pieces])
-        piece.input_ids = np.fromiter(chain.from_iterable(e.input_ids for e in pieces), np.int32, lengths.sum())
-        weights = np.fromiter(chain.from_iterable(e.weights for e in pieces), np.float32, lengths.sum())
-        if ((weights == 0) | (weights == 1)).all():
-            piece.weight_codes = weights.astype(np.uint8)
-        else:
-            values, codes = np.unique(weights, return_inverse=True)
-            piece.weights, piece.weight_codes = values.tolist(), codes.astype(np.min_scalar_type(len(values)))
-        piece.samples = samples = np.zeros(len(kept), SAMPLE)
-        samples["length"], samples["start"] = lengths, np.cumsum(lengths) - lengths
-        samples["part"], samples["number"], samples["text_hash"] = parts, numbers, np.array(text_hashes, np.uint64)
-        targets = weights > 0
-        targets[samples["start"]] = False  # nothing predicts a first token
-        samples["num_targets"] = np.add.reduceat(targets, samples["start"], dtype=np.int64)
-        samples["target_weight"] = np.add.reduceat(weights * targets, samples["start"], dtype=np.float64)
-        bounds = zip(samples["start"].tolist(), lengths.tolist(), strict=True)
-        hashes = [xxhash.xxh3_64_intdigest(piece.input_ids[start : start + n].data) for start, n in bounds]
-        samples["ids_hash"] = np.array(hashes, np.uint64)
+
+def _fill(piece: Piece, kept: Sequence[_Kept]) -> None:
+    """Write the samples into the arrays of ``piece``."""
+    if not kept:
+        return
+    encoded = [sample.encoded for sample in kept]
+    piece.rows = [sample.row for sample in kept]
+    lengths = np.array([len(each.input_ids) for each in encoded])
+    num_tokens = lengths.sum()
+    piece.input_ids = np.fromiter(chain.from_iterable(each.input_ids for each in encoded), np.int32, num_tokens)
+    weights = np.fromiter(chain.from_iterable(each.weights for each in encoded), np.float32, num_tokens)
+    if ((weights == 0) | (weights == 1)).all():
+        piece.weight_codes = weights.astype(np.uint8)
+    else:
+        values, codes = np.unique(weights, return_inverse=True)
+        piece.weights = values.tolist()
+        piece.weight_codes = codes.astype(np.min_scalar_type(len(values)))
+    starts = np.cumsum(lengths) - lengths
+    targets = weights > 0
+    targets[starts] = False  # nothing predicts a first token
+    bounds = zip(starts.tolist(), lengths.tolist(), strict=True)
+    hashes = [xxhash.xxh3_64_intdigest(piece.input_ids[start : start + length].data) for start, length in bounds]
+    piece.samples = np.zeros(len(kept), SAMPLE)
+    piece.samples["start"] = starts
+    piece.samples["length"] = lengths
+    piece.samples["part"] = [sample.part for sample in kept]
+    piece.samples["number"] = [sample.number for sample in kept]
+    piece.samples["num_targets"] = np.add.reduceat(targets, starts, dtype=np.int64)
+    piece.samples["target_weight"] = np.add.reduceat(weights * targets, starts, dtype=np.float64)
+    piece.samples["ids_hash"] = np.array(hashes, np.uint64)
+    piece.samples["text_hash"] = np.array([sample.text_hash for sample in kept], np.uint64)

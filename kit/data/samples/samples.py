@@ -13,15 +13,15 @@ from kit.cache import digest
 from kit.data.read.sources import Source
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 
-# The counts of rows that were cut, split or left out.
-CASUALTIES = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
+# The counts of what was cut, split or left out.
+LOSS_COUNTS = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 MAX_UNUSED = 10  # columns in a note
 NOT_USED = ": not used: "  # in the note that lists them
 
 
 @dataclass(frozen=True)
 class Store:
-    """The samples of one source: N samples with T tokens in all, memory-mapped from a cache entry."""
+    """The samples of one data set: N samples with T tokens in all, memory-mapped from a cache entry."""
 
     source: Source
     name: str  # in metrics and tables
@@ -32,10 +32,20 @@ class Store:
 
     @property
     def report(self) -> dict[str, Any]:
-        """How many rows the source has, and what became of them, including those held out for evaluation."""
-        counts = {"num_rows": 0, **dict.fromkeys(CASUALTIES, 0), **self.info["counts"]}
-        counts["num_skipped"] = self.skipped.num_rows
-        return {"name": self.name, "num_samples": len(self.arrays["samples"]), **counts}
+        """How many rows the data set has, and what became of them, including those held out for evaluation."""
+        return {
+            "name": self.name,
+            "num_samples": len(self.arrays["samples"]),
+            "num_rows": 0,
+            **dict.fromkeys(LOSS_COUNTS, 0),
+            **self.info["counts"],
+            "num_skipped": self.skipped.num_rows,
+        }
+
+    @property
+    def max_id(self) -> int:
+        """The largest token id."""
+        return int(self.info["max_id"])
 
     @cached_property
     def skipped(self) -> BadRows:
@@ -50,32 +60,37 @@ class Store:
         return {name: count / num_rows for name, count in ordered}
 
     def notes(self, max_length: int) -> list[str]:
-        """What a user should know about the rows of the source, one line for each fact."""
-        counts, name = self.info["counts"], self.source.name
-        num_rows, unsupervised = counts["num_rows"], counts.get("num_dropped_unsupervised", 0)
+        """What a user should know about the rows of the data set, one line for each fact."""
+        name, counts, skipped = self.source.name, self.info["counts"], self.skipped.listed()
+        num_rows, num_samples = counts["num_rows"], counts["num_encoded"]
         texts = {
             "num_truncated": f"cut at {max_length} tokens",
             "num_split": f"cut in pieces of {max_length} tokens",
             "num_dropped_long": f"left out: longer than {max_length} tokens",
+            "num_dropped_unsupervised": "dropped: nothing supervised left",
         }
-        num = counts["num_encoded"]
-        lines = [f"{name}: {counts[key]} of {num} samples {text}" for key, text in texts.items() if counts.get(key)]
-        if unsupervised:
-            lines.append(f"{name}: {unsupervised} of {num} samples dropped: nothing supervised left")
+        lines = []
+        for key, text in texts.items():
+            if counts.get(key):
+                lines.append(f"{name}: {counts[key]} of {num_samples} samples {text}")
         if counts.get("num_blank_lines"):
             lines.append(f"{name}: {counts['num_blank_lines']} blank lines skipped")
-        if skipped := self.skipped.listed():
+        if skipped:
             first = f"{skipped[0]['row']} {skipped[0]['problems'][0]}"
             num_all = len(skipped) + num_rows
             share = f"{len(skipped)} of {num_all} rows ({len(skipped) / num_all:.1%})"
             lines.append(f"warning: {name}: {share} cannot be used and are skipped, first {first}")
             lines.append(f"{name}: a run lists them in {SKIPPED_FILE} in its output_dir; now in {self.folder}")
-        if unused := self.unused:
-            told = [f"{key} ({share:.1%} of the rows)" for key, share in list(unused.items())[:MAX_UNUSED]]
-            more = f" and {len(unused) - MAX_UNUSED} more (`kit inspect`)" if len(unused) > MAX_UNUSED else ""
-            lines.append(f"{name}{NOT_USED}{', '.join(told)}{more}")
-        items = "samples" if num == num_rows else "conversations"
-        return lines + [f"{name}: {n} of {num_rows} {items}: {text}" for text, n in self.info["remarks"].items()]
+        if self.unused:
+            first_unused = list(self.unused.items())[:MAX_UNUSED]
+            listed = ", ".join(f"{key} ({share:.1%} of the rows)" for key, share in first_unused)
+            num_more = len(self.unused) - len(first_unused)
+            more = f" and {num_more} more (`kit inspect`)" if num_more else ""
+            lines.append(f"{name}{NOT_USED}{listed}{more}")
+        items = "samples" if num_samples == num_rows else "conversations"
+        for text, count in self.info["remarks"].items():
+            lines.append(f"{name}: {count} of {num_rows} {items}: {text}")
+        return lines
 
 
 class Samples:
@@ -85,23 +100,21 @@ class Samples:
     nothing is learned from it.
 
     Attributes:
-        stores: where the samples are from.
+        stores: where the samples are from, one for each data set.
         lengths: int32 [N], the number of tokens of each sample.
         num_targets: int32 [N], the number of its supervised tokens that have a token before them.
         target_weights: float64 [N], the sum of their weights.
-        sources: int16 [N], the index of its store.
+        dataset_ids: int16 [N], the index of its store.
         fingerprint: identifies the ids, the weights and their order. The same on every machine.
     """
 
     def __init__(self, stores: Sequence[Store], fingerprint: str = "", index: np.ndarray | None = None) -> None:
         self.stores = list(stores)
-        self.fingerprint = fingerprint or (
-            stores[0].fingerprint if len(stores) == 1 else digest(*(store.fingerprint for store in stores))
-        )
+        self.fingerprint = fingerprint or _joint_fingerprint(stores)
         sizes = [len(store.arrays["samples"]) for store in stores]
         self._firsts = np.cumsum([0, *sizes])
         self._index = index  # int [N], the chosen samples among those of all stores; None: all of them
-        self.sources = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
+        self.dataset_ids = self._chosen(np.repeat(np.arange(len(sizes), dtype=np.int16), sizes))
         self.lengths = self._column("length")
         self.num_targets = self._column("num_targets")
         self.target_weights = self._column("target_weight")
@@ -123,9 +136,11 @@ class Samples:
         return store.arrays["input_ids"][start:end], weights
 
     def _find(self, i: int) -> tuple[Store, Any]:
-        number = self.sources[i]
-        row = i if self._index is None else self._index[i]
-        return self.stores[number], self.stores[number].arrays["samples"][row - self._firsts[number]]
+        """The store of sample ``i``, and its entry there, a ``rows.SAMPLE``."""
+        dataset_id = self.dataset_ids[i]
+        store = self.stores[dataset_id]
+        in_all = i if self._index is None else self._index[i]  # its index among the samples of all stores
+        return store, store.arrays["samples"][in_all - self._firsts[dataset_id]]
 
     def origin(self, i: int) -> str:
         """Where sample ``i`` comes from: ``train.jsonl:17``."""
@@ -158,21 +173,16 @@ class Samples:
         return self._column(name)
 
     @property
-    def max_id(self) -> int:
-        """The largest token id in the stores."""
-        return max(int(store.info["max_id"]) for store in self.stores)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the stores, for metrics and tables."""
+    def dataset_names(self) -> list[str]:
+        """The names of the data sets, for metrics and tables."""
         return [store.name for store in self.stores]
 
     def rows(self) -> np.ndarray:
-        """The row that each sample is from, int64 [N], numbered from 0 over all sources.
+        """The row that each sample is from, int64 [N], numbered from 0 over all data sets.
 
         Assumes that the samples of one row follow one another, as they do until samples are selected.
         """
-        keys = np.stack([self.sources, self._column("part"), self._column("number")])
+        keys = np.stack([self.dataset_ids, self._column("part"), self._column("number")])
         is_next = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
         return np.concatenate([[0], np.cumsum(is_next)])
 
@@ -184,6 +194,12 @@ class Samples:
             "num_tokens": int(self.lengths.sum(dtype=np.int64)),
             "num_supervised_tokens": int(self.num_targets.sum(dtype=np.int64)),
         }
+
+
+def _joint_fingerprint(stores: Sequence[Store]) -> str:
+    if len(stores) == 1:
+        return stores[0].fingerprint
+    return digest(*(store.fingerprint for store in stores))
 
 
 def duplicates(evaluation: Samples, train: Samples) -> tuple[int, int]:

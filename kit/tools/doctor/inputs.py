@@ -67,7 +67,7 @@ def check_data(recipe: Recipe) -> Result:
     problems = Problems()
     local: list[str] = []
     remote: list[str] = []
-    for flag, entries in (("dataset", recipe.datasets), ("eval_dataset", recipe.eval_datasets)):
+    for flag, entries in (("dataset", recipe.dataset_entries), ("eval_dataset", recipe.eval_dataset_entries)):
         for entry in entries:
             with problems.caught():
                 name = hub_id(entry.path, entry.split or "", flag)

@@ -54,11 +54,11 @@ class RandomSamples:
 
     def __init__(self, lengths: Sequence[int], vocab_size: int) -> None:
         self.lengths = np.array(lengths, np.int32)
-        self.sources = np.zeros(len(self.lengths), np.int16)
+        self.dataset_ids = np.zeros(len(self.lengths), np.int16)
         self.num_targets = self.lengths - 1
         self.target_weights = self.num_targets.astype(np.float64)
         self.stores = [None]
-        self.names = ["random"]
+        self.dataset_names = ["random"]
         self._vocab_size = vocab_size
 
     def __len__(self) -> int:
@@ -157,13 +157,13 @@ class FakeRun:
         size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
         recipe = recipe.model_copy(update={"global_batch_size": size})
         capacity = recipe.max_length if recipe.packing else None
-        order = Order(samples.lengths, samples.sources, 0, size, capacity=capacity)
-        batch = Feed(samples, order, recipe, prepared.ranks, 0, 1).take(0)  # type: ignore[arg-type]
+        order = Order(samples.lengths, samples.dataset_ids, 0, size, capacity=capacity)
+        batch = Feed(samples, order, recipe, recipe.micro_batch_size, prepared.ranks, 0, 1).take(0)  # type: ignore[arg-type]
         if not self._is_settled:
             rebuild_gradient_buckets(prepared, batch)
             self._is_settled = True
         seed_everything(0, 0, 0)
-        objective = build_objective(recipe, samples.names)
+        objective = build_objective(recipe, samples.dataset_names)
         train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)
 
 

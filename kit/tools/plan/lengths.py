@@ -20,7 +20,7 @@ from kit.tools.plan.speed import Step, step
 
 if TYPE_CHECKING:
     from kit.data.open import Data
-    from kit.data.samples.rows import Opened
+    from kit.data.samples.dataset import Dataset
 
 # What is read at most of a data set, by the unit of its size: some seconds of tokenising.
 MOST = {"B": 16 * 2**20, " rows": 20_000}
@@ -61,48 +61,51 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
     """
     from kit.console import silence_libraries
-    from kit.data.open import Data, open_data, open_sources
+    from kit.data.open import Data, open_data, open_datasets
     from kit.model.tokenizer import open_tokenizer
 
     silence_libraries()
     recipe = recipe.model_copy(update={"eval_dataset": None})
     problems = Problems()
-    sources = []
+    datasets = []
     tokenizer = None
     with problems.caught():
-        sources = open_sources(recipe)
+        datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
     try:
         tokenizer = open_tokenizer(recipe)
     except UserError as error:
         fix = "leave --dataset out to plan without the lengths of the data"
         problems += [replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems]
     problems.raise_if_any()
-    every = max(_every(opened) for opened in sources)
+    every = max(_every(dataset) for dataset in datasets)
     data = open_data(
         recipe.model_copy(update={"streaming": False}),
-        [_thinned(each, every) for each in sources],
+        [_thinned(each, every) for each in datasets],
         tokenizer,
         vocab_size,
+        eval_settings=recipe,
+        seed=recipe.seed,
+        global_batch_size=recipe.global_batch_size,
     )
     assert isinstance(data, Data)
     return data, every
 
 
-def _every(opened: "Opened") -> int:
+def _every(dataset: "Dataset") -> int:
     """The number n of which one block in n is to be read; 1 also where only reading shows how large a data set is."""
-    total, most = opened.source.total, MOST.get(opened.source.unit)
+    total, most = dataset.source.total, MOST.get(dataset.source.unit)
     return -(-total // most) if total and most else 1
 
 
-def _thinned(opened: "Opened", every: int) -> "Opened":
+def _thinned(dataset: "Dataset", every: int) -> "Dataset":
     """The data set with one in ``every`` blocks. Of its parts others begin, so that many short ones are thinned too."""
     from kit.data.read.slices import Thinned
 
     if every == 1:
-        return opened
-    source = opened.source
+        return dataset
+    source = dataset.source
     parts = tuple(Thinned(part, -i % every, every) for i, part in enumerate(source.parts))
-    return replace(opened, source=replace(source, parts=parts, digest=f"{source.digest} 1/{every}"))
+    return replace(dataset, source=replace(source, parts=parts, digest=f"{source.digest} 1/{every}"))
 
 
 def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1) -> Lengths:

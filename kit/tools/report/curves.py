@@ -39,9 +39,9 @@ def charts_of(run: ReportedRun) -> list[Chart]:
             Chart(each.title, [each.line(colour=i)], marks=marks) for i, each in enumerate((training, evaluation))
         ]
     names = list(dict.fromkeys(key for row in run.training for key in row if key.startswith("loss/")))
-    by_source = [series(key.removeprefix("loss/"), run.training, key, colour=i) for i, key in enumerate(names)]
+    by_dataset = [series(key.removeprefix("loss/"), run.training, key, colour=i) for i, key in enumerate(names)]
     single = [Chart(each.title, [each.line()], each.levels, marks) for each in others]
-    return [*losses, Chart("loss by data set", by_source, marks=marks), *single]
+    return [*losses, Chart("loss by data set", by_dataset, marks=marks), *single]
 
 
 def charts_over(runs: Sequence[ReportedRun], labels: Sequence[str]) -> list[Chart]:

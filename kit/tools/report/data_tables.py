@@ -9,8 +9,8 @@ import numpy as np
 from kit.data.samples.samples import Samples
 
 
-def sources_table(train: Samples, held_out: Samples | None) -> list[dict[str, Any]]:
-    """The table of the sources. ``held_out``: the samples of the same sources that are for evaluation.
+def datasets_table(train: Samples, held_out: Samples | None) -> list[dict[str, Any]]:
+    """The table of the data sets. ``held_out``: the samples of the same data sets that are for evaluation.
 
     If each row makes one sample, "samples" + "held out" + "left out" + "unused" = "rows". Unused are repeats that
     ``dedup`` leaves out, and samples beyond ``max_train_samples`` or ``max_eval_samples``.
@@ -19,10 +19,10 @@ def sources_table(train: Samples, held_out: Samples | None) -> list[dict[str, An
     num_all = sum(len(store.arrays["samples"]) for store in train.stores)
     are_all_used = len(train) + (len(held_out) if held_out else 0) == num_all
     for number, store in enumerate(train.stores):
-        of_source = train.sources == number
-        lengths, num_targets = train.lengths[of_source], train.num_targets[of_source]
+        of_dataset = train.dataset_ids == number
+        lengths, num_targets = train.lengths[of_dataset], train.num_targets[of_dataset]
         counts = store.report
-        num_held_out = int((held_out.sources == number).sum()) if held_out else 0
+        num_held_out = int((held_out.dataset_ids == number).sum()) if held_out else 0
         rows.append(
             {
                 "data set": store.name,

@@ -18,7 +18,7 @@ from kit.data.samples.samples import NOT_USED, Samples
 from kit.secrets import secret_spans
 from kit.tools.report.bars import histogram_svg
 from kit.tools.report.data_checks import LEAK, Finding, Verdict, check, counted
-from kit.tools.report.data_tables import sources_table, text_table, unused_table
+from kit.tools.report.data_tables import datasets_table, text_table, unused_table
 from kit.tools.report.page import VISIBLE, escaped, page, section, table
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
@@ -65,7 +65,7 @@ class GatheredSamples:
 
     title: str
     notes: list[str]
-    sources: list[dict[str, Any]]  # the table of the sources, a row for each
+    datasets: list[dict[str, Any]]  # the table of the data sets, a row for each
     unused: list[dict[str, Any]]  # columns, and keys of messages, that are not read; a row for each
     checks: list[Finding]
     lengths: np.ndarray  # int [N], tokens of each sample
@@ -82,7 +82,7 @@ def gather_samples(
         data: as ``open_data`` returned it.
         notes: lines for the user, those of ``data`` included.
         num_samples: number of samples to show, spread evenly over the data. No sample is shown twice. Unless it is 0,
-            at least one sample of each source is shown, even if that makes more than ``num_samples``.
+            at least one sample of each data set is shown, even if that makes more than ``num_samples``.
     """
     train: Samples = data.train
     feed = data.open_feed(recipe, Ranks(), 0, {})
@@ -90,27 +90,27 @@ def gather_samples(
     lines += [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown apart
     lines += [*feed.notes(), f"{counted(data.total_steps(recipe), 'step')} of {recipe.global_batch_size:,}"]
     return GatheredSamples(
-        ", ".join(train.names),
+        ", ".join(train.dataset_names),
         [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", line) for line in lines],
-        sources_table(train, data.evaluation if recipe.eval_split_size else None),
+        datasets_table(train, data.evaluation if recipe.eval_split_size else None),
         unused_table(train),
         check(train, data.evaluation, tokenizer, recipe),
         train.lengths,
         recipe.max_length,
-        [_shown(train, i, tokenizer) for i in _choice(train.sources, num_samples)],
+        [_shown(train, i, tokenizer) for i in _choice(train.dataset_ids, num_samples)],
     )
 
 
-def _choice(sources: np.ndarray, num: int) -> list[int]:
-    """Choose ``num`` samples, spread evenly, with at least one of each source. Returns their indices."""
-    chosen: list[int] = np.linspace(0, len(sources) - 1, min(num, len(sources))).round().astype(int).tolist()
-    present, firsts = np.unique(sources, return_index=True)
-    for source, first in zip(present, firsts.tolist(), strict=True):
-        of_source = Counter(int(sources[i]) for i in chosen)
-        if chosen and not of_source[source]:
-            most, times = of_source.most_common(1)[0]
+def _choice(dataset_ids: np.ndarray, num: int) -> list[int]:
+    """Choose ``num`` samples, spread evenly, with at least one of each data set. Returns their indices."""
+    chosen: list[int] = np.linspace(0, len(dataset_ids) - 1, min(num, len(dataset_ids))).round().astype(int).tolist()
+    present, firsts = np.unique(dataset_ids, return_index=True)
+    for dataset_id, first in zip(present, firsts.tolist(), strict=True):
+        of_dataset = Counter(int(dataset_ids[i]) for i in chosen)
+        if chosen and not of_dataset[dataset_id]:
+            most, times = of_dataset.most_common(1)[0]
             if times > 1:
-                chosen.remove(max(i for i in chosen if sources[i] == most))
+                chosen.remove(max(i for i in chosen if dataset_ids[i] == most))
             chosen.append(first)
     return sorted(chosen)
 
@@ -181,7 +181,7 @@ def as_text(gathered: GatheredSamples, colour: bool) -> str:
     counts, edges = histogram(gathered.lengths, 48)
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
-    lines = [line.translate(VISIBLE) for line in [*lines, *text_table(gathered.sources)]]
+    lines = [line.translate(VISIBLE) for line in [*lines, *text_table(gathered.datasets)]]
     lines += ["", *(line.translate(VISIBLE) for line in text_table(gathered.unused))] if gathered.unused else []
     for sample in gathered.samples:
         lines += ["", f"--- {sample.origin.translate(VISIBLE)}: {sample.about}"]
@@ -228,7 +228,7 @@ def as_page(gathered: GatheredSamples) -> str:
         f"<h1>{escaped(gathered.title)}</h1>",
         "".join(f"<p class=line>{escaped(note)}</p>" for note in gathered.notes),
         f"<h2>Checks</h2><ul class=checks>{checks}</ul>",
-        section("Data sets", table(list(gathered.sources[0]), gathered.sources)),
+        section("Data sets", table(list(gathered.datasets[0]), gathered.datasets)),
         *([section("Not used", table(list(gathered.unused[0]), gathered.unused))] if gathered.unused else []),
         section("Lengths", f"<div class=chart>{_chart(gathered)}</div>"),
         f"<h2>Samples</h2>{legend}",

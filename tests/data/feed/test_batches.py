@@ -55,7 +55,7 @@ def test_targets_are_the_tokens_after_their_positions(many):
         assert batch.attention_mask[row].tolist() == [1] * len(ids) + [0] * (length - len(ids))
         expected += [(row * length + t, int(ids[t + 1])) for t in range(len(ids) - 1) if weights[t + 1]]
     assert list(zip(batch.target_positions.tolist(), batch.targets.tolist(), strict=True)) == expected
-    assert batch.weights.tolist() == [1.0] * len(expected) and set(batch.sources.tolist()) == {0}
+    assert batch.weights.tolist() == [1.0] * len(expected) and set(batch.dataset_ids.tolist()) == {0}
     assert batch.num_tokens == batch.attention_mask.sum()
 
 
@@ -89,7 +89,7 @@ def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, pa
     assert batch.input_ids.tolist() == [[7]] and batch.num_tokens == 0
     assert packing or batch.attention_mask.tolist() == [[1]]
     assert not packing or batch.cu_seq_lens.tolist() == [0, 1]
-    assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "sources"))
+    assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "dataset_ids"))
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -176,7 +176,7 @@ def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkey
         for world in (1, 2, 8):
             batches = [b for key, taken_ in taken.items() if key[1] == world for b in taken_.micro_batches]
             assert len(batches) == world
-            targets = list(chain.from_iterable(batch.sources.tolist() for batch in batches))
+            targets = list(chain.from_iterable(batch.dataset_ids.tolist() for batch in batches))
             assert np.bincount(targets, minlength=2).tolist() == first.num_targets.tolist()
             assert sum(batch.weights.sum().item() for batch in batches) == first.target_weights.sum()
     assert any("mixing: b 50.0% of the samples, 2.50 passes an epoch" in line for line in feeds[0, 1, 8].notes())

@@ -26,7 +26,9 @@ def feeds(tokenizer, num_ranks, micro_batch_size, **changes):
 
 def targets(batches):
     """Every supervised token of the micro-batches with its weight and its source, in no order."""
-    columns = [np.concatenate([getattr(b, key).numpy() for b in batches]) for key in ("targets", "weights", "sources")]
+    columns = [
+        np.concatenate([getattr(b, key).numpy() for b in batches]) for key in ("targets", "weights", "dataset_ids")
+    ]
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -60,7 +62,7 @@ def test_where_samples_come_from_is_looked_up_when_it_is_told(tmp_path, tokenize
     assert f"a.jsonl:{looked_up[0]}" in origins and "b.jsonl:1" not in origins
 
 
-def test_the_counts_of_a_step_are_of_its_samples_by_source(tmp_path, tokenizer):
+def test_the_counts_of_a_step_are_of_its_samples_by_data_set(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", {"prompt": "a ", "completion": "b"})
     write(tmp_path / "b.jsonl", {"text": "Hello there"})
     [feed] = feeds(tokenizer, 1, 2, dataset="a.jsonl,b.jsonl", global_batch_size=2)
@@ -76,8 +78,8 @@ def test_the_counts_of_a_step_are_of_its_samples_by_source(tmp_path, tokenizer):
 def test_a_source_that_is_seen_too_often_is_warned_of(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(99))
     write(tmp_path / "b.jsonl", *pairs(1, "b"))
-    sources = [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]
-    [feed] = feeds(tokenizer, 1, BATCH, dataset=sources)
+    entries = [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]
+    [feed] = feeds(tokenizer, 1, BATCH, dataset=entries)
     [padding, first, second] = feed.notes()
     assert padding.startswith("padding: ")
     assert first == "mixing: a 75.0% of the samples, 0.76 passes an epoch"

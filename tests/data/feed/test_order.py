@@ -13,9 +13,9 @@ from kit.data.feed.order import Mixture, Order, permutation
 
 def order(num=100, batch=8, seed=42, **options):
     lengths = np.random.default_rng(7).integers(5, 200, num)
-    sources = options.pop("sources", np.zeros(num, np.int16))
+    dataset_ids = options.pop("dataset_ids", np.zeros(num, np.int16))
     weights = options.pop("weights", None)
-    return Order(lengths, sources, seed, batch, Mixture(weights) if weights else None, **options), lengths
+    return Order(lengths, dataset_ids, seed, batch, Mixture(weights) if weights else None, **options), lengths
 
 
 def ids(order, steps):
@@ -26,11 +26,11 @@ def ids(order, steps):
 @pytest.mark.parametrize("capacity", [None, 256])
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
 def test_a_step_is_known_by_its_number_alone(capacity, weights):
-    sources = (np.arange(100) >= 90).astype(np.int16)
-    straight = ids(order(sources=sources, capacity=capacity, weights=weights)[0], range(30))
-    again = order(sources=sources, capacity=capacity, weights=weights)[0]
+    dataset_ids = (np.arange(100) >= 90).astype(np.int16)
+    straight = ids(order(dataset_ids=dataset_ids, capacity=capacity, weights=weights)[0], range(30))
+    again = order(dataset_ids=dataset_ids, capacity=capacity, weights=weights)[0]
     assert ids(again, reversed(range(30))) == straight[::-1]
-    assert ids(order(sources=sources, capacity=capacity, weights=weights, seed=1)[0], range(30)) != straight
+    assert ids(order(dataset_ids=dataset_ids, capacity=capacity, weights=weights, seed=1)[0], range(30)) != straight
 
 
 @pytest.mark.parametrize("capacity", [None, 256])
@@ -62,11 +62,11 @@ def test_packs_are_within_their_capacity_and_in_another_order_each_epoch():
 
 
 def test_weights_are_shares_of_the_samples_and_each_source_goes_through_all_it_has():
-    sources = np.repeat([0, 1, 2], [80, 15, 5]).astype(np.int16)
-    made, _ = order(sources=sources, weights=[1.0, 1.0, 2.0], batch=10)
+    dataset_ids = np.repeat([0, 1, 2], [80, 15, 5]).astype(np.int16)
+    made, _ = order(dataset_ids=dataset_ids, weights=[1.0, 1.0, 2.0], batch=10)
     assert made.quotas == [25, 25, 50]
     first_epoch = Counter(chain.from_iterable(chain.from_iterable(ids(made, range(10)))))
-    assert [sum(first_epoch[i] for i in np.flatnonzero(sources == s)) for s in range(3)] == [25, 25, 50]
+    assert [sum(first_epoch[i] for i in np.flatnonzero(dataset_ids == s)) for s in range(3)] == [25, 25, 50]
     assert set(first_epoch[i] for i in range(95, 100)) == {10}  # oversampled evenly
     assert set(first_epoch[i] for i in range(80, 95)) == {1, 2}
     # 80 samples in portions of 25: after 16 epochs each was seen five times
@@ -92,12 +92,12 @@ def test_an_epoch_without_packing_keeps_one_number_a_sample():
 
 
 def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
-    sources = (np.arange(100) >= 30).astype(np.int16)
-    made, _ = order(sources=sources, capacity=300, weights=[5.0, 1.0], batch=3)
+    dataset_ids = (np.arange(100) >= 30).astype(np.int16)
+    made, _ = order(dataset_ids=dataset_ids, capacity=300, weights=[5.0, 1.0], batch=3)
     sizes = [made.num_items(epoch) for epoch in range(6)]
     assert len(set(sizes)) > 1
     items = [tuple(item) for step in range(made.total_steps(6)) for item in made.batch(step)][: sum(sizes)]
-    fresh, _ = order(sources=sources, capacity=300, weights=[5.0, 1.0], batch=3)
+    fresh, _ = order(dataset_ids=dataset_ids, capacity=300, weights=[5.0, 1.0], batch=3)
     expected = []
     for number in range(6):
         epoch = fresh.epoch(number)
@@ -155,7 +155,7 @@ def test_permutations_of_different_use_have_nothing_in_common():
 @pytest.mark.parametrize("capacity", [None, 400])
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
 def test_whole_epochs_are_those_that_the_steps_complete(capacity, weights):
-    made, _ = order(num=30, batch=7, sources=np.arange(30) % 2, weights=weights, capacity=capacity)
+    made, _ = order(num=30, batch=7, dataset_ids=np.arange(30) % 2, weights=weights, capacity=capacity)
     counted = [made.whole_epochs_after(step) for step in range(20)]
     assert counted == [int(made.epochs_after(step)) for step in range(20)]
     for num in (1, 2, 3):

@@ -99,11 +99,11 @@ def test_the_counts_are_those_of_the_samples(tmp_path, tokenizer):
     batch = feed.take(0)
     assert batch.num_targets.sum() == sum(len(b.targets) for b in batch.micro_batches) == batch.target_weights.sum()
     assert batch.num_tokens.sum() == sum(int(b.attention_mask.sum()) for b in batch.micro_batches)
-    assert opened.names == ["part"] and len(opened.fingerprint) == 32
+    assert opened.dataset_names == ["part"] and len(opened.fingerprint) == 32
 
 
 @pytest.mark.slow
-def test_sources_are_mixed_by_weight(tmp_path, tokenizer):
+def test_data_sets_are_mixed_by_weight(tmp_path, tokenizer):
     make_files(tmp_path, 2)
     mix = "[{path: part-0.jsonl, weight: 3}, {path: part-1.jsonl, weight: 1}]"
     runs = [origins(feeds(tokenizer, *shape, dataset=mix), range(100)) for shape in [(1, 8), (4, 2)]]

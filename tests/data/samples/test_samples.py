@@ -24,9 +24,9 @@ def test_samples_of_several_files_are_those_of_each_file_one_after_another(tmp_p
     write(tmp_path / "b.jsonl", weighed, chat("Bye", "Bye now"))
     joint, first, second = both(tokenizer, chat_template="chatml")
     assert as_lists(joint) == as_lists(first) + as_lists(second)
-    assert joint.sources.tolist() == [0, 0, 0, 1, 1]
+    assert joint.dataset_ids.tolist() == [0, 0, 0, 1, 1]
     assert set(joint[3][1].tolist()) == {0, 0.25}
-    assert joint.max_id == max(ids.max() for ids, _ in joint)
+    assert max(store.max_id for store in joint.stores) == max(ids.max() for ids, _ in joint)
     assert len({joint.fingerprint, first.fingerprint, second.fingerprint}) == 3
 
 
@@ -36,7 +36,7 @@ def test_what_is_chosen_from_a_choice_keeps_its_content_and_counts(tmp_path, tok
     joint, _, _ = both(tokenizer)
     chosen = joint.select(np.array([9, 2, 7, 0]), "first").select(np.array([3, 0]), "second")
     assert as_lists(chosen) == [as_lists(joint)[0], as_lists(joint)[9]]
-    assert chosen.sources.tolist() == [0, 1]
+    assert chosen.dataset_ids.tolist() == [0, 1]
     assert chosen.lengths.tolist() == [len(ids) for ids, _ in chosen]
     assert chosen.target_weights.tolist() == [weights[1:].sum() for _, weights in chosen]
     assert chosen.report == {

@@ -11,11 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
-from data_helpers import VOCAB_SIZE, byte_level_tokenizer, chat, open_all, pairs, recipe, write
+from data_helpers import (
+    VOCAB_SIZE,
+    byte_level_tokenizer,
+    chat,
+    open_all,
+    open_recipe_data,
+    open_recipe_datasets,
+    pairs,
+    recipe,
+    write,
+)
 from helpers import ROOT, matrix
 
 from kit import cache as kit_cache
-from kit.data.open import open_data, open_sources
 from kit.data.samples import rows as encoder
 from kit.data.samples import tokenise
 from kit.errors import UserError
@@ -129,11 +138,11 @@ def test_a_damaged_cache_entry_is_made_again(name, damage, remembered, tmp_path,
 def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer, cache):
     write(tmp_path / "train.jsonl", *pairs(10))
     settings = recipe()
-    sources = open_sources(settings)
+    datasets = open_recipe_datasets(settings)
     content = (tmp_path / "train.jsonl").read_text()
     write(tmp_path / "train.jsonl", *pairs(4))
     with pytest.raises(UserError, match=r"train.jsonl: changed while it was read\n.*start again"):
-        open_data(settings, sources, tokenizer, VOCAB_SIZE)
+        open_recipe_data(settings, tokenizer, datasets=datasets)
     assert not list(cache.glob("*/entry.json"))
     (tmp_path / "train.jsonl").write_text(content)
     assert len(open_all(tokenizer).train) == 10
@@ -163,7 +172,7 @@ def _open_and_count(barrier, queue, tokenizer):
     encoder.encode_all = lambda *arguments: calls.append(1) or encode_all(*arguments)
     barrier.wait()
     settings = recipe()
-    queue.put((open_data(settings, open_sources(settings), tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
+    queue.put((open_recipe_data(settings, tokenizer, VOCAB_SIZE).fingerprint, len(calls)))
 
 
 @pytest.mark.slow
@@ -218,7 +227,7 @@ def test_interrupted_tokenising_leaves_no_entry(tmp_path, tokenizer, monkeypatch
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tokenise._Whole, "add", interrupt)
+    monkeypatch.setattr(tokenise._Entry, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
     assert not [path for path in cache.iterdir() if path.is_dir()]
@@ -229,7 +238,7 @@ import os, signal, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from data_helpers import byte_level_tokenizer, open_all
 from kit.data.samples import tokenise
-add, added = tokenise._Whole.add, []
+add, added = tokenise._Entry.add, []
 
 def die_after_two(self, piece):
     added.append(add(self, piece))
@@ -238,7 +247,7 @@ def die_after_two(self, piece):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[1] == "die":
-    tokenise._Whole.add = die_after_two
+    tokenise._Entry.add = die_after_two
 print(len(open_all(byte_level_tokenizer(), chat_template="chatml", dataset_num_proc=2).train))
 """
 
@@ -399,5 +408,5 @@ def test_ignoring_what_changes_no_sample_is_the_same_data(tmp_path, tokenizer):
 @pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 1}])
 def test_why_the_only_row_is_skipped_is_told(streaming, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": ""})
-    with pytest.raises(UserError, match=r"train.jsonl:1 text: empty(.|\n)* mend or remove such rows$"):
+    with pytest.raises(UserError, match=r"train.jsonl:1 text: empty(.|\n)* fix or remove such rows$"):
         open_all(tokenizer, on_bad_row="skip", **streaming)

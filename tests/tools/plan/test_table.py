@@ -85,7 +85,9 @@ def test_the_command_is_one_that_a_run_takes():
         question, _, option = planned(*words)
         request = read_command_line(shlex.split(command(option, question))[3:])
         assert not request.problems
-        assert [entry.path for entry in request.recipe.datasets] == [entry.path for entry in question.recipe.datasets]
+        assert [entry.path for entry in request.recipe.dataset_entries] == [
+            entry.path for entry in question.recipe.dataset_entries
+        ]
         assert request.recipe.dataset_columns == question.recipe.dataset_columns
         assert request.recipe.per_device_train_batch_size == option.workload.rows
         assert request.recipe.gradient_checkpointing == option.workload.gradient_checkpointing

@@ -2,14 +2,14 @@
 
 from data_helpers import open_all, pairs, write
 
-from kit.tools.report.data_tables import sources_table, unused_table
+from kit.tools.report.data_tables import datasets_table, unused_table
 
 
 def test_the_rows_add_up(tmp_path, tokenizer):
     rows = [*pairs(30), {"prompt": 3, "completion": "b"}, "", {"prompt": "a " * 50, "completion": "b"}]
     write(tmp_path / "train.jsonl", *rows)
     data = open_all(tokenizer, on_bad_row="skip", max_length=40, eval_split_size=4)
-    (row,) = sources_table(data.train, data.evaluation)
+    (row,) = datasets_table(data.train, data.evaluation)
     assert row["samples"] + row["held out"] + row["left out"] == row["rows"] == 31
     assert (row["skipped"], row["blank lines"], row["cut"], row["left out"]) == (1, 1, 1, 1)
 
@@ -17,7 +17,7 @@ def test_the_rows_add_up(tmp_path, tokenizer):
 def test_what_dedup_and_the_limits_leave_out_is_not_called_held_out(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(20), *pairs(5))
     data = open_all(tokenizer, dedup=True, eval_split_size=4, max_train_samples=10, max_eval_samples=3)
-    (row,) = sources_table(data.train, data.evaluation)
+    (row,) = datasets_table(data.train, data.evaluation)
     assert (row["rows"], row["samples"], row["held out"], row["unused"]) == (25, 10, 3, 12)
 
 

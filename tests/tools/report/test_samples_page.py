@@ -92,11 +92,11 @@ def test_the_rows_of_the_table_add_up(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *({"text": "Hi" * (1 + i % 9)} for i in range(30)))
     write(tmp_path / "b.jsonl", *[{"text": "Bye"}] * 9)
     flags = {"dataset": "a.jsonl,b.jsonl", "max_length": 8, "excess_length_strategy": "drop"}
-    rows = looked(tokenizer, eval_split_size=6, max_eval_samples=2, **flags).sources
+    rows = looked(tokenizer, eval_split_size=6, max_eval_samples=2, **flags).datasets
     assert [sum(row[key] for row in rows) for key in ("held out", "unused")] == [2, 4]
     assert sum(row["left out"] for row in rows) > 0
     assert all(row["rows"] == row["samples"] + row["held out"] + row["left out"] + row["unused"] for row in rows)
-    assert "held out" not in looked(tokenizer, **flags).sources[0]
+    assert "held out" not in looked(tokenizer, **flags).datasets[0]
 
 
 def test_samples_are_spread_over_the_data_and_every_source_has_one(tmp_path, tokenizer):
@@ -104,8 +104,8 @@ def test_samples_are_spread_over_the_data_and_every_source_has_one(tmp_path, tok
     write(tmp_path / "b.jsonl", {"text": "only one"})
     gathered = looked(tokenizer, 3, dataset="a.jsonl,b.jsonl")
     assert [s.origin for s in gathered.samples] == ["a.jsonl:1", "a.jsonl:51", "b.jsonl:1"]
-    assert [row["data set"] for row in gathered.sources] == ["a", "b"]
-    assert gathered.sources[0]["samples"] == 100
+    assert [row["data set"] for row in gathered.datasets] == ["a", "b"]
+    assert gathered.datasets[0]["samples"] == 100
     assert looked(tokenizer, 0, dataset="a.jsonl,b.jsonl").samples == []
 
 
