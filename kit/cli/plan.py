@@ -58,14 +58,33 @@ def run(argv: list[str]) -> int:
     if ask.write:
         _write(ask, question, recommended)
     if ask.picture:
-        _draw(
-            ask.picture,
-            scaled,
-            f"{question.shape.name}, {grown.method}, {grown.rows} x {grown.length:,} on {ask.gpu.name}",
-        )
+        title = f"{question.shape.name}, {grown.method}, {grown.rows} x {grown.length:,} on {ask.gpu.name}"
+        _draw(ask.picture, scaled, title)
     if "json" in ask.switches:
         show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
         return 0
+    _show_plan(ask, question, found, recommended, lengths)
+    if simulated:
+        show("\n".join(simulated))
+    if "explain" in ask.switches:
+        show("\n".join(["", *explanation(recommended[0] if recommended else found[0])]))
+    if "scale" in ask.switches:
+        lines = scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"]
+        show("\n".join(["", *lines]))
+    show(NOTE)
+    return 0
+
+
+def _show_plan(
+    ask: Ask,
+    question: Question,
+    found: list[Option],
+    recommended: tuple[Option, str] | None,
+    lengths: Lengths | None,
+) -> None:
+    """Show all ways, and of the recommended one memory, time and the command to type."""
+    assert ask.gpu is not None
+    base = ask.workload(question)
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
     where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
@@ -74,22 +93,15 @@ def run(argv: list[str]) -> int:
     show("\n".join(ways(found)))
     if recommended is None:
         show(f"\nNothing fits. {_fix(found)}")
-    else:
-        option, reason = recommended
-        show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
-        times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
-        show("\n".join(["", *parts(option.memory), "", *times]))
-        show(f"\n    {command(option, question)}\n")
-        if lines := on_machines(option):
-            show("\n".join([*lines, ""]))
-    if simulated:
-        show("\n".join(simulated))
-    if "explain" in ask.switches:
-        show("\n".join(["", *explanation(recommended[0] if recommended else found[0])]))
-    if "scale" in ask.switches:
-        show("\n".join(["", *(scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"])]))
-    show(NOTE)
-    return 0
+        return
+    option, reason = recommended
+    show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
+    times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
+    show("\n".join(["", *parts(option.memory), "", *times]))
+    show(f"\n    {command(option, question)}\n")
+    lines = on_machines(option)
+    if lines:
+        show("\n".join([*lines, ""]))
 
 
 def _fix(found: list[Option]) -> str:
@@ -104,10 +116,14 @@ def _fix(found: list[Option]) -> str:
 def _show_usual(ask: Ask) -> int:
     """Show on how many GPUs each recipe fits: on those that were asked for, or without any on the usual ones."""
     gpus = [ask.gpu] if ask.gpu else [GPUS[name] for name in USUAL]
-    alone = {*ask.switches, *(["write"] if ask.write else [])} - {"json"}
-    alone |= {"dataset"} if any("dataset" in question.typed for question in ask.questions) else set()
-    alone |= {"config"} if any(question.only for question in ask.questions) else set()
-    raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in sorted(alone))
+    needing_gpu = set(ask.switches) - {"json"}
+    if ask.write:
+        needing_gpu.add("write")
+    if any("dataset" in question.typed for question in ask.questions):
+        needing_gpu.add("dataset")
+    if any(question.only for question in ask.questions):
+        needing_gpu.add("config")
+    raise_if(Problem(f"--{name}", "for which GPU?", fix="add --gpu, as --gpu rtx4090") for name in sorted(needing_gpu))
     if "json" in ask.switches:
         show(json.dumps([_short_record(ask, question, gpu) for question in ask.questions for gpu in gpus], indent=1))
         return 0

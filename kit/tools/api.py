@@ -34,7 +34,7 @@ class RunFailed(Exception):
 
 
 class Run:
-    """What a run left in its ``output_dir``. Reads the files anew each time, so it follows a run that goes on."""
+    """What a run left in its ``output_dir``. Each attribute reads its file anew, so it follows a run that goes on."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """
@@ -44,8 +44,10 @@ class Run:
         Raises:
             UserError: the folder holds no run.
         """
+        from kit.run.record import RUN_FILE, read_run
+
         self.folder = Path(folder)
-        _ = self.recipe
+        read_run(self.folder / RUN_FILE)  # raises if there is no run
 
     def __repr__(self) -> str:
         steps = f"finished after {self.finished_steps} steps" if self.finished_steps else "not finished"
@@ -129,7 +131,8 @@ def finetune(
         if isinstance(recipe, Recipe):
             file = Path(temporary) / "recipe.yaml"
             values = recipe.model_dump(exclude_unset=True, mode="json")
-            if given := values.get("chat_template_kwargs"):  # a file's values are read as JSON: "false" is not false
+            given = values.get("chat_template_kwargs")
+            if given:  # the values in a file are read as JSON, so the string "false" needs its quotes
                 values["chat_template_kwargs"] = {key: json.dumps(value) for key, value in given.items()}
             file.write_text(json.dumps(values), encoding="utf-8")
             recipe = str(file)
@@ -149,8 +152,14 @@ def _start(words: list[str], quiet: bool) -> None:
     """Run the script with these words, print what it prints, and wait for its end. Raises as ``finetune`` does."""
     command = [sys.executable, "-u", str(RECIPES / "finetune.py"), *words]
     lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          start_new_session=True) as process:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -160,19 +169,22 @@ def _start(words: list[str], quiet: bool) -> None:
             status = process.wait()
         except BaseException:  # Ctrl-C in the notebook: the run saves before it ends
             process.send_signal(signal.SIGINT)
-            process.communicate()  # reads on: a full pipe would hold the run up
+            process.communicate()  # keeps reading: a full pipe would block the run
             raise
     text = "\n".join(lines)
     if status == 0:
         return
     error = re.search(r"^error: .*", text, re.MULTILINE | re.DOTALL)
+    message = error[0] if error else text
     if status == UserError.exit_status:
-        raise _AsPrinted(error[0] if error else text)
-    raise RunFailed(status, "stopped by a signal, and saved" if status == STOPPED else (error[0] if error else text))
+        raise _PrintedError(message)
+    if status == STOPPED:
+        message = "stopped by a signal, and saved"
+    raise RunFailed(status, message)
 
 
-class _AsPrinted(UserError):
-    """The message of a command that ran in another process."""
+class _PrintedError(UserError):
+    """A mistake of the user that the script found: the message as it was printed."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -184,10 +196,11 @@ class _AsPrinted(UserError):
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
     """Settings as words of a command line."""
-    return [f"--{name}={_as_text(name, value)}" for name, value in settings.items()]
+    return [f"--{name}={_flag_value(name, value)}" for name, value in settings.items()]
 
 
-def _as_text(name: str, value: Any) -> str:
+def _flag_value(name: str, value: Any) -> str:
+    """The value of a setting as it is typed. Raises ``UserError`` for a list with a comma in one of its items."""
     if value is None:
         return "none"
     if isinstance(value, Mapping) and not all(isinstance(each, str) for each in value.values()):
@@ -201,4 +214,6 @@ def _as_text(name: str, value: Any) -> str:
             fix = "put it into a recipe file, where lists are lists"
             raise UserError(Problem(name, f"a comma in an item of {value!r}", fix=fix))
         return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
