@@ -290,7 +290,7 @@ def test_a_distributed_checkpoint_is_safetensors_with_readable_shapes(tmp_path):
 
 @needed_by("kit/checkpoint/save.py")
 def test_a_failed_checkpoint_reports_rank_and_cause(tmp_path):
-    """A full disk is reported with the rank where it is: `failures` of a CheckpointException, by rank, the cause first."""
+    """A full disk is reported with its rank: `failures` of a CheckpointException, by rank, first the cause."""
     import torch.distributed.checkpoint as dcp
 
     class Full(dcp.HuggingFaceStorageWriter):
