@@ -69,8 +69,8 @@ class Saver:
             synced_first: a file that is synced before each checkpoint appears, so that after a loss of power it is not
                 older than the checkpoint.
             on_work: called with what this rank begins to do for a save; with an empty string when it is done.
-            timeout_seconds: as ``ddp_timeout``. The time-out of the collectives of a save is ``COLLECTIVE_TIMEOUTS`` times as
-                long, because the thread that watches the ranks ends the process first.
+            timeout_seconds: as ``ddp_timeout``. The time-out of the collectives of a save is ``COLLECTIVE_TIMEOUTS``
+                times as long, because the thread that watches the ranks ends the process first.
         """
         self._rank, self._world = accelerator.process_index, accelerator.num_processes
         self._in_background = settings.async_save

@@ -6,14 +6,15 @@ on how the batch is divided into micro-batches and ranks. A mean of means would.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from kit.config.settings.objective import ObjectiveSettings
+
 if TYPE_CHECKING:
-    from kit.config.settings.objective import ObjectiveSettings
     from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
@@ -27,10 +28,8 @@ class Objective(Protocol):
     must be known before model and data are opened is declared as an attribute of the class, which ``OBJECTIVES`` gives.
     """
 
-    @classmethod
-    def build(cls, settings: "ObjectiveSettings", dataset_names: Sequence[str]) -> Self:
-        """Create the objective with its settings.
-
+    def __init__(self, dataset_names: Sequence[str], settings: ObjectiveSettings) -> None:
+        """
         Args:
             dataset_names: the names of the training data sets, by their index in ``MicroBatch.dataset_ids``.
         """
@@ -73,11 +72,7 @@ class SupervisedLoss:
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
     dataset_names: Sequence[str]
-
-    @classmethod
-    def build(cls, settings: "ObjectiveSettings", dataset_names: Sequence[str]) -> Self:
-        """See ``Objective.build``. It has no settings of its own."""
-        return cls(dataset_names)
+    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return ``batch``, which has all that is needed."""
@@ -110,6 +105,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 
-def build_objective(settings: "ObjectiveSettings", dataset_names: Sequence[str]) -> Objective:
-    """Create the objective that the setting ``objective`` names, see ``Objective.build``."""
-    return OBJECTIVES[settings.objective].build(settings, dataset_names)
+def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -> Objective:
+    """Create the objective that the setting ``objective`` names, see ``Objective``."""
+    return OBJECTIVES[settings.objective](dataset_names, settings)
