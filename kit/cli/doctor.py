@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
     from kit.tools.doctor.machine import check_machine
 
     check_machine(report, planned, None)
-    if planned.topology.strategy != SINGLE and planned.settings.num_machines == 1 and not planned.problems:
+    if planned.topology.strategy != SINGLE and planned.config.num_machines == 1 and not planned.problems:
         from kit.tools.doctor.starting import start_ranks
 
         num_processes = planned.topology.num_processes

@@ -46,8 +46,8 @@ _PRECISIONS = {"fp16": "fp16 needs loss scaling, which skips steps; bf16 has the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of an Accelerate config. Nothing here depends on the machine."""
+class AccelerateConfig:
+    """What an Accelerate config, or a launcher, asks for. Nothing here depends on the machine."""
 
     strategy: Strategy
     mixed_precision: Precision
@@ -62,7 +62,7 @@ class Settings:
     main_process_port: int | None = None
 
 
-def read_config(path: Path) -> Settings:
+def read_config(path: Path) -> AccelerateConfig:
     """Read and validate an Accelerate config file. Raises ``UserError`` with every problem of the file."""
     values, lines = read_yaml(path)
     if problem := other_kind(values, "config", path):
@@ -94,12 +94,12 @@ def read_config(path: Path) -> Settings:
     if gpu_ids != "all":  # only the launcher can hide GPUs from the process
         fix = f"put CUDA_VISIBLE_DEVICES={gpu_ids} in front of the command"
         problems.append(Problem(where("gpu_ids"), f"found {gpu_ids!r}", "all", fix))
-    return make_settings(values, fsdp, where, problems)
+    return make_config(values, fsdp, where, problems)
 
 
-def make_settings(
+def make_config(
     values: dict[str, Any], fsdp: dict[str, Any], where: Callable[[str], str], problems: list[Problem]
-) -> Settings:
+) -> AccelerateConfig:
     """Validate the values of a config.
 
     Args:
@@ -179,7 +179,7 @@ def make_settings(
     raise_if(problems)
     classes = fsdp.get("fsdp_transformer_layer_cls_to_wrap") or ""
     names = classes if isinstance(classes, list) else str(classes).split(",")
-    return Settings(
+    return AccelerateConfig(
         strategy=Strategy(name, offloads=offloads, replicates=groups != GroupSizes()),
         mixed_precision=cast(Precision, precision),
         num_processes=count if count and count > 0 else None,
@@ -204,8 +204,8 @@ def _like_deepspeed(values: dict[str, Any]) -> str:
     return "ddp" if str(deepspeed.get("zero_stage", 3)) == "0" else "fsdp"
 
 
-def settings_from_environment() -> Settings:
-    """Read the settings from the environment variables that `accelerate launch` or torchrun sets.
+def config_from_environment() -> AccelerateConfig:
+    """Read the config from the environment variables that `accelerate launch` or torchrun sets.
 
     Raises:
         UserError: with all settings that the kit does not support.
@@ -237,4 +237,4 @@ def settings_from_environment() -> Settings:
         sizes = {key.lower(): value for key, value in env.items() if key.startswith(PREFIX.upper()) and value != "1"}
         values["parallelism_config"] = sizes
     values["use_cpu"] = env.get("ACCELERATE_USE_CPU", "false")
-    return make_settings(values, fsdp, lambda key: f"the launcher's {key}", [])
+    return make_config(values, fsdp, lambda key: f"the launcher's {key}", [])

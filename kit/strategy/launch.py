@@ -28,7 +28,7 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy import debugging
-from kit.strategy.accelerate_config import Settings, read_config, settings_from_environment
+from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.launch_problems import launch_problems
 from kit.strategy.launcher import OWN_TORCHRUN, end_with_launcher, exit_if_recorded, recipe_after_restart
 from kit.strategy.machines import DEFAULT_PORT, Machines
@@ -53,25 +53,25 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
     _prepare_process()
-    recipe, settings, config_name = resolve_config(request)
+    recipe, config, config_name = resolve_config(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
         if trains:  # imports are slow, so say now what will be done
-            title = f"{recipe.method}, {settings.strategy.title}"
+            title = f"{recipe.method}, {config.strategy.title}"
             verb = "checking" if request.launch.dry_run else "fine-tuning"
             say(f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}")
         else:
-            say(f"scoring {recipe.model_name_or_path} ({settings.strategy.title})")
+            say(f"scoring {recipe.model_name_or_path} ({config.strategy.title})")
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:
-        debugging.set_variables(debugs, settings.strategy)
-    topology, launched, problems = _decide(request, recipe, settings, config_name)
+        debugging.set_variables(debugs, config.strategy)
+    topology, launched, problems = _decide(request, recipe, config, config_name)
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
     recipe = recipe_after_restart(recipe)
     if request.launch.dry_run:
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:
-        _relaunch(settings, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
+        _relaunch(config, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
     if debugs:
         debugging.record(debugs, stall_seconds=recipe.ddp_timeout / 2)
         recipe = recipe.model_copy(update={"logging_steps": 1})
@@ -93,7 +93,7 @@ class LaunchPlan:
     """What ``resolve`` would decide. For commands that start no run."""
 
     recipe: Recipe
-    settings: Settings
+    config: AccelerateConfig
     config_file: Path | None  # None without --config
     topology: Topology
     problems: list[Problem]  # with how the command was launched, and with the number of processes
@@ -107,10 +107,10 @@ def plan_launch(request: Request) -> LaunchPlan:
         UserError: with all problems of the recipe, the flags and the config.
     """
     _prepare_process()
-    recipe, settings, config_name = resolve_config(request, checks_batch=False)
-    topology, _, problems = _decide(request, recipe, settings, config_name)
+    recipe, config, config_name = resolve_config(request, checks_batch=False)
+    topology, _, problems = _decide(request, recipe, config, config_name)
     path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
-    return LaunchPlan(recipe, settings, path, topology, problems, _batch_problems(recipe, topology.num_processes))
+    return LaunchPlan(recipe, config, path, topology, problems, _batch_problems(recipe, topology.num_processes))
 
 
 def _prepare_process() -> None:
@@ -125,73 +125,72 @@ def _prepare_process() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, Settings, str]:
-    """Return the recipe with its ``output_dir``, the settings of the config, and its name. Loads no torch.
+def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, AccelerateConfig, str]:
+    """Return the recipe with its ``output_dir``, the Accelerate config, and its name. Loads no torch.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
     """
     problems = list(request.problems)
-    settings: Settings | None = None
+    config: AccelerateConfig | None = None
     config_name = None
     try:
         if request.launch.config:
             path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config")
-            settings, config_name = read_config(path), path.stem
+            config, config_name = read_config(path), path.stem
         else:
-            settings = settings_from_environment()
+            config = config_from_environment()
     except UserError as error:
         problems += error.problems
-    wanted = request.launch.num_processes or (settings.num_processes if settings else None)
+    wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         problems += _package_problems(request.recipe)
-    if request.recipe and settings:
-        problems += _method_problems(request.recipe, request.recipe.optim, settings.strategy)
+    if request.recipe and config:
+        problems += _method_problems(request.recipe, request.recipe.optim, config.strategy)
         if wanted and checks_batch:
-            problems += settings.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
+            problems += config.groups.problems(wanted) + _batch_problems(request.recipe, wanted)
     raise_if(problems)
-    assert request.recipe is not None and settings is not None
+    assert request.recipe is not None and config is not None
     # A run that a launcher configures has the same output_dir whether it offloads and replicates or not.
-    config_name = config_name or Strategy(settings.strategy.name).config
+    config_name = config_name or Strategy(config.strategy.name).config
     output_dir = os.path.expanduser(request.recipe.output_dir or f"runs/{request.recipe_name}-{config_name}")
-    return request.recipe.model_copy(update={"output_dir": output_dir}), settings, config_name
+    return request.recipe.model_copy(update={"output_dir": output_dir}), config, config_name
 
 
 def _decide(
-    request: Request, recipe: Recipe, settings: Settings, config_name: str
+    request: Request, recipe: Recipe, config: AccelerateConfig, config_name: str
 ) -> tuple[Topology, int | None, list[Problem]]:
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
-    wanted = request.launch.num_processes or settings.num_processes
-    num_devices, device_type = (0, "cpu") if settings.use_cpu else _devices()
+    wanted = request.launch.num_processes or config.num_processes
+    num_devices, device_type = (0, "cpu") if config.use_cpu else _devices()
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-    num_processes = wanted or launched or _default_num_processes(settings, num_devices)
-    problems = launch_problems(request, settings, num_processes, launched, num_devices)
-    num_replicas = settings.groups.num_replicas(num_processes)
+    num_processes = wanted or launched or _default_num_processes(config, num_devices)
+    problems = launch_problems(request, config, num_processes, launched, num_devices)
+    num_replicas = config.groups.num_replicas(num_processes)
+    offloads = config.strategy.offloads and num_devices > 0  # without a GPU everything is in CPU memory
     topology = Topology(
-        strategy=replace(
-            settings.strategy, offloads=settings.strategy.offloads and num_devices > 0, replicates=num_replicas > 1
-        ),
+        strategy=replace(config.strategy, offloads=offloads, replicates=num_replicas > 1),
         config_name=config_name,
         num_processes=num_processes,
-        mixed_precision=settings.mixed_precision,
+        mixed_precision=config.mixed_precision,
         device_type=device_type,
-        rehearsal=not num_devices and not settings.use_cpu and settings.strategy != SINGLE,
-        layer_classes=settings.layer_classes,
-        reshard_after_forward=settings.reshard_after_forward,
+        rehearsal=not num_devices and not config.use_cpu and config.strategy != SINGLE,
+        layer_classes=config.layer_classes,
+        reshard_after_forward=config.reshard_after_forward,
         num_replicas=num_replicas,
-        load_on_rank0=settings.load_on_rank0 and settings.strategy.name == "fsdp2",  # FSDP1 cannot begin on meta
+        load_on_rank0=config.load_on_rank0 and config.strategy.name == "fsdp2",  # FSDP1 cannot begin on meta
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     return topology, launched, problems
 
 
-def _default_num_processes(settings: Settings, num_devices: int) -> int:
+def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:
     """The number of processes over all machines where neither the command nor a launcher gives one."""
-    if settings.strategy == SINGLE:
+    if config.strategy == SINGLE:
         return 1
     if num_devices:
-        return num_devices * settings.num_machines
-    return settings.groups.fewest if settings.num_machines == 1 else settings.num_machines  # a rehearsal on CPUs
+        return num_devices * config.num_machines
+    return config.groups.fewest if config.num_machines == 1 else config.num_machines  # a rehearsal on CPUs
 
 
 def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -> list[Problem]:
@@ -255,14 +254,14 @@ def _devices() -> tuple[int, str]:
     return torch.accelerator.device_count(), accelerator.type
 
 
-def _relaunch(settings: Settings, num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
+def _relaunch(config: AccelerateConfig, num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
     """Replace this process by torchrun, which starts the same command ``num_processes`` times over all machines."""
-    count, address = settings.num_machines, settings.main_process_ip
+    count, address = config.num_machines, config.main_process_ip
     machines = None
     if count > 1:
         assert address is not None  # else it was refused
         timeout = math.ceil(timeout_seconds)
-        machines = Machines(count, address, settings.main_process_port or DEFAULT_PORT, is_own(address), timeout)
+        machines = Machines(count, address, config.main_process_port or DEFAULT_PORT, is_own(address), timeout)
         say(machines.waiting_line())
     command, env = torchrun_command(sys.argv, num_processes // count, timeout_seconds, keep_environment, machines)
     sys.stdout.flush()

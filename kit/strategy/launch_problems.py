@@ -6,14 +6,14 @@ import sys
 
 from kit.config.command_line import Request
 from kit.errors import Problem
-from kit.strategy.accelerate_config import Settings
+from kit.strategy.accelerate_config import AccelerateConfig
 from kit.strategy.launcher import num_processes_of_accelerate
 from kit.strategy.network import check_main_address
 from kit.strategy.strategies import SINGLE
 
 
 def launch_problems(
-    request: Request, settings: Settings, num_processes: int, launched: int | None, num_devices: int
+    request: Request, config: AccelerateConfig, num_processes: int, launched: int | None, num_devices: int
 ) -> list[Problem]:
     """Problems with how the command was launched, each with a command that works.
 
@@ -22,7 +22,7 @@ def launch_problems(
         launched: the number that a launcher started; None without a launcher.
         num_devices: GPUs of this machine.
     """
-    strategy = settings.strategy
+    strategy = config.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
     script = f"{_script()} {arguments}".strip()
     asked = num_processes_of_accelerate() if launched is None else None
@@ -44,23 +44,23 @@ def launch_problems(
                 "use --config ddp or fsdp",
             )
         ]
-    if problems := settings.groups.problems(num_processes):
+    if problems := config.groups.problems(num_processes):
         return problems
     if launched and launched != num_processes:
         fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
         return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
-    if launched is None and settings.num_machines > 1:
-        return _machine_problems(settings, num_processes, num_devices)
+    if launched is None and config.num_machines > 1:
+        return _machine_problems(config, num_processes, num_devices)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) if launched else num_processes
     if num_devices and local > num_devices:
         return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
     return []
 
 
-def _machine_problems(settings: Settings, num_processes: int, num_devices: int) -> list[Problem]:
+def _machine_problems(config: AccelerateConfig, num_processes: int, num_devices: int) -> list[Problem]:
     """Problems with a config for several machines, each of which starts its ranks itself."""
-    count, problems = settings.num_machines, []
-    if settings.strategy == SINGLE:
+    count, problems = config.num_machines, []
+    if config.strategy == SINGLE:
         found = f"{count} machines with a single-process config"
         return [Problem("num_machines", found, "1", "use --config ddp or fsdp, or a copy of it")]
     if num_processes % count:
@@ -71,11 +71,11 @@ def _machine_problems(settings: Settings, num_processes: int, num_devices: int) 
     elif num_devices and num_processes // count > num_devices:
         found = f"{num_processes // count} on a machine with {num_devices} GPUs"
         problems.append(Problem("num_processes", found, f"at most {num_devices * count} over {count} machines"))
-    if settings.main_process_ip is None:
+    if config.main_process_ip is None:
         fix = "add it to the config, the same on every machine; then type the same command on each"
         problems.append(Problem("main_process_ip", "missing", "the address of one of the machines", fix))
         return problems
-    return problems + check_main_address(settings.main_process_ip, "main_process_ip")
+    return problems + check_main_address(config.main_process_ip, "main_process_ip")
 
 
 def _script() -> str:

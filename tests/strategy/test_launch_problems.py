@@ -7,10 +7,10 @@ import pytest
 from helpers import ROOT
 
 from kit.strategy import launch_problems, network
-from kit.strategy.accelerate_config import Settings
+from kit.strategy.accelerate_config import AccelerateConfig
 from kit.strategy.strategies import DDP, SINGLE
 
-TWO = Settings(
+TWO = AccelerateConfig(
     strategy=DDP,
     mixed_precision="no",
     num_processes=8,

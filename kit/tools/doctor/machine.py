@@ -20,17 +20,17 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     Args:
         launched: this process as a launcher started it; None without one.
     """
-    recipe, topology, settings = planned.recipe, planned.topology, planned.settings
-    several_machines = launched.several_machines if launched else settings.num_machines > 1
-    local_world = launched.local_world if launched else -(-topology.num_processes // settings.num_machines)
+    recipe, topology, config = planned.recipe, planned.topology, planned.config
+    several_machines = launched.several_machines if launched else config.num_machines > 1
+    local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     report.run("launch", lambda: _check_launch(planned, launched))
     if planned.batch_problems:
         report.add(of_problems("batch", planned.batch_problems, ""))
     report.run("file descriptors", lambda: check_file_descriptors(topology.num_processes))
-    report.run("host name", lambda: check_names(several_machines, settings.main_process_ip))
+    report.run("host name", lambda: check_names(several_machines, config.main_process_ip))
     if launched is None and topology.strategy != SINGLE:  # else the port is open by now
-        needed = several_machines or settings.main_process_port is not None
-        report.run("port", lambda: check_port(settings.main_process_port, needed))
+        needed = several_machines or config.main_process_port is not None
+        report.run("port", lambda: check_port(config.main_process_port, needed))
 
     from kit.tools.doctor import devices
 
@@ -64,18 +64,18 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
 
 def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
-    topology, settings = planned.topology, planned.settings
+    topology, config = planned.topology, planned.config
     count = f"{topology.num_processes} process{'es' if topology.num_processes > 1 else ''}"
-    if launched is None and settings.num_machines > 1:
+    if launched is None and config.num_machines > 1:
         # What needs one machine only is checked. The doctor starts no ranks on several machines; a launcher does.
         words = shlex.join(sys.argv[1:])
         fix = f"on machine N (0, 1, ...): accelerate launch --config_file {planned.config_file} --machine_rank N"
         fix += f" -m kit.cli.main {words}"
         # A wrong address is reported with the host name.
-        problems = [p for p in planned.problems if p.where != "main_process_ip" or not settings.main_process_ip]
+        problems = [p for p in planned.problems if p.where != "main_process_ip" or not config.main_process_ip]
         if problems:
             return of_problems("launch", problems, "")
-        found = f"{count} on {settings.num_machines} machines; without a launcher only this one is checked"
+        found = f"{count} on {config.num_machines} machines; without a launcher only this one is checked"
         return Result("launch", "warn", found, fix)
     if planned.problems:
         return of_problems("launch", planned.problems, "")
