@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import Memory, predict
@@ -125,17 +126,17 @@ def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workloa
     return replace(workload, bf16=topology.mixed_precision == "bf16")
 
 
-def _not_described(recipe: Recipe, topology: Topology, config: Any) -> str:
+def _not_described(settings: MethodSettings, topology: Topology, config: Any) -> str:
     """What of the run the formulas do not describe; empty if they describe all of it."""
-    found = [f"--{key}" for key in uncovered(recipe)]
+    found = [f"--{key}" for key in uncovered(settings)]
     if topology.strategy.name == "fsdp1":
         found.append(topology.strategy.name)
     elif not topology.reshard_after_forward:
         found.append("weights that stay gathered")
-    if topology.strategy.shards and recipe.method == "qlora" and not topology.load_on_rank0:
+    if topology.strategy.shards and settings.method == "qlora" and not topology.load_on_rank0:
         found.append("a whole model in 4 bits on each GPU while it is loaded")
     try:
-        shape_of(config.to_dict(), recipe.model_name_or_path)
+        shape_of(config.to_dict(), settings.model_name_or_path)
     except UserError:
         found.append(f"a model of type {config.to_dict().get('model_type')!r}")
     return ", ".join(found)
@@ -181,6 +182,6 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
 
 
 def _largest(memory: Memory) -> str:
-    """The three largest components as text."""
+    """The three largest components, each with its size in GiB."""
     largest = sorted(memory.components.items(), key=lambda entry: -entry[1])[:3]
     return ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)

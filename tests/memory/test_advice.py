@@ -136,7 +136,7 @@ def test_what_a_gpu_computes_does_not_fill_the_memory_of_the_cpu():
     assert "--per_device_train_batch_size 4" in on_cpu and "--num_processes 1" in on_cpu
 
 
-def test_memory_that_others_hold_or_a_limit_denies_costs_nothing_to_get():
+def test_memory_of_other_processes_or_beyond_a_limit_costs_nothing():
     shared = Device("GPU 0", 80 * GIB, GIB, 40 * GIB, others=30 * GIB)
     assert flags(short(TRAINING, LORA, shared), make(), placed(device_type="cuda"))[0] == "nvidia-smi"
     limited = Device("CPU", 32 * GIB, 30 * GIB, GIB, limit=(GIB, "-v"))
@@ -197,7 +197,7 @@ def changed_by(flag, recipe):
 
 
 @pytest.mark.parametrize("error", [RuntimeError(ON_CPU), torch.OutOfMemoryError(ON_GPU)], ids=["cpu", "gpu"])
-def test_what_is_said_to_go_on_with_the_run_does_and_the_rest_does_not(error, monkeypatch):
+def test_a_run_continues_with_the_first_group_of_settings_only(error, monkeypatch):
     """As the output folder decides it."""
     monkeypatch.setattr(memory, "components", lambda *_: Held(1, 1, 1, 1, 1, 1))
     monkeypatch.setattr(advice, "_SMALL", 0.0)

@@ -54,7 +54,7 @@ def backward(model):
         (RuntimeError("unable to mmap 1073741824 bytes from file <m>: Cannot allocate memory (12)"), "1.00 GiB asked"),
     ],
 )
-def test_every_way_to_say_it_is_recognised(error, asked):
+def test_every_form_of_out_of_memory_is_recognised(error, asked):
     assert message_of(error).startswith(f"error: out of memory: {asked}")
 
 
@@ -65,7 +65,7 @@ def test_the_allocators_of_torch_python_and_numpy_are_understood():
 
 
 @pytest.mark.parametrize("chained", ["cause", "context", "suppressed", "twice"])
-def test_it_is_found_behind_what_was_raised_from_it(chained):
+def test_an_error_that_was_raised_because_of_it_is_explained_too(chained):
     def wrapped():
         try:
             fail()
@@ -95,7 +95,7 @@ def test_it_is_found_behind_what_was_raised_from_it(chained):
         KeyboardInterrupt(),
     ],
 )
-def test_every_other_error_stays_what_it_is(error):
+def test_other_errors_are_not_explained(error):
     assert explain(error, None, None, make(), placed()) is None
 
 
@@ -147,7 +147,7 @@ def test_a_layer_computed_again_is_part_of_the_backward_pass(build):
     )
 
 
-def test_the_optimisers_step_blames_no_activations(build, monkeypatch):
+def test_the_optimisers_step_reports_no_activations(build, monkeypatch):
     model, optimizer = build()
     backward(model)
     monkeypatch.setattr(torch.optim.AdamW, "_init_group", fail)
@@ -180,7 +180,7 @@ def test_a_layer_is_named_and_not_one_of_its_hundred_linears(build, monkeypatch)
     assert "asked for in the forward pass (LlamaAttention)\n" in message_of(raised(backward, model))
 
 
-def test_data_are_read_outside_of_any_pass():
+def test_reading_data_is_a_phase_of_its_own():
     feed = StreamFeed.__new__(StreamFeed)
     feed._ahead = Ahead(fail, num_steps=2)
     assert "asked for in reading data\n" in message_of(raised(feed.take, 0))
@@ -197,7 +197,7 @@ def save_checkpoint(model, optimizer, folder, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("async_save", [True, False])
-def test_a_save_that_fails_can_be_done_with_a_copy_less(build, tmp_path, monkeypatch, async_save):
+def test_a_save_that_fails_can_be_done_without_the_copy(build, tmp_path, monkeypatch, async_save):
     """Whoever met the limit: the copy, the thread that writes, or safetensors, which panics."""
     model, optimizer = build()
     monkeypatch.setattr(advice, "_SMALL", 0.0)
@@ -509,7 +509,7 @@ def test_a_gpu_is_described_in_the_words_of_its_own_message():
     assert any("nvidia-smi" in line and "30.00 GiB of this GPU" in line for line in lines)
 
 
-def test_a_gpu_that_says_little_is_asked(monkeypatch):
+def test_a_gpu_is_queried_where_its_message_has_no_numbers(monkeypatch):
     answers = {
         "is_available": True,
         "current_device_index": 3,

@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import constants, get_token
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.read.hub import ask_hub
@@ -62,24 +63,28 @@ def check_wrap_class(topology: Topology, meta_model: Any) -> Result:
     return of_problems("wrap class", problems, f"{count} x {'/'.join(classes)}")
 
 
-def check_data(recipe: Recipe) -> Result:
-    """Fail if a data set is not there, or the hub does not give it. Makes one short request for each of the hub."""
+def check_data(datasets: list[DatasetEntry], eval_datasets: list[DatasetEntry]) -> Result:
+    """Fail if a data set is not found, or the hub refuses it. Makes one short request for each that is on the hub."""
     problems = Problems()
     local: list[str] = []
     remote: list[str] = []
-    for flag, entries in (("dataset", recipe.dataset_entries), ("eval_dataset", recipe.eval_dataset_entries)):
+    for flag, entries in (("dataset", datasets), ("eval_dataset", eval_datasets)):
         for entry in entries:
             with problems.caught():
                 name = hub_id(entry.path, entry.split or "", flag)
-                (local if name is None else remote).append(entry.path)
                 if name is None:
+                    local.append(entry.path)
                     continue
+                remote.append(entry.path)
                 if not constants.HF_HUB_OFFLINE:
                     ask_hub(name, flag)
                 elif name not in cached("dataset"):
                     raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
     where = "the cache (offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
     where += " with a token" if get_token() else ", without a token"
-    words = [f"{', '.join(dict.fromkeys(local))}"] if local else []
-    words += [f"{', '.join(dict.fromkeys(remote))} from {where}"] if remote else []
-    return of_problems("data", problems, "; ".join(words))
+    found = []
+    if local:
+        found.append(", ".join(dict.fromkeys(local)))
+    if remote:
+        found.append(f"{', '.join(dict.fromkeys(remote))} from {where}")
+    return of_problems("data", problems, "; ".join(found))

@@ -95,7 +95,7 @@ class FakeRun:
 
     def __init__(self, recipe: Recipe, topology: Topology, meter: Meter) -> None:
         self._recipe, self._topology, self._meter = recipe, topology, meter
-        self._is_settled = False
+        self._buckets_are_rebuilt = False
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
             "fake", store=FakeStore(), rank=0, world_size=topology.num_processes
         )
@@ -145,7 +145,7 @@ class FakeRun:
         if not accumulates:
             optimizer.zero_grad()
         self._meter.hold(all_gradients(model), GRADIENTS)
-        self._is_settled = True
+        self._buckets_are_rebuilt = True
 
     def step(self, num_micro_batches: int, before_update: Callable[[], None] = lambda: None) -> None:
         """Do a step of ``num_micro_batches`` on every rank.
@@ -159,9 +159,9 @@ class FakeRun:
         capacity = recipe.max_length if recipe.packing else None
         order = Order(samples.lengths, samples.dataset_ids, 0, size, capacity=capacity)
         batch = Feed(samples, order, recipe, recipe.micro_batch_size, prepared.ranks, 0, 1).take(0)  # type: ignore[arg-type]
-        if not self._is_settled:
+        if not self._buckets_are_rebuilt:
             rebuild_gradient_buckets(prepared, batch)
-            self._is_settled = True
+            self._buckets_are_rebuilt = True
         seed_everything(0, 0, 0)
         objective = build_objective(recipe, samples.dataset_names)
         train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)

@@ -71,7 +71,7 @@ GPUS = {
     "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
 }
 _OTHER_NAMES = {"a100-80": "a100", "a100-80gb": "a100", "a100-40gb": "a100-40", "h100-sxm": "h100", "h200-sxm": "h200"}
-# Where no GPU is at hand and none was named.
+# Where this machine has no GPU and none was named.
 USUAL = ("rtx4090", "l40s", "a100", "h100")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
 

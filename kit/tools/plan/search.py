@@ -253,10 +253,11 @@ def scaling(base: Workload, gpu: Gpu) -> list[ScaledStep]:
 
 
 def _groups(num: int) -> list[int]:
+    """The powers of 2 that divide ``num``."""
     return [2**power for power in range(num.bit_length()) if num % 2**power == 0]
 
 
 def _in_groups(workload: Workload, group: int) -> Workload:
-    """The same workload, with a copy of the model in each group of so many GPUs."""
+    """The same workload, with a copy of the model in each group of ``group`` GPUs."""
     num_replicas = workload.num_gpus // group
     return replace(workload, strategy=HYBRID if num_replicas > 1 else FSDP2, num_replicas=num_replicas)

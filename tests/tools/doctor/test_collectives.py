@@ -44,7 +44,7 @@ def test_a_wrong_value_fails(name, alone, monkeypatch):
 
 
 def prepared(world):
-    """Rank 0 of so many, without any synchronisation."""
+    """Rank 0 of ``world``, without any synchronisation."""
     accelerator = SimpleNamespace(
         process_index=0,
         num_processes=world,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.errors import Problem, UserError
 from kit.strategy.strategies import FSDP2
 from kit.tools.doctor import inputs
@@ -16,7 +17,7 @@ def test_the_model_opens_with_its_adapters(recipe):
     assert not any("lora" in name for name, _ in opened.meta_model.named_parameters())
 
 
-def test_a_model_that_cannot_train_so_is_reported_with_all_that_is_wrong(recipe):
+def test_all_problems_of_a_model_are_reported(recipe):
     opened = OpenedModel()
     result = check_model_opens(recipe.model_copy(update={"max_length": 10**6}), opened)
     assert result.status == "fail" and "positions" in result.found and "--max_length" in result.fix
@@ -46,9 +47,9 @@ def test_a_wrap_class_that_the_model_lacks_fails_with_those_it_has(meta_model, t
 
 def test_local_data_asks_no_hub(recipe, monkeypatch):
     monkeypatch.setattr(inputs, "ask_hub", lambda name, flag: pytest.fail("asked"))
-    result = check_data(recipe)
+    result = check_data(recipe.dataset_entries, recipe.eval_dataset_entries)
     assert result.status == "ok" and "train.jsonl" in result.found and "token" not in result.found
-    assert "no file or folder" in check_data(recipe.model_copy(update={"dataset": "nowhere.jsonl"})).found
+    assert "no file or folder" in check_data([DatasetEntry(path="nowhere.jsonl")], []).found
 
 
 def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
@@ -57,16 +58,18 @@ def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, m
     monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(inputs, "ask_hub", lambda name, flag: asked.append((name, flag)))
     monkeypatch.setattr(inputs, "get_token", lambda: None)
-    assert check_data(remote).found.endswith("without a token") and asked == [("org/data", "dataset")]
+    assert check_data(remote.dataset_entries, remote.eval_dataset_entries).found.endswith(
+        "without a token"
+    ) and asked == [("org/data", "dataset")]
 
     def gated(name, flag):
         raise UserError(Problem(flag, f"{name}: its licence is not accepted", fix="log in: `hf auth login`"))
 
     monkeypatch.setattr(inputs, "ask_hub", gated)
-    result = check_data(remote)
+    result = check_data(remote.dataset_entries, remote.eval_dataset_entries)
     assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.fix
     monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(inputs, "cached", lambda kind: ["org/other"])
-    assert "not in the cache" in check_data(remote).found
+    assert "not in the cache" in check_data(remote.dataset_entries, remote.eval_dataset_entries).found
     monkeypatch.setattr(inputs, "cached", lambda kind: ["org/data"])
-    assert check_data(remote).status == "ok"
+    assert check_data(remote.dataset_entries, remote.eval_dataset_entries).status == "ok"

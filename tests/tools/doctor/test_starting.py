@@ -41,7 +41,7 @@ def test_ranks_that_end_without_a_result_are_reported_with_their_last_words(star
     script = "print('error: MASTER_PORT: 1 is in use\\nmore', file=sys.stderr)\nsys.exit(2)\n"
     assert started(script) == ["fail ranks: ended with status 2: error: MASTER_PORT: 1 is in use"]
     assert started("sys.exit('boom')") == ["fail ranks: ended with status 1: boom"]
-    assert started(LINE.format("fail", "mend") + "sys.exit(2)") == ["fail ranks: here"]
+    assert started(LINE.format("fail", "repair") + "sys.exit(2)") == ["fail ranks: here"]
 
 
 def test_nothing_stays_behind_after_a_rank_did_not_answer(started):
@@ -52,7 +52,7 @@ def test_nothing_stays_behind_after_a_rank_did_not_answer(started):
     assert psutil.Process().children(recursive=True) == before
 
 
-def test_ranks_that_say_nothing_are_given_up(started, monkeypatch):
+def test_ranks_without_any_result_time_out(started, monkeypatch):
     monkeypatch.setattr(starting, "hard_limit", lambda seconds: 0.2)
     monkeypatch.setattr(starting, "START_SECONDS", 0)
     assert started("time.sleep(600)") == ["fail ranks: no result from any rank"]

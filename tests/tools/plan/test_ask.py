@@ -100,7 +100,7 @@ def test_a_config_is_taken_by_its_name():
         assert question.only == config.removesuffix(".yaml")
 
 
-def test_a_recipe_is_never_written_over(tmp_path):
+def test_an_existing_file_is_never_overwritten(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("mine")
     assert "exists" in refused("--model", "llama-8b", "--gpu", "h100", "--write", str(file))

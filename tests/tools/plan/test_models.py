@@ -100,7 +100,7 @@ def test_an_unknown_model_is_reported(name, message):
 
 
 @pytest.mark.parametrize("number", [3.5e8, 8e9, 30e9, 405e9])
-def test_a_shape_made_from_a_number_has_about_so_many_parameters(number):
+def test_a_shape_made_from_a_number_has_about_that_number_of_parameters(number):
     assert shape_of_size(number, "x").num_parameters == pytest.approx(number, rel=0.12)
 
 

@@ -141,7 +141,7 @@ def test_sharding_is_recommended_only_where_copies_do_not_fit():
         assert option.workload.strategy == strategy
 
 
-def test_a_way_is_shown_as_it_is_best_and_one_that_never_fits_as_it_takes_the_least():
+def test_a_way_has_its_best_settings_and_one_that_never_fits_those_that_take_the_least():
     base = replace(BASE, gradient_checkpointing=False, rows=2, length=4096)
     full, lora, _ = options(base, GPUS["rtx4090"], 32)
     best, _ = recommend([full, lora], "lora")
@@ -168,7 +168,7 @@ def test_checkpointing_comes_before_more_gpus_and_these_before_offloading():
     assert fewest(full, 33, GPU, 4).workload.num_gpus == 1  # no other number divides the global batch
 
 
-def test_communication_grows_with_the_gpus_and_groups_hold_it_down():
+def test_communication_grows_with_the_gpus_and_groups_limit_it():
     rows = scaling(BASE, GPUS["h100"])
     assert [row.num_gpus for row in rows] == [2**n for n in range(3, 13)]
     shares = [row.sent_share for row in rows]
@@ -178,7 +178,7 @@ def test_communication_grows_with_the_gpus_and_groups_hold_it_down():
 
 
 @pytest.mark.parametrize("gpu", ["24GiB", "h100"])
-def test_the_other_side_of_checkpointing_is_the_same_run(gpu):
+def test_the_option_with_the_other_checkpointing_is_the_same_run(gpu):
     option = try_out(BASE, parse_gpu(gpu))
     other = option.other_checkpointing()
     assert not other.workload.gradient_checkpointing and other.memory.peak > option.memory.peak

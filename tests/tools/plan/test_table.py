@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""A plan as lines and commands."""
 
 import re
 import shlex
