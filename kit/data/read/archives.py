@@ -42,7 +42,7 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Location:
     """Where some bytes are stored: in a file, or in one member of an archive."""
 
     path: str  # of the file or the archive
@@ -62,14 +62,17 @@ def split_name(name: str) -> tuple[str, str]:
     Both are in lower case. A suffix that the name does not have is an empty string.
     """
     stem, suffix = os.path.splitext(name.lower())
-    return (os.path.splitext(stem)[1], suffix) if suffix in DECOMPRESSORS else (suffix, "")
+    if suffix in DECOMPRESSORS:
+        return os.path.splitext(stem)[1], suffix
+    return suffix, ""
 
 
 class Reader(io.BufferedReader):
     """Decompressed bytes up to the end of the content, or up to the first damage. Supports reading only, no seeking."""
 
-    def __init__(self, content: "_UpToDamage", stored: Any) -> None:
-        self._content, self._stored = content, stored
+    def __init__(self, content: "_UpToDamage", raw: Any) -> None:
+        self._content = content
+        self._raw = raw  # as stored: before decompression
         super().__init__(content, BUFFER_BYTES)
 
     @property
@@ -79,18 +82,19 @@ class Reader(io.BufferedReader):
 
     @property
     def num_bytes_read(self) -> int:
-        """How many of the ``Stored.num_bytes`` have been read so far.
+        """How many of the ``Location.num_bytes`` have been read so far.
 
-        It runs a little ahead of what the caller has received, and is ``Stored.num_bytes`` at the end.
+        It runs a little ahead of what the caller has received, and is ``Location.num_bytes`` at the end.
         """
-        return self._stored.tell()
+        return self._raw.tell()
 
 
 class _UpToDamage(io.RawIOBase):
     """A decompressing stream that ends at the first error, and remembers the error, instead of raising it."""
 
     def __init__(self, stream: Any, damage: str) -> None:
-        self._stream, self.damage = stream, damage
+        self._stream = stream
+        self.damage = damage
 
     def readable(self) -> bool:
         return True
@@ -112,23 +116,25 @@ def type_and_message(error: Exception) -> str:
 
 
 @contextmanager
-def opened(stored: Stored) -> Iterator[Reader]:
-    """Open ``stored`` for reading from its start.
+def open_location(location: Location) -> Iterator[Reader]:
+    """Open ``location`` for reading from its start.
 
     Raises whatever the libraries raise if the file or the member cannot be opened at all. Damage that is met later,
     while reading, is not raised: see ``Reader.damage``.
     """
     with ExitStack() as stack:
-        if not stored.member:
-            raw: Any = stack.enter_context(open(stored.path, "rb"))
-        elif _is_zip(stored.path):
-            raw = stack.enter_context(stack.enter_context(zipfile.ZipFile(stored.path)).open(stored.member))
+        if not location.member:
+            raw: Any = stack.enter_context(open(location.path, "rb"))
+        elif _is_zip(location.path):
+            archive = stack.enter_context(zipfile.ZipFile(location.path))
+            raw = stack.enter_context(archive.open(location.member))
         else:
-            raw = stack.enter_context(_tar_member(stored))
+            raw = stack.enter_context(_tar_member(location))
         stream, damage = raw, ""
-        if compression := split_name(stored.member or stored.path)[1]:
+        compression = split_name(location.member or location.path)[1]
+        if compression:
             stream = stack.enter_context(DECOMPRESSORS[compression](raw))
-            damage = "" if stored.num_bytes else "cut short"  # some codecs take an empty file for empty content
+            damage = "" if location.num_bytes else "cut short"  # some codecs take an empty file for empty content
         yield stack.enter_context(Reader(_UpToDamage(stream, damage), raw))
 
 
@@ -147,7 +153,7 @@ def _tar_compression(name: str) -> str | None:
     return compression if content == ".tar" else TAR_COMPRESSIONS.get(content)
 
 
-def members(name: str, path: str) -> list[Stored]:
+def members(name: str, path: str) -> list[Location]:
     """List the files in the archive at ``path``, without hidden ones.
 
     The files of a zip are sorted by name, those of a tar keep their order. ``name`` is what messages call the archive.
@@ -155,7 +161,7 @@ def members(name: str, path: str) -> list[Stored]:
     """
     try:
         if _is_zip(path):
-            found = sorted(_zip_members(name, path), key=lambda stored: stored.member)
+            found = sorted(_zip_members(name, path), key=lambda location: location.member)
         else:
             found = list(_tar_members(name, path))
     except UserError:
@@ -163,8 +169,8 @@ def members(name: str, path: str) -> list[Stored]:
     except Exception as error:  # the libraries raise many types
         raise UserError(Problem(name, f"a damaged archive, or cut short ({type_and_message(error)})")) from None
     # As if unpacked: of two members with the same name, the later one replaces the earlier.
-    found = list({stored.member: stored for stored in found}.values())
-    return [stored for stored in found if not any(map(_is_hidden, stored.member.split("/")))]
+    found = list({location.member: location for location in found}.values())
+    return [location for location in found if not any(_is_hidden(part) for part in location.member.split("/"))]
 
 
 def _is_hidden(part: str) -> bool:
@@ -185,24 +191,26 @@ def _check_member(archive: str, member: str, is_special: bool) -> None:
     raise UserError(Problem(f"{archive}!{member}", found, "an archive of plain files", fix))
 
 
-def _zip_members(name: str, path: str) -> Iterator[Stored]:
+def _zip_members(name: str, path: str) -> Iterator[Location]:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
-            _check_member(name, info.orig_filename, kind not in (0, stat.S_IFREG, stat.S_IFDIR))
+            is_special = kind not in (0, stat.S_IFREG, stat.S_IFDIR)
+            _check_member(name, info.orig_filename, is_special)
             if info.flag_bits & 1:
                 raise UserError(Problem(f"{name}!{info.filename}", "encrypted", "an archive without a password"))
             if not info.is_dir():
-                yield Stored(path, info.file_size, info.filename)
+                yield Location(path, info.file_size, info.filename)
 
 
-def _tar_members(name: str, path: str) -> Iterator[Stored]:
+def _tar_members(name: str, path: str) -> Iterator[Location]:
     archive, files = _open_tar(path)
     with files:
         for info in archive:
-            _check_member(name, info.name, not (info.isreg() or info.isdir()) or info.issparse())
+            is_plain = info.isreg() or info.isdir()
+            _check_member(name, info.name, is_special=not is_plain or info.issparse())
             if info.isreg():
-                yield Stored(path, info.size, info.name, info.offset)
+                yield Location(path, info.size, info.name, info.offset)
 
 
 class _TarInfo(tarfile.TarInfo):
@@ -222,7 +230,8 @@ def _open_tar(path: str) -> tuple[tarfile.TarFile, ExitStack]:
     """Open a tar as a stream, whose members can be read only in their order. The caller closes the ``ExitStack``."""
     with ExitStack() as stack:
         stream = stack.enter_context(open(path, "rb"))
-        if compression := _tar_compression(path):
+        compression = _tar_compression(path)
+        if compression:
             stream = stack.enter_context(DECOMPRESSORS[compression](stream))
         archive = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=BUFFER_BYTES, tarinfo=_TarInfo))
         return archive, stack.pop_all()
@@ -234,21 +243,22 @@ _idle: dict[tuple[str, int, int], tuple[int, tarfile.TarFile, ExitStack]] = {}
 
 
 @contextmanager
-def _tar_member(stored: Stored) -> Iterator[Any]:
+def _tar_member(location: Location) -> Iterator[Any]:
     """The content of a tar's member as a file object. Keeps the archive open afterwards, see ``_idle``."""
-    status = os.stat(stored.path)
-    key = (stored.path, status.st_size, status.st_mtime_ns)
-    if key in _idle and _idle[key][0] < stored.offset:
+    status = os.stat(location.path)
+    key = (location.path, status.st_size, status.st_mtime_ns)
+    if key in _idle and _idle[key][0] < location.offset:
         _, archive, files = _idle.pop(key)
     else:
-        archive, files = _open_tar(stored.path)
+        archive, files = _open_tar(location.path)
     with files:
-        while (info := archive.next()) is not None and info.offset != stored.offset:
-            pass
+        info = archive.next()
+        while info is not None and info.offset != location.offset:
+            info = archive.next()
         if info is None:
             raise EOFError("it has fewer members than before")
         yield archive.extractfile(info)
         for _, _, others in _idle.values():
             others.close()
         _idle.clear()
-        _idle[key] = (stored.offset, archive, files.pop_all())
+        _idle[key] = (location.offset, archive, files.pop_all())

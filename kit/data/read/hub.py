@@ -1,7 +1,7 @@
 """Data sets of the ``datasets`` library: folders written by ``save_to_disk``, and the hub.
 
-Promises: if the library or the hub refuses a data set, the user is told which splits or configs exist; an unreachable
-hub is reported after one short request, not after long retries.
+Promises: if the library or the hub refuses a data set, the message lists its splits or configs; an unreachable hub is
+reported after one short request, not after long retries.
 """
 
 import json
@@ -118,8 +118,8 @@ def _num_rows(dataset: Any, split: str) -> int | None:
 
 def _choice(message: str, name: str, split: str, flag: str, config: str | None) -> Problem | None:
     """The ``Problem`` for a message of ``datasets`` that lists the configs or splits; None for any other message."""
-    *_, choices = [[], *re.findall(r"\[('[^\[\]]*')\]", message)]
-    names = re.findall(r"'([^']*)'", "".join(choices))
+    lists = re.findall(r"\[('[^\[\]]*')\]", message)
+    names = re.findall(r"'([^']*)'", lists[-1]) if lists else []
     if "available configs" in message:
         fix = f"--{flag}_config {names[0]}" if names else ""
         return Problem(f"{flag}_config", f"{name} needs one of {', '.join(names)}", fix=fix)

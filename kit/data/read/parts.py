@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Protocol
 
-from kit.data.read.archives import Reader, Stored, opened, type_and_message
+from kit.data.read.archives import Location, Reader, open_location, type_and_message
 from kit.data.read.cells import csv_rows
 from kit.data.read.text import (
     MAX_LINE_BYTES,
@@ -108,7 +108,7 @@ class _TextFile:
     unit: ClassVar[str] = "B"
     has_schema: ClassVar[bool] = False
     name: str
-    stored: Stored
+    location: Location
 
     @property
     def has_lines(self) -> bool:
@@ -116,14 +116,16 @@ class _TextFile:
 
     @property
     def size(self) -> int:
-        return self.stored.num_bytes
+        return self.location.num_bytes
 
     @to_the_end
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
-        num_bytes, last = 0, 0  # bytes read so far; number of the last line or row
-        with opened(self.stored) as reader:
+        num_bytes = 0  # read so far
+        last = 0  # number of the last line or row
+        with open_location(self.location) as reader:
             for first, num_rows, payload in self._pieces(reader):
-                num_bytes, before = reader.num_bytes_read, num_bytes
+                before = num_bytes
+                num_bytes = reader.num_bytes_read
                 last = payload[-1][0] if isinstance(payload, list) else first + num_rows - 1
                 yield Block(first, num_rows, num_bytes - before, payload)
             if reader.damage:
@@ -165,12 +167,18 @@ def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
     first = 1
     while lines := reader.read(BLOCK_BYTES):
         num_whole = lines.rfind(b"\n") + 1  # bytes up to the last line break; the rest is the start of a line
-        rest = reader.readline(MAX_LINE_BYTES + 1 - len(lines) + num_whole) if num_whole < len(lines) else b""
-        is_open = num_whole < len(lines) and not rest.endswith(b"\n")
-        is_long = is_open and len(lines) - num_whole + len(rest) > MAX_LINE_BYTES
+        num_begun = len(lines) - num_whole  # bytes of the line that is not complete
+        rest = b""
+        if num_begun:
+            rest = reader.readline(MAX_LINE_BYTES + 1 - num_begun)
+        is_incomplete = num_begun > 0 and not rest.endswith(b"\n")
+        is_long = is_incomplete and num_begun + len(rest) > MAX_LINE_BYTES
         if is_long:
             skip_line(reader)
-        lines = lines[:num_whole] if is_long or (is_open and reader.damage) else lines + rest
+        if is_long or (is_incomplete and reader.damage):
+            lines = lines[:num_whole]
+        else:
+            lines += rest
         if lines:
             num_lines = lines.count(b"\n") + (not lines.endswith(b"\n"))
             yield first, num_lines, lines
@@ -180,10 +188,10 @@ def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
             first += 1
 
 
-def begins_array(stored: Stored) -> bool:
+def begins_array(location: Location) -> bool:
     """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
     try:
-        with opened(stored) as reader:
+        with open_location(location) as reader:
             return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     except Exception:  # reading the rows will report it
         return False
@@ -204,10 +212,11 @@ class CellFile(_TextFile):
     """A CSV or TSV file. Its first row names the columns."""
 
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
-        return _by_thousands(csv_rows(reader, self.name, DELIMITERS[self.stored.suffix]))
+        return _by_thousands(csv_rows(reader, self.name, DELIMITERS[self.location.suffix]))
 
 
 def _by_thousands(rows: Iterator[Row]) -> Iterator[tuple[int, int, list[Row]]]:
     """Group parsed rows into blocks of up to ``BLOCK_ROWS``."""
-    while some := list(islice(rows, BLOCK_ROWS)):
-        yield some[0][0], len(some), some
+    while block := list(islice(rows, BLOCK_ROWS)):
+        number, _ = block[0]
+        yield number, len(block), block

@@ -23,8 +23,8 @@ def split_of(spec: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Some:
-    """What parts of a part share. How each reads its blocks is its own."""
+class _WrappedPart:
+    """A part that reads some of the rows of another one. Subclasses say which, in ``blocks``."""
 
     part: Part
 
@@ -59,7 +59,7 @@ class _Some:
 
 
 @dataclass(frozen=True)
-class Slice(_Some):
+class Slice(_WrappedPart):
     """Some consecutive rows of a part; it is a part itself."""
 
     start: int  # rows of the part before the first one, blank lines not counted
@@ -87,7 +87,7 @@ class Slice(_Some):
 
 
 @dataclass(frozen=True)
-class Thinned(_Some):
+class Thinned(_WrappedPart):
     """Every n-th block of a part; it is a part itself."""
 
     first: int  # blocks before the first one

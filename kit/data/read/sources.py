@@ -18,7 +18,7 @@ from typing import Any
 
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
-from kit.data.read.archives import DECOMPRESSORS, Stored, is_archive, members, split_name
+from kit.data.read.archives import DECOMPRESSORS, Location, is_archive, members, split_name
 from kit.data.read.hub import Found, is_saved, open_hub, open_saved
 from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.slices import sliced, split_of
@@ -37,7 +37,7 @@ ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not o
 FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
-MAX_BAD_ROWS = 10_000  # so many bad rows before the first good one end the search for it
+MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,8 @@ def _few(paths: Sequence[Path]) -> str:
 
 
 def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -> Found:
-    problems, parts = Problems(), []
+    problems = Problems()
+    parts: list[Part] = []
     for shown_name, path in files.items():
         with problems.caught():
             parts += _parts_of(shown_name, path, flag)
@@ -235,29 +236,31 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
 def _parts_of(name: str, path: Path, flag: str) -> list[Part]:
     """The parts of a file: one, or in an archive one for each data file. Raises ``UserError`` if there is none."""
     if is_archive(path.name):
-        inside = [_part(f"{name}!{stored.member}", stored) for stored in members(name, str(path))]
+        inside = [_part(f"{name}!{location.member}", location) for location in members(name, str(path))]
         known = [part for part in inside if part is not None]
-        parts = [part for part in known if not isinstance(part, TextFile)] or known  # as in a folder
+        parts = [part for part in known if not isinstance(part, TextFile)] or known  # as in a folder: no README.txt
         if not parts:
             raise UserError(Problem(name, "an archive without a data file", f"files that end in {', '.join(SUFFIXES)}"))
         return parts
-    part = _part(name, Stored(str(path), path.stat().st_size))
+    part = _part(name, Location(str(path), path.stat().st_size))
     if part is None:
         raise UserError(Problem(flag, f"{name!r} ends in {path.suffix!r}", KNOWN))
     return [part]
 
 
-def _part(name: str, stored: Stored) -> Part | None:
+def _part(name: str, location: Location) -> Part | None:
     """The part for a file or a member of an archive; None if its suffix is not known."""
-    if stored.suffix in JSON_SUFFIXES:
-        return JsonFile(name, stored, begins_array(stored))
-    if stored.suffix in DELIMITERS:
-        return CellFile(name, stored)
-    if stored.suffix == ".txt":
-        return TextFile(name, stored)
-    if stored.suffix == ".parquet":
-        return TableFile(name, stored, num_parquet_rows(name, stored))
-    return TableFile(name, stored) if stored.suffix == ".arrow" else None
+    if location.suffix in JSON_SUFFIXES:
+        return JsonFile(name, location, begins_array(location))
+    if location.suffix in DELIMITERS:
+        return CellFile(name, location)
+    if location.suffix == ".txt":
+        return TextFile(name, location)
+    if location.suffix == ".parquet":
+        return TableFile(name, location, num_parquet_rows(name, location))
+    if location.suffix == ".arrow":
+        return TableFile(name, location)
+    return None
 
 
 def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterator[tuple[int, int, Any]]:
@@ -281,20 +284,24 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
             return list(row)
         if len(bad) == MAX_BAD_ROWS:
             break
-    if bad and bad[0].fix == SPREAD:  # then the problems of the other lines have the same cause
+    if not bad:
+        raise UserError(Problem(name, "no rows", "at least one"))
+    if bad[0].fix == SPREAD:  # then the problems of the other lines have the same cause
         bad = bad[:1]
-    raise UserError(*(shown(bad, name) or [Problem(name, "no rows", "at least one")]))
+    raise UserError(*shown(bad, name))
 
 
 def shown(problems: Sequence[Problem], name: str, fix: str = FIX) -> list[Problem]:
     """The first ``NUM_SHOWN`` problems, and one that counts the others. The advice for bad rows is given only once."""
-    told = list(problems[:NUM_SHOWN])
-    rows = [i for i, problem in enumerate(told) if ROW.search(problem.where) and not problem.fix]
-    if more := len(problems) - len(told):
-        told.append(Problem(name, f"... and {more} more problem{'s' if more > 1 else ''}", num_others=more))
-    if any(told[i].found.startswith(NOT_UTF8) for i in rows):
-        fix = ENCODING  # other rows of such a file may have been read wrongly, without a word
-    if rows:
-        last = -1 if more else rows[-1]
-        told[last] = replace(told[last], fix=fix)
-    return told
+    first = list(problems[:NUM_SHOWN])
+    of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
+    if any(first[i].found.startswith(NOT_UTF8) for i in of_rows):
+        fix = ENCODING  # other rows of such a file may have been read wrongly, without any message
+    num_more = len(problems) - len(first)
+    if num_more:
+        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}"
+        first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))
+    elif of_rows:
+        last = of_rows[-1]
+        first[last] = replace(first[last], fix=fix)
+    return first

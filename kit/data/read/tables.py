@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.data.read.archives import Stored, opened, split_name, type_and_message
+from kit.data.read.archives import Location, open_location, split_name, type_and_message
 from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
 from kit.data.read.text import Row
 from kit.errors import Problem, UserError
@@ -54,24 +54,28 @@ class _Table:
 class TableFile(_Table):
     """A parquet file, or an Arrow file in either of its formats (IPC file, IPC stream). ``size``: rows, if known."""
 
-    stored: Stored
+    location: Location
     size: int | None = None
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         from pyarrow import ipc, parquet
 
-        with _as_arrow(self.stored) as file:
-            if self.stored.suffix == ".parquet":
+        with _as_arrow(self.location) as file:
+            if self.location.suffix == ".parquet":
                 with parquet.ParquetFile(file) as table:
-                    names = table.schema_arrow.names
-                    there = columns and [column for column in columns if column in names]
-                    yield from table.iter_batches(BLOCK_ROWS, columns=there)
+                    present = _present(columns, table.schema_arrow.names)
+                    yield from table.iter_batches(BLOCK_ROWS, columns=present)
                 return
             is_file = file.read(6) == b"ARROW1"
             file.seek(0)
-            reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
-            for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-                yield batch if columns is None else batch.select([c for c in columns if c in batch.schema.names])
+            if is_file:
+                reader = ipc.open_file(file)
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            else:
+                batches = iter(ipc.open_stream(file))
+            for batch in batches:
+                present = _present(columns, batch.schema.names)
+                yield batch if present is None else batch.select(present)
 
 
 @dataclass(frozen=True)
@@ -85,20 +89,27 @@ class Shard(_Table):
         names = self.dataset.column_names
         dataset = self.dataset.with_format("arrow")
         if columns is not None and names is not None:
-            dataset = dataset.select_columns([column for column in columns if column in names])
+            dataset = dataset.select_columns(_present(columns, names))
         return dataset.iter(BLOCK_ROWS)
 
 
-def _as_arrow(stored: Stored) -> Any:
+def _present(columns: list[str] | None, names: list[str]) -> list[str] | None:
+    """Those of ``columns`` that are in ``names``; None for all."""
+    if columns is None:
+        return None
+    return [column for column in columns if column in names]
+
+
+def _as_arrow(location: Location) -> Any:
     """Open a file for random access. A file that is compressed or in an archive is first read into memory.
 
     Raises ``EOFError`` if its bytes are damaged, and whatever the libraries raise.
     """
     import pyarrow
 
-    if not stored.member and not split_name(stored.path)[1]:
-        return pyarrow.OSFile(stored.path)  # not memory-mapped: if the file shrinks meanwhile, that kills the process
-    with opened(stored) as reader:
+    if not location.member and not split_name(location.path)[1]:
+        return pyarrow.OSFile(location.path)  # not memory-mapped: if the file shrinks meanwhile, that kills the process
+    with open_location(location) as reader:
         content = reader.read()
         if reader.damage:
             raise EOFError(reader.damage)
@@ -158,12 +169,12 @@ def _parse_json(value: Any, kind: Any) -> Any:
     return json.loads(value) if str(kind).startswith("extension<arrow.json") else value
 
 
-def num_parquet_rows(name: str, stored: Stored) -> int:
+def num_parquet_rows(name: str, location: Location) -> int:
     """The number of rows, from the file's footer. Raises ``UserError`` if the file is not readable parquet."""
     from pyarrow import parquet
 
     try:
-        with _as_arrow(stored) as file, parquet.ParquetFile(file) as table:
+        with _as_arrow(location) as file, parquet.ParquetFile(file) as table:
             return table.metadata.num_rows
     except Exception as error:  # several libraries raise here
         raise UserError(Problem(name, f"not a readable parquet file ({type_and_message(error)})")) from None
