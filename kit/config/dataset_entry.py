@@ -29,7 +29,7 @@ class DatasetEntry(BaseModel):
     config: str | None = _data(None, "config of a hub id")
     split: str | None = _data(None, "split of a hub id or a folder with splits")
     columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
-        None, "names of columns", expected="theirs=ours, separated by commas, each of theirs once"
+        None, "names of columns", expected="column=field, separated by commas, each column once"
     )
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
 

@@ -133,7 +133,7 @@ OTHER_KITS = {
     "dataset_processes": "use dataset_num_proc",
     "buffer_size": "use shuffle_buffer_size",
     "dataset_streaming": "use streaming",
-    "dataset_text_field": "use dataset_columns: theirs=text",
+    "dataset_text_field": "use dataset_columns: column=text",
     "dataset_prepared_path": "`kit prepare` fills the cache, which is in $KIT_CACHE",
 }
 

@@ -106,7 +106,7 @@ def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
         find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
     given = values.get("chat_template_kwargs")
-    if isinstance(given, dict):  # a template tells false from "false"
+    if isinstance(given, dict):  # to a template, false and "false" are different
         values["chat_template_kwargs"] = json_or_string(given)
     for key in PATHS:
         if key in values:

@@ -1,4 +1,4 @@
-"""``kit inspect`` shows samples, writes a page, and tells mistakes with status 2."""
+"""``kit inspect`` shows samples, writes a page, and reports mistakes with status 2."""
 
 import pytest
 

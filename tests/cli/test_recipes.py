@@ -1,4 +1,4 @@
-"""``kit recipes`` lists every recipe at once, and tells what is wrong with one."""
+"""``kit recipes`` lists every recipe at once, and reports what is wrong with one."""
 
 import re
 import subprocess

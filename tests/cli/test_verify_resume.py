@@ -157,7 +157,7 @@ def test_wrong_flags_are_reported_at_once_and_nothing_is_written(temporary, tmp_
         (["--kill-afterr", "2"], "--kill_afterr: unknown flag\n    -> did you mean 'kill_after'?"),
         (["--max_step", "5"], "--max_step: unknown flag\n    -> did you mean 'max_steps'?"),
         (["--keeep", "x"], "--keeep: unknown flag\n    -> did you mean 'keep'?"),
-        (["--config", "nope"], "--config: no config 'nope'"),  # this one the script itself tells
+        (["--config", "nope"], "--config: no config 'nope'"),  # reported by the script itself
     ],
 )
 def test_one_mistake_is_one_error(words, message, temporary, capsys):

@@ -32,7 +32,7 @@ def test_every_setting_says_what_it_is_and_what_it_takes():
         ("mixing", "samples | tokens"),
         ("report_to", "list of tensorboard | wandb | trackio"),
         ("warmup_steps", "whole number, or share below 1, from 0"),
-        ("dataset_columns", "theirs=ours, separated by commas, each of theirs once"),
+        ("dataset_columns", "column=field, separated by commas, each column once"),
     ],
 )
 def test_the_allowed_values_of_a_setting_are_described_in_words(name, words):

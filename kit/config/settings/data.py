@@ -26,7 +26,7 @@ class DataSettings(BaseModel):
     dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _identity(
         {},
         "names of columns: question=prompt,answer=completion; images=ignore",
-        expected="theirs=ours, separated by commas, each of theirs once",
+        expected="column=field, separated by commas, each column once",
     )
     mixing: Literal["samples", "tokens"] = _identity(
         "samples", "the weights of several data sets are shares of the samples, or of the tokens"

@@ -61,15 +61,23 @@ def _split(train: Samples) -> str:
 def _beginnings(firsts: Counter[tuple[int, ...]], tokenizer: Any, train: Samples) -> list[Finding]:
     bos, token = tokenizer.bos_token_id, tokenizer.bos_token
     begin = sum(count for ids, count in firsts.items() if ids[0] == bos)
-    num, twice, why = firsts.total(), firsts[bos, bos], _split(train)
+    num = firsts.total()
+    twice = firsts[bos, bos]
+    why = _split(train)
     if not begin and tokenizer("a").input_ids[:1] == [bos]:
         return [Finding("look", f"no sample begins with {token}, which the tokenizer puts before any other text")]
     if not begin:
         return [Finding("ok", f"no sample begins with {token}: the template writes none")]
-    verdict: Verdict = "ok" if begin == num else "note" if why else "look"
-    text = f"{begin:,} of {num:,} samples begin with {token}" + ("" if verdict == "ok" else why)
-    doubled = Finding("look", f"{twice:,} begin with it twice") if twice else Finding("ok", "none begins with it twice")
-    return [Finding(verdict, text), doubled]
+    text = f"{begin:,} of {num:,} samples begin with {token}"
+    if begin == num:
+        findings = [Finding("ok", text)]
+    else:
+        findings = [Finding("note" if why else "look", text + why)]
+    if twice:
+        findings.append(Finding("look", f"{twice:,} begin with it twice"))
+    else:
+        findings.append(Finding("ok", "none begins with it twice"))
+    return findings
 
 
 def _endings(lasts: Counter[int], special: set[int], tokenizer: Any, train: Samples) -> Finding:
@@ -96,13 +104,15 @@ def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: 
         ids, weights = (values[1:] for values in train[i])
         stops = np.flatnonzero(np.isin(ids, ends) & (weights > 0)).tolist()
         # The last one ends the answer; a template may write whitespace after it.
-        affected += [(i, int(ids[a])) for a, b in pairwise(stops) if weights[a:b].all()][:1]
+        middle = next((a for a, b in pairwise(stops) if weights[a:b].all()), None)
+        if middle is not None:
+            affected.append((i, int(ids[middle])))
     if not affected:
         return Finding("ok", "no answer goes on after a special token that ends a text")
-    token, learn = tokenizer.convert_ids_to_tokens(affected[0][1]), "learns" if len(affected) == 1 else "learn"
-    first = f"first {train.origin(affected[0][0])} ({token!r})"
-    samples = counted(len(affected), "sample")
-    return Finding("look", f"{samples} {learn} a special token in the middle of an answer, {first}")
+    sample, id_ = affected[0]
+    first = f"first {train.origin(sample)} ({tokenizer.convert_ids_to_tokens(id_)!r})"
+    learn = "1 sample learns" if len(affected) == 1 else f"{len(affected):,} samples learn"
+    return Finding("look", f"{learn} a special token in the middle of an answer, {first}")
 
 
 def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
@@ -111,16 +121,18 @@ def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
     longest = [] if is_end_kept else np.flatnonzero(train.lengths == max_length).tolist()
     cut = (train.origin(i) for i in longest if train[i][0][-1] != stop)  # a sample that stops has this length by itself
     first = _listed(islice(cut, NUM_ORIGINS), num)
-    text = f"{num:,} cut at {max_length:,} tokens" + (f", first: {first}" if first else "")
-    return [Finding("note", text)] if num else []
+    if not num:
+        return []
+    text = f"{num:,} cut at {max_length:,} tokens"
+    return [Finding("note", f"{text}, first: {first}" if first else text)]
 
 
 def _repeats(train: Samples) -> Finding:
     _, content, counts = np.unique(train.hashes("ids_hash"), return_inverse=True, return_counts=True)
     again = np.flatnonzero(counts[content] > 1).tolist()
     if not again:
-        return Finding("ok", "no sample stands twice")
-    repeated = "are the same" if (counts > 1).sum() == 1 else "stand more than once"
+        return Finding("ok", "no sample occurs twice")
+    repeated = "are the same" if (counts > 1).sum() == 1 else "occur more than once"
     origins = _listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
     return Finding("look", f"{counted(len(again), 'sample')} {repeated}: {origins}")
 

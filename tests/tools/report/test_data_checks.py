@@ -37,12 +37,12 @@ def test_a_leak_is_reported_once(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("numbers", "finding"),
     [
-        ([1, 2, 3], "no sample stands twice"),
+        ([1, 2, 3], "no sample occurs twice"),
         ([1, 2, 2, 2], "3 samples are the same: train.jsonl:2, train.jsonl:3, train.jsonl:4"),
-        ([1, 1, 2, 2], "4 samples stand more than once: train.jsonl:1, train.jsonl:2, train.jsonl:3, train.jsonl:4"),
+        ([1, 1, 2, 2], "4 samples occur more than once: train.jsonl:1, train.jsonl:2, train.jsonl:3, train.jsonl:4"),
         (
             [1, 2, 3] * 4,
-            f"12 samples stand more than once: {', '.join(f'train.jsonl:{line}' for line in range(1, 6))}, ...",
+            f"12 samples occur more than once: {', '.join(f'train.jsonl:{line}' for line in range(1, 6))}, ...",
         ),
     ],
 )
