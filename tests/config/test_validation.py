@@ -98,7 +98,7 @@ def test_load_recipe_raises_with_every_problem(recipe_file):
         ("[{path: a, weight: much}]", r"--dataset\[0\].weight: found 'much'"),
         ("[a, {path: b, wieght: 1}]", r"--dataset\[1\].wieght: unknown key; .*\n.*did you mean 'weight'"),
         ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
-        ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected theirs=ours"),
+        ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected column=field"),
         ("[{path: a", r"--dataset: found '\[\{path: a'"),
         ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*give each a name"),
         ("[{path: a, weight: 1}, {path: b}]", r"some weights are missing: b"),

@@ -53,7 +53,7 @@ def choose_fields(
         is_reversed = theirs in FIELDS and theirs not in columns and ours in columns
         if is_reversed:
             fix = f"the other way round: --dataset_columns {ours}={theirs}"
-            problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "theirs=ours", fix))
+            problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "column=field", fix))
             continue
         if ours not in FIELDS:
             names = (*FIELDS, IGNORE)
@@ -67,7 +67,7 @@ def choose_fields(
     raise_if(problems)
     complete = _complete(columns, mapping, ignored)
     if not complete:
-        fix = _proposal(columns) or "say which column is which: --dataset_columns theirs=ours,theirs=ours"
+        fix = _proposal(columns) or "say which column is which: --dataset_columns column=field,column=field"
         if "chosen" in columns and "rejected" in columns:
             ours = "completion" if "prompt" in columns else "messages"
             fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
