@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 _SMALL = 0.05  # share of the peak; a component below it is not worth reducing
 _OF_TRAINING = ("gradient_checkpointing", "async_save", "optim")  # settings that help only where a step is taken
+# What happens to samples longer than ``max_length``, by ``excess_length_strategy``.
+_LONGER_SAMPLES = {
+    "truncate": "are cut",
+    "keep_end": "are cut at the start",
+    "drop": "are left out",
+    "error": "stop the run",
+    "split": "come in pieces",
+}
 
 
 class SettingChange(NamedTuple):
@@ -108,8 +116,7 @@ def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") 
     if counts(held.frozen) and recipe.method == "lora" and not recipe.use_dora:
         changes.append(_set("method", "qlora", "rounding of frozen weights to 4 bits, and speed"))
     if activations and recipe.max_length > 8:
-        what = {"truncate": "are cut", "drop": "are left out", "error": "stop the run", "split": "come in pieces"}
-        cost = f"longer samples, which {what[recipe.excess_length_strategy]}"
+        cost = f"longer samples, which {_LONGER_SAMPLES[recipe.excess_length_strategy]}"
         changes.append(_set("max_length", max(8, recipe.max_length // 2), cost))
     return changes
 

@@ -2,6 +2,7 @@
 
 import re
 from itertools import product
+from typing import get_args
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from memory_helpers import GIB, ON_CPU, ON_GPU, PHASE, make, message_of, placed
 
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
+from kit.config.settings.data import DataSettings
 from kit.memory import advice
 from kit.memory import shortage as memory
 from kit.memory.advice import explain, setting_changes
@@ -269,3 +271,11 @@ def test_every_message_is_short_and_every_suggestion_is_allowed(monkeypatch):
             else:
                 assert not launch._batch_problems(recipe, int(value)), flag
     assert launches == {"--config fsdp", "--config fsdp_offload", "--num_processes 6", "--num_processes 1"}
+
+
+@pytest.mark.parametrize("strategy", get_args(DataSettings.model_fields["excess_length_strategy"].annotation))
+def test_a_smaller_max_length_says_what_happens_to_longer_samples(strategy):
+    recipe = make(excess_length_strategy=strategy)
+    changes = setting_changes(short(TRAINING, LORA, GPU), recipe, placed(device_type="cuda"))
+    (cost,) = (change.cost for change in changes if change.key == "max_length")
+    assert cost.startswith("longer samples, which ")

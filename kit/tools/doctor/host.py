@@ -33,9 +33,9 @@ def check_disk(output_dir: str | None, needs: RunNeeds) -> Result:
     wanted = needs.final + needs.checkpoint * (number or 1)
     checkpoints = "1 checkpoint" if number == 1 else f"{number or 'all'} checkpoints"
     plan = f"{checkpoints} of {format_bytes(needs.checkpoint)} and final/ of {format_bytes(needs.final)}"
-    found = f"{format_bytes(free)} free in {folder}, needed for {plan}: {format_bytes(wanted)}" + (
-        "" if number else " for one"
-    )
+    found = f"{format_bytes(free)} free in {folder}, needed for {plan}: {format_bytes(wanted)}"
+    if number is None:
+        found += " for one"
     fix = "make room, choose another --output_dir, or keep fewer: --save_total_limit 1, --save_only_model"
     if free < least:
         return Result("disk", "fail", found, fix)
