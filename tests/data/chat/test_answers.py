@@ -77,7 +77,7 @@ def test_a_template_that_knows_no_generation_prompt_but_opens_nothing_is_taken(s
     assert "Hi:[[Hello</s>]]" in text and text.endswith("Bye:[[Bye now</s>]]") and remarks == ()
 
 
-def test_what_a_template_writes_behind_every_message_is_no_answer(tokenizer):
+def test_what_a_template_writes_after_every_message_is_not_part_of_an_answer(tokenizer):
     template = HEADER + "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}\n{% endfor %}"
     template += "<|im_start|>system\nAnswer<|end|> with an action.<|im_end|>\n" + PROMPT
     sample = {"messages": [*TWO["messages"][:1], {"role": "assistant", "content": "", "tool_calls": [CALL]}]}
@@ -126,7 +126,7 @@ def prompting(thought):
     return HEADER + SIMPLE.replace("assistant\n", "assistant\n" + thought)
 
 
-def test_an_empty_thought_in_the_prompt_is_prompt(tokenizer):
+def test_an_empty_thought_in_the_prompt_is_not_learned(tokenizer):
     texts, remarks = learned(TWO, tokenizer, prompting(EMPTY))
     assert [text.partition("[[")[2] for text in texts] == ["Hello<|im_end|>]]\n", "Bye now<|im_end|>]]\n"]
     assert all(text.partition("[[")[0].endswith("<|im_start|>assistant\n" + EMPTY) for text in texts)

@@ -20,7 +20,7 @@ from kit.errors import UserError
         (["text", "labels", "prompt"], ["text"]),
     ],
 )
-def test_the_richest_format_is_taken(columns, fields):
+def test_the_first_format_whose_columns_are_there_is_taken(columns, fields):
     assert chosen(columns) == {field: field for field in fields}
 
 

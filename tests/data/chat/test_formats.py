@@ -63,7 +63,7 @@ def test_values_for_the_template_are_kept(given):
     assert alpaca == {"messages": [USER, ANSWER], "chat_template_kwargs": {"a": 1}}
 
 
-def test_all_that_is_said_counts_for_sameness():
+def test_the_plain_text_of_a_sample_has_reasoning_content_and_calls():
     assert plain_text({"text": "a"}) == "a"
     assert plain_text({"prompt": "a", "completion": "b"}) == "a\nb"
     assert plain_text({"prompt": [USER], "completion": [ANSWER]}) == "Hi\nHello"
@@ -139,7 +139,7 @@ def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
     assert "no 'labels'" in str(problem)
 
 
-def test_what_only_later_rows_have_counts_too():
+def test_an_optional_column_that_only_later_rows_have_is_read():
     fields = choose_fields(["messages"], {}, "train.jsonl")
     assert to_sample({"messages": [USER, ANSWER]}, fields) == {"messages": [USER, ANSWER]}
     assert to_sample({"messages": [USER, ANSWER], "tools": [{"name": "add"}]}, fields)["tools"] == [{"name": "add"}]
@@ -209,7 +209,7 @@ def test_a_bad_history_is_reported(history, message):
     assert message in problems_of({"instruction": "Hi", "output": "Hello", "history": history})
 
 
-def test_messages_may_be_json_text_as_in_a_table_of_cells():
+def test_messages_may_be_a_json_string_as_in_a_table_of_cells():
     for field, roles in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
         messages = [dict(zip(roles, pair, strict=True)) for pair in (("user", "Hi"), ("assistant", "Hello"))]
         assert sample_of({field: json.dumps(messages)}) == {"messages": [USER, ANSWER]}
@@ -236,7 +236,7 @@ def test_for_roles_of_sharegpt_in_messages_the_flag_that_reads_them_is_proposed(
     assert sample_of({"messages": [message, answer]}, conversations="messages") == {"messages": [USER, ANSWER]}
 
 
-def test_a_prompt_and_a_completion_may_be_messages_as_json_text_but_not_as_python_prints_them():
+def test_prompt_and_completion_may_be_messages_as_json_strings_but_not_as_python_prints_them():
     row = {"prompt": [USER], "completion": [ANSWER]}
     assert sample_of({key: json.dumps(value) for key, value in row.items()}) == row
     printed = problems_of({key: str(value) for key, value in row.items()})

@@ -102,13 +102,13 @@ def test_a_call_without_arguments_has_none(arguments):
 
 
 @pytest.mark.parametrize("tools", ['[{"name": "add", "default": null}]', ['{"name": "add", "default": null}']])
-def test_tools_as_json_text_are_parsed_and_keep_their_nulls(tools):
+def test_tools_as_json_strings_are_parsed_and_keep_their_nulls(tools):
     row = {"messages": [USER, ANSWER], "tools": tools}
     assert sample_of(row)["tools"] == [{"name": "add", "default": None}]
 
 
 @pytest.mark.parametrize("tools", [None, "", [], "[]"])
-def test_no_tools_are_left_out(tools):
+def test_an_empty_list_of_tools_is_left_out(tools):
     assert sample_of({"messages": [USER, ANSWER], "tools": tools}) == {"messages": [USER, ANSWER]}
 
 
@@ -136,13 +136,13 @@ def test_content_in_parts_is_joined():
         ({"train": True, "weight": 0.25}, 0.25),
     ],
 )
-def test_what_an_answer_counts_for_is_one_number(said, weight):
+def test_train_and_weight_of_an_answer_become_one_weight(said, weight):
     answer = messages_of(USER, ANSWER | said)[1]
     assert answer == (ANSWER if weight is None else ANSWER | {"weight": weight})
     assert type(answer.get("weight", 1.0)) is float
 
 
-def test_a_developer_is_the_system_and_unknown_keys_are_left_out():
+def test_developer_becomes_system_and_unknown_keys_are_left_out():
     assert messages_of({"role": "developer", "content": "Be kind"}, USER | {"id": 7}, ANSWER) == [SYSTEM, USER, ANSWER]
 
 

@@ -26,7 +26,7 @@ SHOW = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
         (SHOW + "{{ messages[1].thinking }}", {"reasoning_content": "Hm"}, None),
     ],
 )
-def test_what_a_template_never_looks_at_is_refused(source, extra, reason, tokenizer):
+def test_tools_calls_and_reasoning_that_a_template_never_reads_are_refused(source, extra, reason, tokenizer):
     messages = chat("Hi", "Hello")["messages"]
     messages[1] |= extra
     template = Template(source, tokenizer)
@@ -39,7 +39,7 @@ def test_what_a_template_never_looks_at_is_refused(source, extra, reason, tokeni
         check_extras(template, messages, [WEATHER])
 
 
-def test_tools_are_looked_at_by_those_who_only_set_them_too(tokenizer):
+def test_a_template_that_sets_its_tools_itself_reads_them(tokenizer):
     source = "{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{{ tools }}"
     check_extras(Template(source, tokenizer), [], [WEATHER])
 
@@ -75,7 +75,7 @@ def test_a_system_message_may_stand_elsewhere(tokenizer):
     shown("{{ messages[-1].content }}" + SHOW.replace("messages", "messages[:-1]"), messages, tokenizer)
 
 
-def test_of_an_answer_in_the_middle_thoughts_may_be_left_out(tokenizer):
+def test_a_template_may_leave_out_the_reasoning_of_earlier_answers(tokenizer):
     messages = chat("Hi", "<think>A guest</think>\n\nHello", "Bye", "Bye now")["messages"]
     forgetful = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     shown(forgetful, messages, tokenizer)
@@ -97,7 +97,7 @@ def test_a_tool_that_is_left_out_is_named_though_a_call_names_it(tokenizer):
         shown("{% if tools and false %}{% endif %}" + SHOW, messages, tokenizer, [WEATHER])
 
 
-def test_an_answer_holds_all_that_is_said_thought_and_called(tokenizer):
+def test_an_answer_has_its_content_reasoning_and_calls(tokenizer):
     template = Template("", tokenizer)
     answer = {"content": "<think>\nA\n</think>\nB", "reasoning_content": "C", "tool_calls": [CALL, CALL]}
     call = '{"name": "weather", "arguments": {"city": "Oslo"}}'

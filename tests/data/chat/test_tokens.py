@@ -44,7 +44,7 @@ def test_the_prompt_is_tokenised_as_at_inference_by_sentencepiece_too(shape, sen
         assert encoded.weights[len(prompt) - 1 : len(prompt) + 1] == [0, 1]
 
 
-def test_texts_become_messages_when_a_template_is_asked_for(tokenizer):
+def test_prompt_and_completion_become_messages_with_chat_template(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     pair = {"prompt": "Hi", "completion": "Hello"}
     assert encode(pair, tokenizer, template, prompts_as_chat=True) == encode(chat("Hi", "Hello"), tokenizer, template)
@@ -58,7 +58,7 @@ def test_tools_go_with_a_prompt_and_a_completion(tokenizer):
     assert encode(parts, tokenizer, template) == encode(whole, tokenizer, template)
 
 
-def test_tools_and_values_for_a_template_do_not_go_with_texts(tokenizer):
+def test_tools_and_values_for_a_template_do_not_go_with_strings(tokenizer):
     pair = {"prompt": "Hi", "completion": "Hello"}
     template = "{{ tools | tojson if tools }}{{ mode }}" + HEADER + SIMPLE
     for more in ({"tools": [{"name": "add"}]}, {"chat_template_kwargs": {"mode": "x"}}):
@@ -212,7 +212,7 @@ def test_a_tokenizer_without_eos_is_refused():
         encode({"text": "Hi"}, tokenizer, None)
 
 
-def test_many_at_a_time_are_encoded_like_one_by_one(tokenizer):
+def test_samples_are_encoded_alike_together_and_one_by_one(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     samples = [
         chat("Hi", "Hello"),
@@ -225,7 +225,7 @@ def test_many_at_a_time_are_encoded_like_one_by_one(tokenizer):
     assert encode_all(samples, tokenizer, template) == [encode(sample, tokenizer, template) for sample in samples]
 
 
-def test_a_refused_sample_leaves_the_others(tokenizer):
+def test_a_refused_sample_does_not_affect_the_others(tokenizer):
     results = encode_all([CHATS["thoughts"], CHATS["single"]], tokenizer, resolve_template(tokenizer, "chatml"))
     assert "reasoning_content" in results[0].found
     assert results[1] == encode(CHATS["single"], tokenizer, resolve_template(tokenizer, "chatml"))

@@ -64,7 +64,7 @@ def test_golden(shape, case, tokenizer_with_bos):
     assert found == golden(shape)[case]
 
 
-def test_every_named_template_and_every_file_has_golden_texts_for_every_case():
+def test_every_shipped_template_and_every_file_has_golden_texts_for_every_case():
     assert set(SHAPES) == {*SHIPPED, *(path.stem for path in GOLDEN.glob("*.jinja"))}
     assert all(list(golden(shape)) == list(CHATS) for shape in SHAPES)
 
@@ -145,7 +145,7 @@ def test_only_what_is_asked_for_is_learned(tokenizer):
     assert not any(encode(nothing, tokenizer, template)[0].weights)
 
 
-def test_all_learns_every_token_but_turns_with_no_weight(tokenizer):
+def test_train_on_all_learns_every_token_except_turns_of_weight_0(tokenizer):
     template = resolve_template(tokenizer, "chatml")
     sample = chat("Hi", "Hello", "Bye")
     [encoded] = encode(sample, tokenizer, template, train_on="all")
@@ -293,7 +293,7 @@ def test_generation_blocks_with_thoughts_that_are_forgotten_are_unrolled(tokeniz
 # Tool calls and values for the template
 
 
-def test_arguments_are_text_where_the_template_wants_text(tokenizer):
+def test_arguments_are_strings_if_the_template_expects_strings(tokenizer):
     """As DeepSeek's do; and those that would write a Python object."""
     call = "{% for call in m.tool_calls or [] %}{{ call.function.name }}ARGS{% endfor %}"
     for arguments in ("{{ '(' + call.function.arguments + ')' }}", "({{ call.function.arguments }})"):
