@@ -66,8 +66,8 @@ def choose(
     A micro-batch of more than ``ENOUGH_TOKENS`` is not useful. Returns None if nothing fits.
 
     Args:
-        checkpointing: on or off; None: as it is best.
-        rows: of the micro-batch; None: as it is best.
+        checkpointing: on or off; None: whichever is best.
+        rows: of the micro-batch; None: the best number.
     """
     share = max(1, global_batch_size // workload.num_gpus)
     enough = max(workload.rows, ENOUGH_TOKENS // workload.length)

@@ -1,6 +1,6 @@
 """All checks of one machine, in the order in which they are printed: what imports little comes first.
 
-Promises: a check that cannot be made, because the model could not be opened, is said to be left out.
+Promises: checks that are left out, because the model could not be opened, are reported as such.
 """
 
 import shlex

@@ -44,7 +44,7 @@ class Simulated:
 
 
 def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_seconds: float = 300) -> Simulated:
-    """Run a step of ``workload`` on fake tensors. What takes long is said on standard error meanwhile.
+    """Run a step of ``workload`` on fake tensors. Progress goes to standard error.
 
     The step has one micro-batch, and finds the optimiser's state and the gradients that others have left. Where
     micro-batches differ, as under DDP and hybrid sharding, whose last one adds up the copies' gradients, there are two

@@ -44,7 +44,7 @@ def table(titles: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def ways(found: list[Option]) -> list[str]:
-    """A table with a line for each way to run the recipe, as it is best: one that never fits as it takes the least."""
+    """A table with a line for each way to run the recipe, as ``options`` returns them."""
     rows = []
     for option in found:
         own = option.workload
