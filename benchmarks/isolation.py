@@ -38,11 +38,11 @@ def main() -> None:
         worst = np.zeros(3)
         with torch.no_grad():
             for pack in packs:
-                worst = np.maximum(worst, compare(model, data.train, pack))
+                worst = np.maximum(worst, differences(model, data.train, pack))
         print(f"| {implementation} | {worst[0]:.1e} | {worst[1]:.2f} | {worst[2]:.1e} |")
 
 
-def compare(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[float, float, float]:
+def differences(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[float, float, float]:
     """Return the largest logit difference, that of the control, and the relative difference of the loss."""
     batch = Collator(1, 0, packing=True).collate(samples, [pack])
     forward = {key: value for key, value in batch.model_inputs().items() if "target" not in key}
@@ -50,7 +50,9 @@ def compare(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[
         forward = {key: forward[key] for key in ("input_ids", "position_ids")}
     packed = model(**forward, use_cache=False).logits[0]
     leaking = model(input_ids=batch.input_ids, attention_mask=torch.ones_like(batch.input_ids)).logits[0]
-    start, worst, control = 0, 0.0, 0.0
+    start = 0
+    worst = 0.0
+    control = 0.0
     for i in pack:
         ids = torch.from_numpy(samples[i][0].astype(np.int64))[None]
         alone = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]

@@ -29,10 +29,10 @@ def main() -> None:
         f"| lengths | N | packs of {args.capacity:,} | full | seconds | bytes per sample |\n|---|---|---|---|---|---|"
     )
     for name, lengths in sets.items():
-        print(f"| {name} | {len(lengths):,} | {' | '.join(measure(lengths, args.capacity))} |")
+        print(f"| {name} | {len(lengths):,} | {' | '.join(table_cells(lengths, args.capacity))} |")
 
 
-def measure(lengths: NDArray[np.int64], capacity: int) -> list[str]:
+def table_cells(lengths: NDArray[np.int64], capacity: int) -> list[str]:
     seconds = []
     for _ in range(3):
         start = time.perf_counter()

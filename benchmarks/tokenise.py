@@ -52,7 +52,9 @@ def main() -> None:
             for number in range(options.repeat):
                 for line in lines:
                     file.write(json.dumps(json.loads(line) | {"copy": number}) + "\n")
-        kit, plain, work = [], [], {"kit": 0.0, "datasets.map": 0.0}
+        kit = []  # tokens per second of each round
+        plain = []
+        work = {"kit": 0.0, "datasets.map": 0.0}  # processor seconds
         for number in range(options.rounds):
             os.environ["KIT_CACHE"] = f"{folder}/kit-{number}"
             started = processor_seconds()
@@ -63,7 +65,7 @@ def main() -> None:
             num_tokens, seconds = with_datasets(options, big, f"{folder}/datasets-{number}")
             work["datasets.map"] += processor_seconds() - started
             plain.append(num_tokens / seconds)
-        time.sleep(3)  # files younger than two seconds are not remembered
+        time.sleep(3)  # the hashes of files younger than two seconds are not stored
         command = [sys.executable, __file__, *sys.argv[1:], "--dataset", str(big), "--reopen"]
         reopened = [
             subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(3)
@@ -126,8 +128,12 @@ def with_datasets(options: argparse.Namespace, path: Path, cache: str) -> tuple[
 
     started = time.perf_counter()
     dataset = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=cache)
-    function, batched = (rendered, False) if template else (joined, True)
-    mapped = dataset.map(function, batched=batched, num_proc=options.processes, remove_columns=dataset.column_names)
+    mapped = dataset.map(
+        rendered if template else joined,
+        batched=not template,
+        num_proc=options.processes,
+        remove_columns=dataset.column_names,
+    )
     seconds = time.perf_counter() - started
     num_tokens = sum(len(ids) for ids in mapped.with_format("numpy")["input_ids"])
     return num_tokens, seconds

@@ -30,7 +30,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_all_bad_lines_of_all_sets_are_told_at_once_but_not_endlessly(tmp_path, tokenizer):
+def test_bad_lines_of_all_data_sets_are_reported_together_up_to_a_limit(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(1), *["{"] * 15)
     write(tmp_path / "more.jsonl", *pairs(1), '{"prompt": "a"}')
     write(tmp_path / "eval.jsonl", *pairs(1), "{")
@@ -42,7 +42,7 @@ def test_all_bad_lines_of_all_sets_are_told_at_once_but_not_endlessly(tmp_path, 
     assert "more.jsonl:2: no 'completion'" in text and "eval.jsonl:2:" in text
 
 
-def test_it_is_said_how_rows_become_text(tmp_path, tokenizer):
+def test_describe_rendering_says_how_rows_become_text(tmp_path, tokenizer):
     write(tmp_path / "pairs.jsonl", *pairs(2))
     write(tmp_path / "chat.jsonl", chat("a", "b"))
     write(tmp_path / "messages.jsonl", {"prompt": chat("a")["messages"], "completion": chat("a", "b")["messages"][1:]})
@@ -77,19 +77,19 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):
         open_recipe_datasets(recipe(dataset="ours.jsonl", eval_dataset="train.jsonl", dataset_columns=columns))
 
 
-def test_blank_lines_are_skipped_and_counted_and_places_stay_right(tmp_path, tokenizer):
+def test_blank_lines_are_skipped_and_counted_and_origins_stay_right(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", "", {"text": "a b"}, "  ", {"text": "c d"})
     opened = open_all(tokenizer)
     assert [opened.train.origin(i) for i in range(2)] == ["train.jsonl:2", "train.jsonl:4"]
     assert "train.jsonl: 2 blank lines skipped" in opened.notes
 
 
-@pytest.mark.parametrize(("num", "told"), [(7, True), (8, False)])
-def test_fewer_samples_than_a_global_batch_are_remarked_on(num, told, tmp_path, tokenizer):
+@pytest.mark.parametrize(("num", "reported"), [(7, True), (8, False)])
+def test_fewer_samples_than_a_global_batch_give_a_note(num, reported, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(num))
     notes = open_all(tokenizer, global_batch_size=8).notes
     expected = f"{num} samples are fewer than global_batch_size 8: every step sees some of them more than once"
-    assert (expected in notes) == told
+    assert (expected in notes) == reported
 
 
 # Several data sets
@@ -105,7 +105,7 @@ def test_several_data_sets_without_weights_are_one(tmp_path, tokenizer):
     assert tokenizer.decode(opened.train[21][0]) == "Hi<|endoftext|>"
 
 
-def test_weights_and_their_kind_are_part_of_what_a_run_is(tmp_path, tokenizer):
+def test_weights_and_their_unit_are_part_of_the_fingerprint(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(20))
     write(tmp_path / "b.jsonl", *pairs(5, "b"))
 
@@ -216,7 +216,7 @@ def test_evaluation_samples_that_are_in_the_training_data_are_counted(tmp_path, 
 
 
 @pytest.mark.parametrize("row", [{"text": "Hello"}, {"input_ids": [5, 6, 7]}])
-def test_answers_cannot_be_asked_for_where_nothing_is_asked(row, tmp_path, tokenizer):
+def test_predict_with_generate_needs_prompts(row, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", row, row)
     with pytest.raises(UserError, match=r"predict_with_generate: .* is (plain text|token ids), which asks nothing"):
         open_all(tokenizer, eval_split_size=1, predict_with_generate=True)

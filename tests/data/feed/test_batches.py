@@ -59,7 +59,7 @@ def test_targets_are_the_tokens_after_their_positions(many):
     assert batch.num_tokens == batch.attention_mask.sum()
 
 
-def test_a_pack_holds_its_samples_one_after_another_and_tells_them_apart(many):
+def test_a_pack_holds_its_samples_one_after_another_with_bounds_between_them(many):
     train = many(6)
     batch = Collator(2, pad_token_id=7, packing=True).collate(train, [np.array([5, 1]), np.array([0])])
     assert batch.attention_mask is None and "attention_mask" not in batch.model_inputs()

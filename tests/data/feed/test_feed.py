@@ -51,7 +51,7 @@ def test_the_ranks_together_learn_the_global_batch(num_ranks, micro_batch_size, 
             assert share.num_tokens.tolist() == whole.num_tokens.tolist()
 
 
-def test_where_samples_come_from_is_looked_up_when_it_is_told(tmp_path, tokenizer, monkeypatch):
+def test_origins_of_samples_are_looked_up_only_when_they_are_read(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "a.jsonl", *pairs(20))
     [alone] = feeds(tokenizer, 1, BATCH, dataset="a.jsonl", packing=False)
     looked_up = []
@@ -75,7 +75,7 @@ def test_the_counts_of_a_step_are_of_its_samples_by_data_set(tmp_path, tokenizer
     assert batch.epoch == 1.0
 
 
-def test_a_source_that_is_seen_too_often_is_warned_of(tmp_path, tokenizer):
+def test_many_passes_over_a_data_set_give_a_warning(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", *pairs(99))
     write(tmp_path / "b.jsonl", *pairs(1, "b"))
     entries = [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]

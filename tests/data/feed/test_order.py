@@ -25,7 +25,7 @@ def ids(order, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("capacity", [None, 256])
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0]])
-def test_a_step_is_known_by_its_number_alone(capacity, weights):
+def test_a_batch_depends_only_on_the_seed_and_the_step(capacity, weights):
     dataset_ids = (np.arange(100) >= 90).astype(np.int16)
     straight = ids(order(dataset_ids=dataset_ids, capacity=capacity, weights=weights)[0], range(30))
     again = order(dataset_ids=dataset_ids, capacity=capacity, weights=weights)[0]
@@ -61,7 +61,7 @@ def test_packs_are_within_their_capacity_and_in_another_order_each_epoch():
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 0.05 * size
 
 
-def test_weights_are_shares_of_the_samples_and_each_source_goes_through_all_it_has():
+def test_weights_are_shares_of_the_samples_and_each_data_set_goes_through_all_its_samples():
     dataset_ids = np.repeat([0, 1, 2], [80, 15, 5]).astype(np.int16)
     made, _ = order(dataset_ids=dataset_ids, weights=[1.0, 1.0, 2.0], batch=10)
     assert made.quotas == [25, 25, 50]

@@ -60,7 +60,7 @@ def test_packs_are_no_more_than_first_fit_decreasing_makes(name):
 @pytest.mark.parametrize(
     ("name", "num_packs"), [("all full", 9), ("all one token", 3), ("one", 1), ("none", 0), ("two lengths", 38)]
 )
-def test_how_many_packs(name, num_packs):
+def test_the_number_of_packs_is_known_for_examples(name, num_packs):
     assert len(pack(SETS[name], CAPACITY)) == num_packs
 
 
@@ -97,7 +97,7 @@ def test_samples_of_one_length_are_taken_in_the_order_given():
         assert (np.diff(same) > 0).all()
 
 
-def test_another_order_gives_samples_other_company():
+def test_another_order_gives_other_packs():
     lengths = log_normal(2000)
 
     def company(seed):
@@ -156,7 +156,7 @@ def test_packs_that_do_not_suffice_are_spread_over_the_ranks(count, free):
     assert (per_rank > 0).sum() == min(count, 4)
 
 
-def test_places_without_a_pack_come_last():
+def test_slots_without_a_pack_come_last():
     dealt = balance(np.arange(1, 12), 2, 4)
     assert all((np.diff((rank < 0).astype(int)) >= 0).all() for rank in dealt.reshape(-1, 4))
 

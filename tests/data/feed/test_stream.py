@@ -125,7 +125,7 @@ def test_bad_rows_at_the_beginning_stop_the_run_and_later_ones_are_skipped(tmp_p
         feeds(tokenizer, 1, 8)
 
 
-def test_rows_that_share_a_line_are_told_apart(tmp_path, tokenizer):
+def test_rows_on_the_same_line_are_different_rows(tmp_path, tokenizer):
     rows = [{"prompt": f"row {i} ", "completion": "a"} for i in range(32)]
     (tmp_path / "part-0.json").write_text(json.dumps(rows))
     ranks = feeds(tokenizer, 2, 4, dataset="part-0.json")
@@ -147,7 +147,7 @@ def test_a_stream_shorter_than_a_batch_still_feeds_every_lane(tmp_path, tokenize
     assert [len(feed.take(step).origins) for step in range(5)] == [8] * 5
 
 
-def test_a_stream_that_runs_out_of_use_ends_the_run_in_words(tmp_path, tokenizer):
+def test_a_stream_without_any_usable_row_ends_the_run_with_a_message(tmp_path, tokenizer):
     make_files(tmp_path, 1, rows_each=20)
     opened = open_all(tokenizer, **flags())
     (tmp_path / "part-0.jsonl").write_text('{"prompt": 1}\n' * 20)
@@ -204,17 +204,17 @@ def test_counts_after_a_stop_are_those_of_a_run_without_one(stop, world, packing
     mix = "[{path: part-0.jsonl}, {path: 'part-[12].jsonl'}]"
     changes = {"max_length": 24, "packing": packing, "dataset": mix}
 
-    def told(ranks, steps, earlier):
+    def reported(ranks, steps, earlier):
         """The sums over ranks; each rank here adds only its own to those of earlier starts."""
         return [
             earlier + sum(np.array([*feed.take(step).counts.values()]) - earlier for feed in ranks) for step in steps
         ]
 
     nothing = np.zeros(len(COUNTS), int)
-    whole = told(feeds(tokenizer, world, 2, **changes), range(60), nothing)
+    whole = reported(feeds(tokenizer, world, 2, **changes), range(60), nothing)
     before = feeds(tokenizer, world, 2, **changes)
-    earlier = told(before, range(stop), nothing)[-1]
-    again = told(feeds(tokenizer, world, 2, state_of(before), **changes), range(stop, 60), earlier)
+    earlier = reported(before, range(stop), nothing)[-1]
+    again = reported(feeds(tokenizer, world, 2, state_of(before), **changes), range(stop, 60), earlier)
     assert np.array_equal(again, whole[stop:])
     first, last = (dict(zip(COUNTS, counts, strict=True)) for counts in (earlier, whole[-1]))
     assert last["num_truncated"] > first["num_truncated"] > 0 and last["skipped_rows"]
@@ -224,7 +224,7 @@ def test_counts_after_a_stop_are_those_of_a_run_without_one(stop, world, packing
     "change",
     [{"cursors": [1]}, {"cursors": [[["x"]]]}, {"cursors": [[[-1, 0, 0]] * 8]}, {"counts": [1]}, {"counts": {}}],
 )
-def test_a_state_that_is_no_place_in_the_stream_is_refused(change, tmp_path, tokenizer):
+def test_a_state_that_does_not_belong_to_the_stream_is_refused(change, tmp_path, tokenizer):
     make_files(tmp_path, 1)
     state = state_of(feeds(tokenizer, 1, 8)) | change
     with pytest.raises(UserError, match="no place in this stream"):
@@ -295,7 +295,7 @@ def test_bad_rows_at_the_beginning_are_skipped_where_that_is_asked_for(tmp_path,
     feed.take(0)
 
 
-def test_a_stream_tells_what_its_first_rows_hold_besides(tmp_path, tokenizer):
+def test_a_stream_reports_columns_of_its_first_rows_that_are_not_used(tmp_path, tokenizer):
     write(tmp_path / "part-0.jsonl", *({"text": f"row {i}", "url": "x"} for i in range(20)))
     opened = open_all(tokenizer, **flags())
     assert "part-*.jsonl: not used in its first rows: url (100.0%)" in opened.notes

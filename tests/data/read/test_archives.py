@@ -31,7 +31,7 @@ from kit.errors import Problem, UserError
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
-def test_a_compressed_file_cut_short_is_told_and_never_taken_for_whole(suffix, kind, folder):
+def test_a_compressed_file_cut_short_is_reported_and_never_taken_for_complete(suffix, kind, folder):
     name = f"a.{kind}{suffix}"
     rows = [{"text": random.Random(i).randbytes(50).hex(), "n": i} for i in range(20_000)]
     write_any(name, rows)
@@ -53,20 +53,20 @@ def test_a_compressed_file_cut_short_is_told_and_never_taken_for_whole(suffix, k
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])  # a checksum in .zst is up to who wrote it
-def test_damage_inside_a_compressed_file_is_told(suffix, folder):
+def test_damage_inside_a_compressed_file_is_reported(suffix, folder):
     name = f"a.jsonl{suffix}"
     write_any(name, [{"text": random.Random(i).randbytes(50).hex()} for i in range(20_000)])
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 255
     (folder / name).write_bytes(content)
     try:
-        told = problems(source_of(name))[-1]
+        reported = problems(source_of(name))[-1]
     except UserError as error:
-        told = str(error)
-    assert f"{name}: damaged (" in told or f"{name}: cut short" in told
+        reported = str(error)
+    assert f"{name}: damaged (" in reported or f"{name}: cut short" in reported
 
 
-def test_something_else_behind_a_suffix_is_told(folder):
+def test_content_that_does_not_match_its_suffix_is_reported(folder):
     (folder / "a.jsonl.gz").write_bytes(json_lines(text_rows(3)))
     assert "a.jsonl.gz: damaged (BadGzipFile" in refused("a.jsonl.gz")
     (folder / "a.parquet").write_bytes(json_lines(text_rows(3)))
@@ -106,8 +106,8 @@ def test_a_member_outside_its_folder_refuses_the_archive(member, kind, folder):
         pack_zip(folder / "a.zip", members)
     else:
         (folder / "a.tar").write_bytes(tar_bytes(members))
-    told = refused(f"a.{kind}")
-    assert f"a.{kind}!{member}: a path that leaves the folder it is unpacked in" in told
+    reported = refused(f"a.{kind}")
+    assert f"a.{kind}!{member}: a path that leaves the folder it is unpacked in" in reported
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
@@ -127,7 +127,7 @@ def test_a_link_refuses_a_zip():
     assert "a.zip!train.jsonl: a link or a special file" in refused("a.zip")
 
 
-def test_an_encrypted_member_is_told(folder):
+def test_an_encrypted_member_is_reported(folder):
     pack_zip(folder / "a.zip", {"train.jsonl": json_lines(text_rows(3))})
     content = bytearray((folder / "a.zip").read_bytes())
     for signature, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
@@ -136,7 +136,7 @@ def test_an_encrypted_member_is_told(folder):
     assert "a.zip!train.jsonl: encrypted" in refused("a.zip")
 
 
-def test_an_archive_without_data_is_told(folder):
+def test_an_archive_without_data_is_reported(folder):
     hidden = {"README.md": b"a", "__MACOSX/._train.jsonl": b"a", ".train.jsonl": b"a"}
     pack_zip(folder / "a.zip", hidden)
     assert "a.zip: an archive without a data file; expected files that end in .jsonl" in refused("a.zip")
@@ -161,7 +161,7 @@ def test_members_may_be_compressed_or_tables(folder):
 
 
 @pytest.mark.parametrize("cut", [700, 1536, 2048, 3000])  # in a member, at its end, between members, in a header
-def test_a_tar_cut_short_is_told(cut, folder):
+def test_a_tar_cut_short_is_reported(cut, folder):
     content = tar_bytes({"0.jsonl": b'{"n": 1}\n' * 100, "1.jsonl": b'{"n": 1}\n' * 100})
     (folder / "a.tar").write_bytes(content[:cut])
     assert "a.tar: a damaged archive, or cut short" in refused("a.tar")

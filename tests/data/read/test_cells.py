@@ -1,4 +1,4 @@
-"""Tables of cells: each row as it is meant, and what is broken told with its line."""
+"""Tables of cells: each row as it is meant, and what is broken reported with its line."""
 
 import pytest
 from data_helpers import contents, problems, refused, rows_of, source_of
@@ -29,12 +29,12 @@ def test_cells_may_hold_delimiters_quotes_and_lines(folder):
 def test_a_bad_row_of_cells_is_named(content, message, folder):
     (folder / "a.csv").write_bytes(b"q,a\n1,2\n" + content + b"\n3,4\n")
     source = source_of("a.csv")
-    (told,) = problems(source)
-    assert told.startswith(message)
+    (reported,) = problems(source)
+    assert reported.startswith(message)
     assert [row for row in contents(source) if isinstance(row, dict)] == [{"q": "1", "a": "2"}, {"q": "3", "a": "4"}]
 
 
-def test_an_open_quote_is_told_and_not_taken_for_the_rest(folder):
+def test_a_quote_that_is_not_closed_is_reported_and_the_rest_is_not_read_as_one_cell(folder):
     (folder / "a.csv").write_bytes(b'q,a\n1,2\n3,"4\n5,6\n')
     assert contents(source_of("a.csv"))[0] == {"q": "1", "a": "2"}
     assert problems(source_of("a.csv"))[0].startswith("a.csv:3: not a row of cells (unexpected end of data)")
@@ -59,11 +59,11 @@ def test_a_header_that_names_no_columns_is_refused(header, message, folder):
 
 @pytest.mark.parametrize("content", ["q;a\n1;2\n", "q;a\n1,0;2,5\n", '"q";"a"\n"1";"2"\n'])
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_cells_parted_by_semicolons_are_told_apart_from_a_single_column(name, content, folder):
+def test_cells_separated_by_semicolons_are_recognised(name, content, folder):
     (folder / name).write_text(content)
-    told = refused(name)
-    assert told.startswith(f"error: {name}:1: ")
-    assert "    -> is it separated by ';'? only commas (.csv) and tabs (.tsv) are read; python -c" in told
+    reported = refused(name)
+    assert reported.startswith(f"error: {name}:1: ")
+    assert "    -> is it separated by ';'? only commas (.csv) and tabs (.tsv) are read; python -c" in reported
 
 
 @pytest.mark.parametrize("header", [b"q\xff,a", b'"q"x,a'])
@@ -97,7 +97,7 @@ def test_a_line_that_is_too_long_in_a_cell_of_several_lines_breaks_one_row(quote
     rest = b"" if quote else b'three, four"\n'
     (folder / "a.csv").write_bytes(b'q,a\n1,"one\n' + long + b"\n" + rest + b"5,6\n")
     source = source_of("a.csv")
-    assert [told.split(";")[0] for told in problems(source)] == ["a.csv:3: a line of more than 16 MiB"]
+    assert [reported.split(";")[0] for reported in problems(source)] == ["a.csv:3: a line of more than 16 MiB"]
     assert [row for row in contents(source) if isinstance(row, dict)] == [{"q": "5", "a": "6"}]
 
 

@@ -24,21 +24,21 @@ def test_saved_folders_give_the_same_rows_as_lines(folder):
         assert pickle.loads(pickle.dumps(source)).parts[0].size == 2300
     assert contents(source_of("several", "test")) == text_rows(1, 7)
     assert source_of("several", "test").digest != source_of("several").digest
-    told = refused("several", "tset")
-    assert "dataset_split: several has no split 'tset'; expected train, test" in told and "'test'?" in told
+    reported = refused("several", "tset")
+    assert "dataset_split: several has no split 'tset'; expected train, test" in reported and "'test'?" in reported
     assert contents(source_of("one", "train[:1%]")) == text_rows(23)
     assert contents(source_of("several", "test[:1]")) == text_rows(1, 7)
 
 
 @pytest.mark.parametrize("content", ['{"splits": ["tra', '{"names": []}', "[1]", '{"splits": 1}'])
-def test_a_damaged_list_of_splits_is_told(content, folder):
+def test_a_damaged_list_of_splits_is_reported(content, folder):
     (folder / "saved").mkdir()
     (folder / "saved" / "dataset_dict.json").write_text(content)
     assert "dataset: 'saved' cannot be opened: its dataset_dict.json is damaged" in refused("saved")
 
 
 @pytest.mark.slow
-def test_a_damaged_saved_folder_is_told(folder):
+def test_a_damaged_saved_folder_is_reported(folder):
     (folder / "saved").mkdir()
     (folder / "saved" / "state.json").write_text("{}")
     assert "dataset: 'saved' cannot be opened (" in refused("saved")
@@ -104,7 +104,7 @@ def test_a_hub_data_set_has_a_config_and_splits(hub, streaming):
         ("tset", "main", "dataset_split: someone/sums has no split 'tset'; expected train, test\n    -> did you mean"),
     ],
 )
-def test_what_a_hub_data_set_offers_is_told(hub, streaming, split, config, message):
+def test_what_a_hub_data_set_offers_is_reported(hub, streaming, split, config, message):
     assert message in refused(hub, split, config=config, streaming=streaming)
 
 
@@ -112,21 +112,21 @@ def test_a_slice_of_a_split_is_read_but_not_as_a_stream(hub):
     source = source_of(hub, "train[:10%]", config="main")
     assert contents(source) == text_rows(300)
     assert source.digest != source_of(hub, config="main").digest
-    told = refused(hub, "train[:10%]", config="main", streaming=True)
-    assert "dataset_split: 'train[:10%]': a stream has no slices; expected train, test" in told
+    reported = refused(hub, "train[:10%]", config="main", streaming=True)
+    assert "dataset_split: 'train[:10%]': a stream has no slices; expected train, test" in reported
 
 
-def test_an_unreachable_hub_is_told_without_retries(monkeypatch):
+def test_an_unreachable_hub_is_reported_without_retries(monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
-    told = refused("someone/something")
-    assert "the hub cannot be reached (no route)" in told and "give a local path, or connect" in told
+    reported = refused("someone/something")
+    assert "the hub cannot be reached (no route)" in reported and "give a local path, or connect" in reported
 
 
-def test_offline_a_data_set_that_was_never_downloaded_is_told_with_the_reason(monkeypatch):
+def test_offline_a_data_set_that_was_never_downloaded_is_reported_with_the_reason(monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("Couldn't reach the Hugging Face Hub for dataset 'someone/something': Offline mode")
 
@@ -134,11 +134,11 @@ def test_offline_a_data_set_that_was_never_downloaded_is_told_with_the_reason(mo
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    told = refused("someone/something")
-    assert told.count("HF_HUB_OFFLINE forbids to download it") == 1 and "Couldn't" not in told
+    reported = refused("someone/something")
+    assert reported.count("HF_HUB_OFFLINE forbids to download it") == 1 and "Couldn't" not in reported
 
 
-def test_a_break_in_a_stream_ends_with_a_problem(hub, monkeypatch):
+def test_a_lost_connection_in_a_stream_ends_with_a_problem(hub, monkeypatch):
     source = source_of(hub, config="main", streaming=True)
 
     def fail(self, columns):

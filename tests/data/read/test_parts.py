@@ -55,7 +55,7 @@ def test_every_kind_of_file_gives_all_rows_in_order(name, monkeypatch):
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-def test_a_line_may_have_so_many_bytes_and_no_more(extra, folder, monkeypatch):
+def test_a_line_of_more_than_the_allowed_bytes_is_a_problem(extra, folder, monkeypatch):
     monkeypatch.setattr("kit.data.read.parts.MAX_LINE_BYTES", 1 << 20)
     monkeypatch.setattr("kit.data.read.text.MAX_LINE_BYTES", 1 << 20)
     monkeypatch.setattr("kit.data.read.cells.MAX_LINE_BYTES", 1 << 20)
@@ -90,8 +90,8 @@ def test_a_line_without_end_takes_no_memory(name, folder):
             limit = 90 << 20  # text in a window, its bytes, and what the parser takes
         else:
             source = source_of(name)
-            first, told, last = contents(source)
-            assert "more than 16 MiB" in str(told) and isinstance(first, dict) and isinstance(last, dict)
+            first, reported, last = contents(source)
+            assert "more than 16 MiB" in str(reported) and isinstance(first, dict) and isinstance(last, dict)
             limit = 40 << 20
         assert tracemalloc.get_traced_memory()[1] < limit
     finally:

@@ -58,10 +58,10 @@ def test_a_slice_is_another_data_set(folder):
         ("train[:5", "'train[:5'"),
     ],
 )
-def test_a_wrong_slice_is_told(spec, message, folder):
+def test_a_wrong_slice_is_reported(spec, message, folder):
     write_any("a.jsonl", text_rows(10))
-    told = refused("a.jsonl", spec)
-    assert told.startswith("error: dataset_split: ") and message in told
+    reported = refused("a.jsonl", spec)
+    assert reported.startswith("error: dataset_split: ") and message in reported
 
 
 def test_a_stream_has_no_slices(folder):

@@ -44,9 +44,9 @@ def test_a_folder_gives_its_files_or_those_of_the_split(folder):
     make_folder(folder / "sorted", "train-0.jsonl", "train-1.jsonl", "test.jsonl", "validation/0.jsonl")
     assert [part.name for part in source_of("sorted").parts] == ["sorted/train-0.jsonl", "sorted/train-1.jsonl"]
     assert [part.name for part in source_of("sorted", "validation").parts] == ["sorted/validation/0.jsonl"]
-    told = refused("sorted", "validatoin")
-    assert "dataset_split: sorted has no file of split 'validatoin'; expected train, validation, test" in told
-    assert "did you mean 'validation'?" in told
+    reported = refused("sorted", "validatoin")
+    assert "dataset_split: sorted has no file of split 'validatoin'; expected train, validation, test" in reported
+    assert "did you mean 'validation'?" in reported
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_split_may_have_a_name_of_its_own(folder):
         ("someone/something", "and it is not in the cache; HF_HUB_OFFLINE forbids to download it"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_told(name, message, folder, monkeypatch):
+def test_a_name_for_which_nothing_is_found_is_reported(name, message, folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     write_any("train.jsonl", text_rows(1))
@@ -130,12 +130,12 @@ def test_a_pipe_is_no_file(tmp_path):
         source_of("pipe.jsonl")
 
 
-def test_an_unknown_home_is_told_as_any_other_name():
+def test_an_unknown_home_folder_is_reported_like_any_other_name():
     with pytest.raises(UserError, match=r"no file or folder '~nobody-of-that-name/x.jsonl'"):
         source_of("~nobody-of-that-name/x.jsonl")
 
 
-def test_a_file_that_may_not_be_read_is_told(folder):
+def test_a_file_that_may_not_be_read_is_reported(folder):
     def deny(path):
         raise PermissionError(13, "Permission denied")
 
@@ -161,44 +161,44 @@ def test_every_suffix_that_is_read_is_known_where_data_sets_are_named():
         ("}\n}\n", "train.jsonl:2: not JSON"),
     ],
 )
-def test_a_file_without_a_usable_row_is_told(content, message, folder):
+def test_a_file_without_a_usable_row_is_reported(content, message, folder):
     (folder / "train.jsonl").write_text(content)
     assert message in refused("train.jsonl")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_an_object_over_several_lines_is_told_as_one_problem(end, folder):
+def test_an_object_over_several_lines_is_reported_as_one_problem(end, folder):
     (folder / "a.json").write_text(json.dumps({"data": text_rows(20)}, indent=2).replace("\n", end), newline="")
-    told = refused("a.json").splitlines()
-    assert told[0].startswith("error: a.json:1: not JSON at column 2 (Expecting property name")
-    assert told[1:] == [
+    reported = refused("a.json").splitlines()
+    assert reported[0].startswith("error: a.json:1: not JSON at column 2 (Expecting property name")
+    assert reported[1:] == [
         "    -> is it one object over several lines? write each sample on one line, or all as a JSON array"
     ]
 
 
-def test_problems_are_counted_and_the_first_ten_shown_with_one_way_out(folder):
+def test_problems_are_counted_and_the_first_ten_shown_with_one_fix(folder):
     (folder / "train.jsonl").write_text("}\n" * 612)
-    told = refused("train.jsonl").splitlines()
-    assert told[0] == "error: 612 problems, 10 of them shown"
-    assert told[10].startswith("  - train.jsonl:10: not JSON")
-    assert told[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX}"]
+    reported = refused("train.jsonl").splitlines()
+    assert reported[0] == "error: 612 problems, 10 of them shown"
+    assert reported[10].startswith("  - train.jsonl:10: not JSON")
+    assert reported[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX}"]
     (folder / "train.jsonl").write_text("}\n" * 2)
-    told = refused("train.jsonl").splitlines()
-    assert told[0] == "error: 2 problems" and told[3:] == [f"    -> {FIX}"]
+    reported = refused("train.jsonl").splitlines()
+    assert reported[0] == "error: 2 problems" and reported[3:] == [f"    -> {FIX}"]
 
 
-def test_rows_are_not_to_be_mended_where_the_file_is_at_fault(folder):
+def test_rows_need_no_fix_if_the_file_has_the_problem(folder):
     (folder / "train.jsonl.gz").write_bytes(b"")
     assert refused("train.jsonl.gz") == "error: train.jsonl.gz: cut short after line 0"
 
 
 def test_several_data_sets_have_their_problems_counted_together():
     first, second = ([Problem(f"{name}.jsonl:{i}", "bad") for i in range(1, 13)] for name in "ab")
-    told = str(UserError(*shown(first, "a.jsonl"), *shown(second, "b.jsonl")))
-    assert told.splitlines()[0] == "error: 24 problems, 20 of them shown"
+    reported = str(UserError(*shown(first, "a.jsonl"), *shown(second, "b.jsonl")))
+    assert reported.splitlines()[0] == "error: 24 problems, 20 of them shown"
 
 
-def test_a_way_out_that_a_problem_has_stays():
+def test_the_fix_of_a_problem_is_kept():
     long = Problem("a.jsonl:2", "long", fix="split it")
     assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl") == [Problem("a.jsonl:1", "bad", fix=FIX), long]
     refusal = Problem("chat_template", "refuses it")
@@ -220,7 +220,7 @@ def test_origins_are_lines_or_rows_of_a_part():
     assert source_of("a.parquet").origin(0, 2) == "a.parquet row 2"
 
 
-def test_sizes_are_told_where_they_add_up(folder):
+def test_a_source_has_a_total_size_if_its_parts_have_one_unit(folder):
     (folder / "mixed").mkdir()
     write_any("mixed/a.jsonl", text_rows(3))
     write_any("mixed/b.parquet", text_rows(3))
@@ -247,7 +247,7 @@ def test_the_digest_is_of_content_and_kind_wherever_it_lies(folder):
     assert len(seen) == 4
 
 
-def test_a_stream_of_files_is_not_read_to_be_told_apart(folder):
+def test_the_digest_of_a_stream_of_files_does_not_read_them(folder):
     def forbid(path):
         pytest.fail("hashed")
 
@@ -286,8 +286,8 @@ def test_a_hub_id_may_have_its_config_behind_it(folder, monkeypatch):
     for name, config in (("openai/gsm8k:main", None), ("openai/gsm8k:main", "main"), ("openai/gsm8k", "main")):
         assert "no rows" in refused(name, config=config)
     assert asked == [("openai/gsm8k", "train", "dataset", "main", False)] * 3
-    told = refused("openai/gsm8k:main", config="socratic")
-    assert told.startswith("error: dataset_config: 'socratic', and 'main' behind the hub id; expected one config")
+    reported = refused("openai/gsm8k:main", config="socratic")
+    assert reported.startswith("error: dataset_config: 'socratic', and 'main' behind the hub id; expected one config")
 
 
 def test_whether_a_name_means_the_hub_is_known_without_reading(folder):
@@ -300,5 +300,5 @@ def test_whether_a_name_means_the_hub_is_known_without_reading(folder):
 
 
 def test_a_file_of_another_encoding_is_to_be_converted_not_skipped():
-    (told,) = shown([Problem("a.csv:2", "not UTF-8 at byte 3 of the line", "UTF-8 text")], "a.csv")
-    assert told.fix == ENCODING and "iconv" in str(told) and "--on_bad_row" not in str(told)
+    (reported,) = shown([Problem("a.csv:2", "not UTF-8 at byte 3 of the line", "UTF-8 text")], "a.csv")
+    assert reported.fix == ENCODING and "iconv" in str(reported) and "--on_bad_row" not in str(reported)

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: the rows as they were written, and a damaged table is told."""
+"""Parquet and Arrow: the rows as they were written, and a damaged table is reported."""
 
 import gzip
 
@@ -53,13 +53,15 @@ def test_a_table_cut_short_is_refused_or_ends_with_a_problem(name, folder):
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: len(content) * 2 // 3])
     try:
-        told = "".join(problems(source_of(name)))
+        reported = "".join(problems(source_of(name)))
     except UserError as error:
-        told = str(error)
-    assert f"{name}: " in told and ("damaged or unreadable" in told or "not a readable parquet file" in told)
+        reported = str(error)
+    assert f"{name}: " in reported and (
+        "damaged or unreadable" in reported or "not a readable parquet file" in reported
+    )
 
 
-def test_a_compressed_table_cut_short_is_told(folder):
+def test_a_compressed_table_cut_short_is_reported(folder):
     write_any("stream.arrow", text_rows(3000))
     (folder / "stream.arrow.gz").write_bytes(gzip.compress((folder / "stream.arrow").read_bytes()))
     assert contents(source_of("stream.arrow.gz")) == text_rows(3000)

@@ -1,4 +1,4 @@
-"""Lines, JSON arrays and tables of cells: what cannot be used is told with its line, and reading goes on."""
+"""Lines, JSON arrays and tables of cells: what cannot be used is reported with its line, and reading goes on."""
 
 import json
 import tracemalloc
@@ -11,13 +11,13 @@ from data_helpers import contents, problems, refused, rows_of, source_of
 
 
 def bad_lines(line, after=b'{"text": "b"}\n', name="train.jsonl"):
-    """What is told of ``line``, the second of three of which the others are good."""
+    """What is reported of ``line``, the second of three of which the others are good."""
     Path(name).write_bytes(b'{"text": "a"}\n' + line + b"\n" + after)
     source = source_of(name)
     good = [number for number, row in rows_of(source) if isinstance(row, dict)]
     assert good == [1, 3]
-    (told,) = problems(source)
-    return told
+    (reported,) = problems(source)
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def array(content, name="a.json"):
     ],
 )
 @pytest.mark.parametrize("window", [4, 1 << 18])
-def test_what_is_no_array_is_told_by_line(end, line, message, window, monkeypatch):
+def test_a_broken_array_is_reported_with_its_line(end, line, message, window, monkeypatch):
     monkeypatch.setattr("kit.data.read.text.READ_BYTES", window)
     rows = array(b'[{"n": "1"}' + end)
     assert str(rows[-1][1]).startswith(f"a.json:{line}: {message}")

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: each is told, few may be skipped, and all that are skipped are listed."""
+"""Rows that cannot be used: each is reported, few may be skipped, and all that are skipped are listed."""
 
 import json
 
@@ -12,7 +12,7 @@ def bad(number, found="empty", field="prompt", is_common=False):
     return BadRow(0, number, f"train.jsonl:{number}", Problem(field, found, "text"), is_common)
 
 
-def test_what_many_rows_have_in_common_is_told_once():
+def test_a_problem_that_many_rows_have_is_reported_once():
     rows = BadRows([bad(2), bad(3, "no roles", "", True), bad(7, "no roles", "", True)])
     assert [str(problem) for problem in rows.problems()] == [
         "train.jsonl:2 prompt: empty; expected text",
@@ -46,7 +46,7 @@ def test_at_most_a_tenth_may_be_skipped_but_always_one(num_bad, num_good, is_all
     assert "train.jsonl:0 prompt: empty" in str(caught.value)
 
 
-def test_they_are_the_same_after_they_were_stored():
+def test_bad_rows_are_the_same_after_they_were_stored():
     rows = BadRows([bad(2), bad(3, "no roles", "", True)])
     again = BadRows.from_record(json.loads(json.dumps(rows.record())))
     assert again.problems() == rows.problems() and again.rows == rows.rows

@@ -117,7 +117,7 @@ def test_the_end_is_kept_where_that_is_asked_for_and_bos_stays_first(tmp_path):
     assert without.lengths.tolist()[1:] == [16, 16]
 
 
-def test_columns_that_nothing_reads_are_told_with_their_share(tmp_path, tokenizer):
+def test_columns_that_are_not_used_are_reported_with_their_share(tmp_path, tokenizer):
     rows = [{"prompt": f"Q{i} ", "completion": "a", "source": "web", "url": "x" if i < 3 else None} for i in range(12)]
     write(tmp_path / "train.jsonl", *rows)
     (note,) = [note for note in open_all(tokenizer).notes if "not used" in note]

@@ -87,7 +87,7 @@ def test_of_a_conversation_that_became_several_samples_each_counts(tmp_path, tok
 
 
 @pytest.mark.parametrize("max_length", [16, 2048])
-def test_what_became_of_the_rows_is_told_with_their_number(max_length, tmp_path, tokenizer):
+def test_what_became_of_the_rows_is_reported_with_counts(max_length, tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", {"text": "Hello there, how are you? " * 20}, "", {"text": "Hi"})
     store = open_all(tokenizer, dataset="a.jsonl", max_length=max_length).train.stores[0]
     cut = ["a.jsonl: 1 of 2 samples cut at 16 tokens"] if max_length == 16 else []

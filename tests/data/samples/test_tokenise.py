@@ -1,4 +1,4 @@
-"""Samples are made once, by as many processes as there are, and kept; what is wrong with the rows is told."""
+"""Samples are made once, by as many processes as there are, and kept; what is wrong with the rows is reported."""
 
 import errno
 import json
@@ -59,7 +59,7 @@ def test_several_processes_make_the_same_entry_as_one(tmp_path, tokenizer, cache
 
 
 @pytest.mark.slow
-def test_what_one_of_several_processes_finds_wrong_is_told_with_its_line(tmp_path, tokenizer, cache):
+def test_what_one_of_several_processes_finds_wrong_is_reported_with_its_line(tmp_path, tokenizer, cache):
     rows = many(6000)
     rows[5000] = "{"
     rows[5500]["messages"][0]["role"] = "usr"
@@ -70,7 +70,7 @@ def test_what_one_of_several_processes_finds_wrong_is_told_with_its_line(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_helper_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
+def test_a_worker_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *many(6000))
     here = os.getpid()
     monkeypatch.setattr(encoder, "encode_all", lambda *_: os.kill(os.getpid(), 9) if os.getpid() != here else None)
@@ -148,7 +148,7 @@ def test_a_file_that_changes_while_it_is_read_makes_no_entry(tmp_path, tokenizer
     assert len(open_all(tokenizer).train) == 10
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *pairs(5))
     (tmp_path / "file").touch()
     monkeypatch.setenv("KIT_CACHE", str(tmp_path / "file" / "cache"))
@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path, tokenizer, monkeypatch
         open_all(tokenizer)
 
 
-def test_a_cache_without_room_is_told_and_left_clean(tmp_path, tokenizer, monkeypatch, cache):
+def test_a_cache_without_room_is_reported_and_left_clean(tmp_path, tokenizer, monkeypatch, cache):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -254,7 +254,7 @@ print(len(open_all(byte_level_tokenizer(), chat_template="chatml", dataset_num_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is of Linux")
-def test_a_start_that_is_killed_leaves_no_helper_and_nothing_in_the_way(tmp_path, cache):
+def test_a_start_that_is_killed_leaves_no_worker_and_the_next_one_works(tmp_path, cache):
     write(tmp_path / "train.jsonl", *many(12_000))
     tests = str(ROOT / "tests")
     code = KILLED.format(tests=tests, root=os.path.dirname(tests))
@@ -288,7 +288,7 @@ def _as_nobody(tokenizer):
     assert len(open_all(tokenizer).train) == 5
 
 
-# What is told of the rows
+# What is reported of the rows
 
 
 def test_nothing_left_is_an_error(tmp_path, tokenizer):
@@ -305,7 +305,7 @@ def test_a_chat_set_with_everything_masked_is_an_error(tmp_path, tokenizer):
         open_all(tokenizer, chat_template="chatml")
 
 
-def test_a_refusing_template_is_told_once_with_its_origin(tmp_path, tokenizer):
+def test_a_refusing_template_is_reported_once_with_its_origin(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *[chat("Hi", "Hello")] * 3)
     with pytest.raises(UserError) as caught:
         open_all(tokenizer)
@@ -328,10 +328,10 @@ def test_rows_that_cannot_be_used_are_skipped_where_that_is_asked_for_and_listed
     good = with_bad_rows(tmp_path)
     opened = open_all(tokenizer, on_bad_row="skip")
     assert [opened.train.origin(k) for k in range(37)] == [f"train.jsonl:{i + 1}" for i in good]
-    told = (
+    reported = (
         "warning: train.jsonl: 3 of 40 rows (7.5%) cannot be used and are skipped, first train.jsonl:18 prompt: a num"
     )
-    assert any(note.startswith(told) for note in opened.notes)
+    assert any(note.startswith(reported) for note in opened.notes)
     assert opened.describe()["sources"][0]["num_skipped"] == 3
     listed = opened.skipped_rows()
     assert [row["row"] for row in listed] == ["train.jsonl:18", "train.jsonl:21", "train.jsonl:31"]
@@ -406,7 +406,7 @@ def test_ignoring_what_changes_no_sample_is_the_same_data(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("streaming", [{}, {"streaming": True, "max_steps": 1}])
-def test_why_the_only_row_is_skipped_is_told(streaming, tmp_path, tokenizer):
+def test_the_reason_why_the_only_row_is_skipped_is_reported(streaming, tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", {"text": ""})
     with pytest.raises(UserError, match=r"train.jsonl:1 text: empty(.|\n)* fix or remove such rows$"):
         open_all(tokenizer, on_bad_row="skip", **streaming)
