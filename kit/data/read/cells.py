@@ -23,7 +23,9 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
 
     A row has the number of the line it begins on. If the first row cannot be used, no other rows follow.
     """
-    number, text, num_quotes = 0, "", 0  # the last line read, and the quotes in the lines of its row
+    number = 0  # of the last line read
+    text = ""  # of that line
+    num_quotes = 0  # in the lines of its row
     bad: Problem | None = None  # of a line in the current row
 
     def next_line() -> str:
@@ -32,12 +34,14 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
         if not line or (reader.damage and not line.endswith(b"\n")):
             return ""
         number += 1
-        num_quotes += (quotes := line.count(b'"'))
+        quotes_in_line = line.count(b'"')
+        num_quotes += quotes_in_line
         # A bad line may lie in a quoted cell of several lines. So its row is read to its end: the parser gets the
         # line in a form that opens and closes quotes as the line does.
         if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
             bad = bad or long_line(f"{name}:{number}")
-            return '"' * ((quotes + skip_line(reader)) % 2) + "\n"
+            quotes_in_line += skip_line(reader)
+            return '"\n' if quotes_in_line % 2 else "\n"
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -53,10 +57,13 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
     header: list[str] = []
     broken_row = 0  # the line on which the row before begins, if its quotes do not match; else 0
     while True:
-        start, num_quotes, bad = number + 1, 0, None
+        start = number + 1
+        num_quotes = 0
+        bad = None
         where = f"{name}:{start}"
         problem: Problem | None = None
-        broken_before, broken_row = broken_row, 0
+        broken_before = broken_row
+        broken_row = 0
         try:
             cells = next(records)
         except StopIteration:
@@ -66,7 +73,9 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
                 continue
             broken_row = start
             fix = SEMICOLONS if not header and ";" in text else ""
-            found = f"not a row of cells ({error})" + (f", lines {start} to {number}" if number > start else "")
+            found = f"not a row of cells ({error})"
+            if number > start:
+                found += f", lines {start} to {number}"
             problem = Problem(where, found, "quotes in pairs, inner ones doubled", fix)
             if "end of data" in str(error):  # a quote that is not closed has swallowed all other rows
                 problem = Ending(*astuple(problem))
@@ -76,10 +85,13 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
                 problem = Problem(where, f"the rest of the row that begins on line {broken_before}", "quotes in pairs")
             elif not bad and not header:
                 problem = _check_header(cells, where)
-        if problem := bad or problem:
-            yield int(problem.where.rpartition(":")[2]), problem if header else Ending(*astuple(problem))
+        problem = bad or problem
+        if problem:
+            problem_line = int(problem.where.rpartition(":")[2])
             if not header:
+                yield problem_line, Ending(*astuple(problem))
                 return
+            yield problem_line, problem
         elif not header:
             header = cells
         elif not cells:

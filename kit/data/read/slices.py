@@ -69,7 +69,8 @@ class Slice(_WrappedPart):
         """Read the blocks that the slice touches; those at its borders are cut."""
         seen = 0
         for block in self.part.blocks(columns):
-            first, seen = seen, seen + _num_filled(block, self.has_schema)
+            first = seen
+            seen += _num_filled(block, self.has_schema)
             if first >= self.stop:
                 return
             if seen <= self.start:
@@ -81,7 +82,8 @@ class Slice(_WrappedPart):
             for row in self.part.rows(block):
                 if self.start <= first < self.stop:
                     rows.append(row)
-                first += row[1] is not None
+                if row[1] is not None:
+                    first += 1
             if rows:
                 yield Block(rows[0][0], len(rows), block.size, rows)
 
@@ -123,17 +125,20 @@ def sliced(parts: Sequence[Part], spec: str, flag: str) -> list[Part]:
 
     counts = [_num_rows(part) for part in parts]
     total = sum(counts)
-    where, expected = f"{flag}_split", "a slice such as train[:1000], train[1000:], train[10%:20%]"
+    where = f"{flag}_split"
+    expected = "a slice such as train[:1000], train[1000:], train[10%:20%]"
     try:
         (chosen,) = ReadInstruction.from_spec(spec).to_absolute({split_of(spec): total})
     except (ValueError, AssertionError, AttributeError) as error:
-        found = f"{spec!r} ({str(error).splitlines()[0] if str(error) else 'no slice'})"
-        raise UserError(Problem(where, found, expected)) from None
-    first, last = chosen.from_ or 0, total if chosen.to is None else chosen.to
+        reason = str(error).splitlines()[0] if str(error) else "no slice"
+        raise UserError(Problem(where, f"{spec!r} ({reason})", expected)) from None
+    first = chosen.from_ or 0
+    last = total if chosen.to is None else chosen.to
     made: list[Part] = []
     before = 0
     for part, count in zip(parts, counts, strict=True):
-        start, stop = max(first - before, 0), min(last - before, count)
+        start = max(first - before, 0)
+        stop = min(last - before, count)
         if start < stop:
             made.append(Slice(part, start, stop))
         before += count

@@ -60,9 +60,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             if isinstance(text, bytes):
                 text = text.decode("utf-8-sig" if number == 1 else "utf-8")
             text = text.strip()
-            row, end = _decoder.raw_decode(text) if text else (None, 0)
-            if end < len(text):
-                raise json.JSONDecodeError("Extra data", text, end)
+            row = _decode_line(text) if text else None
         except UnicodeDecodeError as error:
             found = f"{NOT_UTF8} at byte {error.start + 1} of the line"
             yield number, Problem(f"{name}:{number}", found, "UTF-8 text")
@@ -75,6 +73,14 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             yield number, Problem(f"{name}:{number}", "nested too deeply", ONE_A_LINE)
         else:
             yield number, _object(row, f"{name}:{number}") if text else None
+
+
+def _decode_line(text: str) -> Any:
+    """Parse one JSON value. Raises ``json.JSONDecodeError`` too if anything follows it."""
+    value, end = _decoder.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
 
 
 def _object(value: Any, where: str) -> Any:
@@ -117,7 +123,8 @@ class _BadLine(Exception):
 
 def array_rows(reader: Bytes, name: str) -> Iterator[Row]:
     """Parse the elements of a JSON array, numbered from 1. A syntax error is the last row, with its line."""
-    array, number = _Array(reader, name), 1
+    array = _Array(reader, name)
+    number = 1
     try:
         array.take("[")
         if array.peek() == "]":
@@ -138,9 +145,12 @@ class _Array:
     """Parses a JSON array through a window on its text, so that the text never has to be in memory as a whole."""
 
     def __init__(self, reader: Bytes, name: str) -> None:
-        self.reader, self.name = reader, name
-        self.text, self.at = "", 0  # the window, and the position in it up to which it is parsed
-        self.line, self.column = 1, 0  # line number at that position; characters of its line before the window
+        self.reader = reader
+        self.name = name
+        self.text = ""  # the window
+        self.at = 0  # the position in it up to which it is parsed
+        self.line = 1  # line number at that position
+        self.column = 0  # characters of that line before the window
         self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self.has_ended = False  # the window reaches to the end of the file, or to the first bytes that are not UTF-8
         self.is_no_text = False  # the latter
@@ -157,7 +167,8 @@ class _Array:
         except UnicodeDecodeError as error:
             text = error.object[: error.start].decode()
             self.has_ended = self.is_no_text = True
-        self.text, self.at = self.text[self.at :] + text, 0
+        self.text = self.text[self.at :] + text
+        self.at = 0
 
     def move(self, end: int) -> None:
         """Mark the window as parsed up to ``end``."""
