@@ -215,22 +215,32 @@ def build_model(
     model.config.use_cache = False
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        # On a CPU, bitsandbytes would repack weights at the first evaluation. That changes bits, and not every shape
-        # supports it.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+    _switch_off_repacking(model)
     base = model
     model = attach_adapter(model, settings, seed)
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
-        for name, parameter in model.named_parameters():
-            # Rounding could change which expert is selected.
-            if not parameter.requires_grad and not belongs_to_selector(name):
-                parameter.data = parameter.data.to(getattr(torch, plan.compute_dtype))
+        _cast_frozen(model, getattr(torch, plan.compute_dtype))
     install_loss_head(base, router_aux_loss_coef=aux_loss_coef(base, router_aux_loss_coef))
     model.train()
     return model
+
+
+def _switch_off_repacking(model: Any) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights on a CPU at the first evaluation.
+
+    That would change bits, and not every shape supports it.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _cast_frozen(model: Any, dtype: torch.dtype) -> None:
+    """Cast the frozen weights, except those that select experts: rounding could change which one is selected."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad and not belongs_to_selector(name):
+            parameter.data = parameter.data.to(dtype)
 
 
 def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention: str) -> Any:
@@ -242,10 +252,11 @@ def _read_model(settings: MethodSettings, config: Any, plan: LoadPlan, attention
         options["device_map"] = {"": plan.device}
     quantise_on = plan.quantise_on or plan.device
     quantises_elsewhere = settings.method == "qlora" and quantise_on != plan.device
+    quantising = quantising_on(quantise_on) if quantises_elsewhere else nullcontext()
     if settings.method == "qlora":
         options["quantization_config"] = four_bit_config(compute, _on_meta(settings, config, attention))
     try:
-        with _nothing_unpickled(settings), quantising_on(quantise_on) if quantises_elsewhere else nullcontext():
+        with _nothing_unpickled(settings), quantising:
             model, loaded = loader.from_pretrained(
                 locate_model(settings.model_name_or_path, settings.model_revision),
                 config=config,

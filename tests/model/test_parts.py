@@ -1,4 +1,4 @@
-"""What a method can and cannot do with a family is counted and said, or refused before a weight is read."""
+"""What a method can and cannot do with a family is counted and reported, or refused before a weight is read."""
 
 import pytest
 import torch
