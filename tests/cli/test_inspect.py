@@ -20,7 +20,7 @@ def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
         (["--datset", "x"], "--datset: unknown flag"),
         (["-n", "-1"], "-n: found -1; expected whole number from 0"),
         (["--html", "nowhere/out.html"], "--html: nowhere/out.html: No such file or directory"),
-        (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be looked at as a whole"),
+        (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be shown as a whole"),
         (["--max_length", "8"], "train.jsonl: none of 20 samples"),
     ],
 )

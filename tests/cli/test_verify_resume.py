@@ -115,7 +115,7 @@ def test_a_run_too_short_to_be_killed_is_reported_with_more_steps_to_try(tempora
     script(fake(pause=0).replace("range(first + 1, steps + 1)", "range(steps, 0, -1)"))
     assert main(["verify-resume"]) == 2
     out, err = capsys.readouterr()
-    assert out.count("once more") == 3 and err.startswith("error: --steps: 6 are done") and "--steps 24" in err
+    assert out.count("trying again") == 3 and err.startswith("error: --steps: 6 are done") and "--steps 24" in err
     assert list(temporary.iterdir()) == []
 
 
