@@ -1,4 +1,4 @@
-"""What contradicts a launch, or is absent from a config for several machines, is reported before anything is started."""
+"""What contradicts a launch, or is absent from a config for several machines, is reported before any start."""
 
 import sys
 from dataclasses import replace
