@@ -1,4 +1,4 @@
-"""Everything that can be wrong before a weight is read is told at once, and looking writes nothing."""
+"""Everything that can be wrong before a weight is read is reported at once, and the checks write nothing."""
 
 import json
 import shutil
@@ -45,9 +45,9 @@ def test_model_data_and_strategy_are_all_told_at_once(recipe, tmp_path):
         device_type="cpu",
         layer_classes=("NoSuchLayer",),
     )
-    told = wrong(mine, sharded, "mine")
-    assert told[:3] == ["max_length", "lora_target_modules", "fsdp_transformer_layer_cls_to_wrap"]
-    assert len(told) == 4 and told[3].endswith("rows.jsonl:1 messages")
+    problems = wrong(mine, sharded, "mine")
+    assert problems[:3] == ["max_length", "lora_target_modules", "fsdp_transformer_layer_cls_to_wrap"]
+    assert len(problems) == 4 and problems[3].endswith("rows.jsonl:1 messages")
 
 
 @pytest.mark.slow
@@ -61,8 +61,12 @@ def test_the_output_folder_is_told_with_the_rest(recipe, tmp_path):
 
 
 def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
-    told = wrong(recipe(model_name_or_path="./nowhere", dataset="nowhere.jsonl", eval_dataset="none.jsonl"), SINGLE)
-    assert told == ["dataset", "eval_dataset", "model_name_or_path"]  # once, though tokenizer and config both need it
+    problems = wrong(recipe(model_name_or_path="./nowhere", dataset="nowhere.jsonl", eval_dataset="none.jsonl"), SINGLE)
+    assert problems == [
+        "dataset",
+        "eval_dataset",
+        "model_name_or_path",
+    ]  # once, though tokenizer and config both need it
 
 
 def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):

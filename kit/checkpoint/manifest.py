@@ -19,6 +19,7 @@ from kit.errors import Problem, UserError, kind, raise_if
 MANIFEST = "manifest.json"
 STATE = "state.json"
 NESTED = ("feed", "optimizer_scalars")  # keys of the state; the feed of a stream stores lists of lists
+PARTS = ("identity", "strategy", "versions")  # objects of the manifest, which a run that continues reads
 FORMAT = 1
 ALL, NONE = slice(None), slice(0)  # parts of the files, for ``verify``
 
@@ -95,7 +96,7 @@ def find_checkpoint(
         broken.append(Problem(str(path), faults[0]))
     if broken:
         ways = "move them away to start again from the first step"
-        raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is whole", fix=ways))
+        raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is complete", fix=ways))
     return None
 
 
@@ -156,7 +157,8 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
-        expected[STATE], [manifest[name].keys() for name in ("identity", "strategy", "versions")]
+        if STATE not in expected or not all(isinstance(manifest[name], dict) for name in PARTS):
+            return [f"{MANIFEST} is damaged (expected {STATE} among its files, and the objects {', '.join(PARTS)})"]
         if outside := [name for name in expected if Path(name).name != name]:
             return [f"{MANIFEST} names a file that is not in its folder: {outside[0]!r}"]
         if manifest["format"] != FORMAT:

@@ -157,8 +157,8 @@ class Saver:
             rank, cause = _cause(error)
             if not isinstance(cause, OSError) or out_of_memory(cause):
                 raise RuntimeError(f"checkpoint of step {self._step}, {rank}{cause}") from cause
-            whole = list_checkpoints(self._folder)
-            last = f"the last whole one is {whole[-1].name}" if whole else "there is none yet"
+            complete = list_checkpoints(self._folder)
+            last = f"the last complete one is {complete[-1].name}" if complete else "there is none yet"
             found = (
                 f"the checkpoint of step {self._step} could not be written ({rank}{cause.strerror or cause}); {last}"
             )

@@ -61,7 +61,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
 
     Args:
         tensors: on any device; each is contiguous in the file.
-        metadata: texts for the header.
+        metadata: strings for the header.
 
     Raises:
         OSError: the file cannot be written.
@@ -205,8 +205,8 @@ class TensorReader(HuggingFaceStorageReader):
             for number in (part for wanted in _create_chunk_list(tensor) for part in of.parts_of(wanted)):
                 begins, shape = map(torch.Size, of.boxes[number].tolist())
                 chunks[number] = ChunkStorageMetadata(begins, shape)
-                place = _HFStorageInfo(str(folder / of.files[number]), shape, of.dtype)
-                self._metadata.storage_data[MetadataIndex(name, begins)] = place
+                where = _HFStorageInfo(str(folder / of.files[number]), shape, of.dtype)
+                self._metadata.storage_data[MetadataIndex(name, begins)] = where
             self._metadata.state_dict_metadata[name] = TensorStorageMetadata(
                 TensorProperties(dtype=of.dtype), of.shape, list(chunks.values())
             )

@@ -121,7 +121,7 @@ def test_auto_takes_the_newest_whole_one_and_says_what_it_skips(saved):
     assert len(said) == 1 and "skipping" in said[0] and "step-00000003" in said[0] and victim.name in said[0]
     for path in list_checkpoints(folder):
         (path / "state.json").unlink()
-    with pytest.raises(UserError, match="no checkpoint of this run is whole"):
+    with pytest.raises(UserError, match="no checkpoint of this run is complete"):
         find_checkpoint(folder, "auto", said.append)
 
 

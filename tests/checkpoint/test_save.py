@@ -116,7 +116,7 @@ def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, momen
 
     with monkeypatch.context() as patch:
         patch.setattr(where, name, crash)
-        with pytest.raises(UserError, match=r"step 4 could not be .*No space left.*last whole one is step-00000003"):
+        with pytest.raises(UserError, match=r"step 4 could not be .*No space left.*last complete one is step-00000003"):
             save(4, limit=1)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
     assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
@@ -177,7 +177,7 @@ def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_pa
         time.sleep(0.01)
     with pytest.raises(UserError, match=r"step 4 could not be written .*Permission denied"):
         one.save(model, optimizer, {"step": 5})
-    one.wait()  # told once
+    one.wait()  # the error is raised once
 
 
 @pytest.mark.slow

@@ -65,14 +65,14 @@ def test_what_is_stored_is_told_as_torch_tells_it(tmp_path):
     tensors = {name: TENSORS[name].detach() for name in ("matrix", "narrow", "scalar", "number", "odd", "empty")}
     dcp.save(dict(tensors), storage_writer=TensorWriter(tmp_path / "new"), no_dist=True)
     write_tensors(tmp_path / "new/plain.safetensors", {"of another writer": torch.ones(2, 3)}, {})
-    told = dcp.HuggingFaceStorageReader(str(tmp_path / "new")).read_metadata()
+    metadata = dcp.HuggingFaceStorageReader(str(tmp_path / "new")).read_metadata()
     stored = stored_tensors(tmp_path / "new")
     assert {name: (each.shape, each.dtype) for name, each in stored.items()} == {
-        name: (each.size, each.properties.dtype) for name, each in told.state_dict_metadata.items()
+        name: (each.size, each.properties.dtype) for name, each in metadata.state_dict_metadata.items()
     }
     tensors["of another writer"] = torch.zeros(2, 3)
     ours = TensorReader(tmp_path / "new", stored, tensors).read_metadata()
-    places = {index: place for index, place in told.storage_data.items() if index.fqn != "empty"}  # nothing to read
+    places = {index: place for index, place in metadata.storage_data.items() if index.fqn != "empty"}  # nothing to read
     assert ours.storage_data == places
     read = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     dcp.load(read, storage_reader=TensorReader(tmp_path / "new", stored, read), no_dist=True)
@@ -90,11 +90,11 @@ def test_a_rank_looks_at_what_overlaps_with_its_shard_whatever_the_number_of_fil
     assert stored["rows"].shape == (2 * num_files, 3) and stored["step"].shape == ()
     shard = torch.zeros(3, 3)
     shard.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([5, 0]), torch.Size([3, 3]))]
-    told = TensorReader(tmp_path, stored, {"rows": shard, "step": torch.zeros(())}).read_metadata()
-    assert {place.relative_path for place in told.storage_data.values()} == {
+    metadata = TensorReader(tmp_path, stored, {"rows": shard, "step": torch.zeros(())}).read_metadata()
+    assert {place.relative_path for place in metadata.storage_data.values()} == {
         str(tmp_path / f"{name}.safetensors") for name in ("00", "02", "03")
     }
-    assert told.state_dict_metadata["rows"].size == (2 * num_files, 3)
+    assert metadata.state_dict_metadata["rows"].size == (2 * num_files, 3)
     nothing = torch.zeros(0, 3)
     nothing.__create_chunk_list__ = lambda: [ChunkStorageMetadata(torch.Size([2 * num_files, 0]), torch.Size([0, 3]))]
     assert TensorReader(tmp_path, stored, {"rows": nothing}).read_metadata().storage_data == {}

@@ -76,7 +76,7 @@ def test_if_no_checkpoint_is_whole_nothing_is_touched(finetune, halfway):
         (path / "state.json").unlink()
     before = sorted(folder.rglob("*"))
     run = finetune("run", **FLAGS)
-    assert run.status == 2 and "no checkpoint of this run is whole" in run.output
+    assert run.status == 2 and "no checkpoint of this run is complete" in run.output
     assert run.output.count("state.json is missing") == 2
     assert sorted(folder.rglob("*")) == before
 

@@ -1,4 +1,4 @@
-"""What is scored is what was named: base, adapter, checkpoint; mistakes are told in words."""
+"""What is scored is what was named: base, adapter, checkpoint; mistakes are reported in words."""
 
 import json
 import os
@@ -57,9 +57,9 @@ def test_final_is_asked_as_it_was_trained(finetune, fp32, tmp_path, method):
     path.write_text("".join(json.dumps({"prompt": f"Count to {i}", "completion": str(i)}) + "\n" for i in range(16)))
     flags = {"config": fp32["single"], "max_length": 256, "eval_dataset": path, "max_eval_samples": 9}
     run = finetune.ok("run", dataset=path, chat_template="chatml", max_steps=3, method=method, **flags)
-    told = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
+    in_training = [row["eval_loss"] for row in run.rows if "eval_loss" in row][-1]
     scored = loss(finetune.score("final", model_name_or_path=run.folder / "final", **flags))
-    assert scored == pytest.approx(told, rel=1e-5)
+    assert scored == pytest.approx(in_training, rel=1e-5)
     assert "pairs.jsonl: rendered with the chat template chatml\n" in (tmp_path / "final.log").read_text()
     wrong = refusal(finetune.score("wrong", model_name_or_path=run.folder, **flags))
     assert f"did you mean {run.folder}/final?" in wrong

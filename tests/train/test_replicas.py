@@ -28,11 +28,11 @@ def test_checksums_see_one_bit_and_one_exchange():
 
 @pytest.fixture
 def compare(monkeypatch):
-    """Compare the copies of some ranks, which are threads. Returns what each is told, and the integers it is sent."""
+    """Compare the copies of some ranks, which are threads. Returns the message of each, and the number of integers it is sent."""
 
     def compare(copies):
         barrier, given = threading.Barrier(len(copies), timeout=10), {}
-        told, num_sent = {}, dict.fromkeys(range(len(copies)), 0)
+        messages, num_sent = {}, dict.fromkeys(range(len(copies)), 0)
         this = threading.local()
 
         def exchange(value):
@@ -53,7 +53,7 @@ def compare(monkeypatch):
             try:
                 compare_replicas(SimpleNamespace(accelerator=accelerator, model=copies[number]), 7)
             except TrainingError as error:
-                told[number] = str(error)
+                messages[number] = str(error)
 
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
@@ -66,7 +66,7 @@ def compare(monkeypatch):
             thread.start()
         for thread in threads:
             thread.join(20)
-        return [told.get(number, "equal") for number in range(len(copies))], set(num_sent.values())
+        return [messages.get(number, "equal") for number in range(len(copies))], set(num_sent.values())
 
     return compare
 
@@ -95,8 +95,8 @@ def test_copies_that_differ_are_named_with_their_ranks_on_all_ranks(compare):
     with torch.no_grad():
         for copy in all_copies[3].values():
             copy += 1
-    (told,) = set(compare(all_copies)[0])
-    assert told.startswith(drifted + "w0 on rank 3; w1 on rank 3; ") and told.endswith(" and 5 more tensors")
+    (message,) = set(compare(all_copies)[0])
+    assert message.startswith(drifted + "w0 on rank 3; w1 on rank 3; ") and message.endswith(" and 5 more tensors")
 
 
 def test_a_shard_is_compared_with_its_copies_only(compare, monkeypatch):
