@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_the_run_in_words_and_costs_nothing(
     full = finetune("run", processes, prepare=partial(full_disk, shard * 2 // 3), **flags)
     assert full.status == 2 and "Traceback" not in full.output, full.output
     assert "could not be written" in full.output and "File too large" in full.output
-    assert f"the last whole one is {kept.name}" in full.output
+    assert f"the last complete one is {kept.name}" in full.output
     assert full.output.count("error:") == 1
     assert verify(kept) == [] and list_checkpoints(finetune.folder / "run/checkpoints") == [kept]
     continued = finetune.ok("run", processes, **flags)

@@ -89,7 +89,7 @@ def test_damage_in_the_share_of_another_rank_costs_that_checkpoint_only(folder, 
         all_ranks(8, wanted=str(folder / "step-00000003"))
     for step in (1, 2):
         (folder / f"step-0000000{step}/5.bin").unlink()
-    with pytest.raises(UserError, match=r"no checkpoint of this run is whole") as caught:
+    with pytest.raises(UserError, match=r"no checkpoint of this run is complete") as caught:
         all_ranks(8)
     assert str(caught.value).count("5.bin is missing") == 2
 

@@ -28,7 +28,7 @@ def test_checksums_see_one_bit_and_one_exchange():
 
 @pytest.fixture
 def compare(monkeypatch):
-    """Compare the copies of some ranks, which are threads. Returns the message of each, and the number of integers it is sent."""
+    """Compare the copies of some ranks, which are threads. Returns the messages, and the numbers of integers sent."""
 
     def compare(copies):
         barrier, given = threading.Barrier(len(copies), timeout=10), {}
