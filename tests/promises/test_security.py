@@ -479,5 +479,5 @@ def test_the_source_unpickles_runs_and_trusts_nothing(name):
         elif isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle", "weights_only"):
             found.append(ast.unparse(node))
         elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            found += [] if ast.unparse(node.value) == "recipe.trust_remote_code" else [ast.unparse(node)]
+            found += [] if ast.unparse(node.value) == "settings.trust_remote_code" else [ast.unparse(node)]
     assert not found
