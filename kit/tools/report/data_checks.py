@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from kit.config.recipe import Recipe
+from kit.config.settings.data import DataSettings
 from kit.data.samples.rows import START_CUT
 from kit.data.samples.samples import Samples, duplicates
 
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def check(train: Samples, evaluation: Samples | None, tokenizer: Any, recipe: Recipe) -> list[Finding]:
+def check(train: Samples, evaluation: Samples | None, tokenizer: Any, settings: DataSettings) -> list[Finding]:
     """Run all checks on the training data, and compare them with the evaluation data if there are any."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
@@ -42,9 +42,9 @@ def check(train: Samples, evaluation: Samples | None, tokenizer: Any, recipe: Re
     stop = next((id_ for id_, _ in lasts.most_common() if id_ in special), eos)
     findings = _beginnings(firsts, tokenizer, train) if bos is not None else []
     findings.append(_endings(lasts, special, tokenizer, train))
-    if recipe.train_on != "all":  # with "all", the end of every turn is supervised
+    if settings.train_on != "all":  # with "all", the end of every turn is supervised
         findings.append(_middles(train, looked_at, [id_ for id_ in {bos, eos, stop} if id_ is not None], tokenizer))
-    return [*findings, *_cuts(train, recipe.max_length, stop), _repeats(train), *_leaks(train, evaluation)]
+    return [*findings, *_cuts(train, settings.max_length, stop), _repeats(train), *_leaks(train, evaluation)]
 
 
 def counted(num: int, noun: str) -> str:
