@@ -100,7 +100,7 @@ def test_weights_of_tokens_are_relative(setting):
 
 
 @pytest.mark.slow
-def test_each_source_has_its_own_loss(setting):
+def test_each_data_set_has_its_own_loss(setting):
     def split(batch):
         return replace(batch, dataset_ids=(batch.target_positions % 3).clamp(max=1))
 
@@ -109,7 +109,7 @@ def test_each_source_has_its_own_loss(setting):
     assert parts.loss == pytest.approx(plain.loss, rel=1e-6) and len(parts.metrics) == 2
     assert min(parts.metrics.values()) < plain.loss < max(parts.metrics.values())
     empty, _, _ = step(setting, single(2), weigh=lambda batch: replace(batch, dataset_ids=batch.dataset_ids + 1))
-    assert empty.metrics == {"loss/source 1": pytest.approx(plain.loss, rel=1e-6)}  # source 0 had no target
+    assert empty.metrics == {"loss/data set 1": pytest.approx(plain.loss, rel=1e-6)}  # data set 0 had no target
 
 
 @pytest.mark.slow

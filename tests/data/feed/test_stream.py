@@ -40,7 +40,10 @@ def flags(**changes):
 def feeds(tokenizer, world, size, state=None, **changes):
     settings = flags(per_device_train_batch_size=size, **changes)
     opened = open_all(tokenizer, **settings)
-    return [opened.open_feed(recipe(**settings), Ranks(rank, world), 0, state or {}) for rank in range(world)]
+    return [
+        opened.open_feed(recipe(**settings), Ranks(rank, world), 0, state or {}, settings.get("output_dir"))
+        for rank in range(world)
+    ]
 
 
 def origins(ranks, steps):
@@ -164,7 +167,7 @@ def test_lanes_stay_together_and_little_waits(tmp_path, tokenizer):
         feed.take(step)
     cursors = np.array(feed.state()["cursors"])[0, :, 1]
     assert cursors.max() - cursors.min() <= 1
-    assert sum(len(queue) for queue in feed._all_readers[0]._queues.values()) <= 2 * 40
+    assert sum(len(queue) for queue in feed._all_sub_streams[0]._queues.values()) <= 2 * 40
 
 
 @pytest.mark.slow
