@@ -4,7 +4,7 @@ import pytest
 
 from kit.memory.activations import kept, stream
 from kit.memory.workload import Workload
-from kit.strategy.strategies import FSDP2
+from kit.strategy.strategies import FSDP2, SINGLE
 from kit.tools.plan.models import find_shape, read_shape
 
 SIZES = {
@@ -53,7 +53,7 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     workload = Workload(
         shape=read_shape(tmp_path / "config.json", "tiny"),
         method="lora" if how == "lora" else "full",
-        strategy=FSDP2 if how in ("sharded", "eager") else "single",
+        strategy=FSDP2 if how in ("sharded", "eager") else SINGLE,
         num_gpus=8 if how in ("sharded", "eager") else 1,
         lora_r=3,
         length=num_tokens,
