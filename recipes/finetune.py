@@ -23,7 +23,7 @@ NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe l
 
 
 def main() -> None:
-    """One run, from top to bottom. If it needs more processes, ``resolve`` replaces this one by torchrun."""
+    """One run, from top to bottom. If no launcher started its processes, ``resolve`` replaces this one by torchrun."""
     request = read_command_line(sys.argv[1:])
     recipe, topology = launch.resolve(request)
 
@@ -64,6 +64,8 @@ def main() -> None:
             from kit.tools.plan.dry_run import show_run
 
             show_run(checked, topology)
+        else:
+            say("Dry run: all checks passed. Without kit/tools there is nothing more to show.")
         return
     assert folder is not None
     state = folder.loop_state()

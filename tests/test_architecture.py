@@ -95,7 +95,7 @@ def test_training_scoring_and_exporting_work_without_the_tools(tmp_path):
     assert "model: run/final" in call("finetune", *flags) and not (clone / "run/report.html").exists()
     call("score", "--model_name_or_path", "run/final", "--eval_dataset", "recipes/tiny/eval.jsonl")
     call("export", "run/final", "--output_dir", "merged")
-    assert "Dry run" not in call("finetune", "--dry_run", "--output_dir", "other")
+    assert "Without kit/tools" in call("finetune", "--dry_run", "--output_dir", "other")
 
 
 def test_imports_never_go_in_a_circle():

@@ -134,8 +134,8 @@ class Surveys:
         try:
             begun: int = self._store.call(lambda store: store.add("begun", 0))  # the number of the last survey
             last = self._verdict_of(begun) if begun else None
-            # It may have begun before somebody else died, but whom it names is gone. Ranks that ended because of them
-            # are not named: so a survey that is over counts too.
+            # It may have begun before another rank died, but the ranks that it names are gone. Ranks that ended because
+            # of them are not named: so a survey that is over counts too.
             if last is not None and last.gone.count and self._are_silent_since(last.gone.first):
                 return last
             for number in range(begun + 1, begun + 1 + _MOST_LEADERS):

@@ -61,7 +61,7 @@ def choose(
     checkpointing: bool | None = None,
     rows: int | None = None,
 ) -> Workload | None:
-    """Return ``workload`` with the largest useful micro-batch that fits, without checkpointing if any fits so.
+    """Return ``workload`` with the largest useful micro-batch that fits, without checkpointing if that fits.
 
     A micro-batch of more than ``ENOUGH_TOKENS`` is not useful. Returns None if nothing fits.
 

@@ -1,8 +1,8 @@
 """Find tokens that a model was never trained to write, from its weights on disk.
 
 A base model may have tokens that occurred nowhere in its training, among them the one that ends an answer in a chat
-template. The rows of such tokens in the output head stay where they started, or move together, since their softmax
-gradients are the same but for their own row. Adapters change hidden states, not rows: if two tokens have the same row,
+template. The rows of such tokens in the output head stay where they started, or move together, since they all get
+nearly the same gradient. Adapters change hidden states, not rows: if two tokens have the same row,
 no hidden state makes one of them likelier than the other. A run that freezes the head learns everything but to stop.
 
 Only the rows that are needed are read, a few megabytes of a head of gigabytes.

@@ -1,11 +1,10 @@
 """The ranks of a machine ask the hub about the model once.
 
 Promises: the first rank to come asks the hub and fills its cache; the others wait for it, take all from the cache, and
-make no request. If the hub refuses the first rank something, all ranks raise the same problems. When a rank ends,
-however it ends, the next one asks; no rank waits for a rank that does not come, nor longer than ``ddp_timeout`` for one
-that hangs.
+make no request. If the hub refuses the first rank something, all ranks raise the same problems. If the rank that asks
+ends, the next one asks. A rank waits at most ``ddp_timeout`` for one that hangs, and not for one that never starts.
 
-Not so for data sets: offline, ``datasets`` opens the newest copy in its cache, of whatever commit.
+Data sets are not covered: offline, ``datasets`` opens the newest copy in its cache, which may be of another commit.
 """
 
 import json

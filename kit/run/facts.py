@@ -1,6 +1,6 @@
 """What must be the same on every machine of a run: recipe, topology, data, base model, versions, source, environment.
 
-Promises: a difference that changes what is learned, or with which ranks would wait for ever, refuses the run. Others
+Promises: a difference that changes what is learned, or that would make ranks wait for ever, refuses the run. Others
 are warnings. What may differ without a word: the text of a path whose content is equal, the number of processes that
 tokenise, and which network interface a machine has.
 """
@@ -19,7 +19,7 @@ from kit.run.record import versions
 from kit.strategy.agreement import Fact
 from kit.strategy.topology import Topology
 
-# Their content is compared: ``content`` of ``facts`` has it, and ``RunFolder.check_shared`` looks at output_dir.
+# Their content is compared: ``content`` of ``compared_facts`` has it, and kit/run/shared.py looks at output_dir.
 _PATHS = "model_name_or_path adapter_name_or_path dataset eval_dataset chat_template output_dir resume_from_checkpoint"
 _OWN_OF_MACHINE = (*_PATHS.split(), "dataset_num_proc")
 # With another version of one of these, ranks may disagree on the collectives. The kit's own is in it.

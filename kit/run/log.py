@@ -161,9 +161,9 @@ class Log:
         share = "" if exact is None else f", last answers exact {exact:.1%}"
         loss, perplexity = evaluation.metrics["eval_loss"], evaluation.metrics["eval_perplexity"]
         say(f"evaluation after {step} steps: loss {loss:.4f}, perplexity {perplexity:.3f}{share}")
-        doubts = (
-            unended(row, self.recipe.method, self.recipe.max_new_tokens, evaluation.stops) if step else []
-        )  # the base need not know where to end
+        doubts = []
+        if step:  # before training, the model may not know when to stop
+            doubts += unended(row, self.recipe.method, self.recipe.max_new_tokens, evaluation.stops)
         doubts += few_texts(row) if self.state.evaluated_step < 0 else []
         say(*(f"warning: {doubt}" for doubt in doubts))
         for answer in evaluation.answers[:1]:  # metrics.jsonl has more

@@ -94,7 +94,7 @@ def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, 
     prefix = f"{recipe_name}-"
     if folder.parent != Path("runs") or not folder.name.startswith(prefix):
         return []
-    # By name, steps in digits of equal number: the run that came farthest is the last.
+    # Names of checkpoints have the same number of digits, so in their order the run that came farthest is the last.
     found = [
         (checkpoints[-1].name, other)
         for other in sorted(folder.parent.iterdir() if folder.parent.is_dir() else [])

@@ -19,7 +19,7 @@ from kit.strategy.topology import ActualStrategy
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Opening = TypeVar("Opening", bound=MethodSettings)
 Rendering = TypeVar("Rendering", bound=DataSettings)
-# How the model is computed, not what it is: not of the run, but of who opens it.
+# How the model is computed, not what it is: settings of whoever opens the model, not of the run.
 _OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing")
 
 

@@ -42,7 +42,7 @@ _OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, 
 _OTHER_KEYS = {"deepspeed_config": _DEEPSPEED, "megatron_lm_config": _MEGATRON, "fp8_config": _FP8} | dict.fromkeys(
     "tpu_name tpu_zone tpu_vm command_file commands".split(), _TPU
 )
-_PRECISIONS = {"fp16": "fp16 needs loss scaling, which skips steps; bf16 has the range of float32", "fp8": _FP8}
+_PRECISIONS = {"fp16": "use bf16: fp16 needs loss scaling, which skips steps", "fp8": _FP8}
 
 
 @dataclass(frozen=True, kw_only=True)

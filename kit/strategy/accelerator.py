@@ -71,11 +71,12 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     if not on_cpu:
-        # In a bf16 run, few products are left in float32. Where float32 was asked for, it is meant.
+        # TF32 by default only where the run computes in bf16 anyway: who asked for float32 gets float32.
         tf32 = topology.mixed_precision == "bf16" if recipe.tf32 is None else recipe.tf32
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    # If the CPU computes, all of the run or the optimiser's step of offloaded weights: launchers leave one thread a rank.
     # The number of threads changes the order of sums, so it is set here and recorded in run.json.
-    if on_cpu:
+    if on_cpu or topology.strategy.offloads:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if topology.strategy != SINGLE:

@@ -61,7 +61,7 @@ def rebuild_ddp_buckets(
     """
     if strategy_name(accelerator) != "ddp":
         return
-    for _ in range(2):
+    for _ in range(2):  # DDP rebuilds its buckets in the second forward pass
         losses = model(**inputs)
         if losses.requires_grad:
             accelerator.backward(losses.sum() * 0.0)
@@ -93,7 +93,7 @@ def drop_gradients(model: "torch.nn.Module") -> None:
 
 
 def all_gradients(model: "torch.nn.Module") -> "list[torch.Tensor]":
-    """Return the gradients that exist, those among them that FSDP2 has not reduced."""
+    """Return all gradients, also those that FSDP2 has not reduced yet."""
     from torch.distributed.fsdp import FSDPModule
 
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]

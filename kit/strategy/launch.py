@@ -101,7 +101,7 @@ class LaunchPlan:
 
 
 def plan_launch(request: Request) -> LaunchPlan:
-    """Return what ``resolve`` would decide. Starts nothing, and changes nothing.
+    """Return what ``resolve`` would decide, without starting the run.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.

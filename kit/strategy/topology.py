@@ -30,7 +30,7 @@ class Topology:
     config_name: str  # stem of the Accelerate config file; without ``--config`` the name of the strategy
     num_processes: int  # over all machines
     mixed_precision: Precision
-    device_type: str  # "cuda" or "cpu"
+    device_type: str  # "cuda", "xpu" or "cpu"
     rehearsal: bool = False  # the config is for GPUs, but this machine has none
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True

@@ -93,7 +93,7 @@ def evaluation_is_due(settings: "EvalSettings", data: "Data | Stream", total_ste
 
 
 def save_is_due(settings: "OutputSettings", data: "Data | Stream", step: int) -> bool:
-    """Return whether a checkpoint is due after ``step`` steps, from 1. The one at the end is not meant."""
+    """Return whether a checkpoint is due after ``step`` steps, from 1, besides the one at the end of the run."""
     return _is_due(settings.save_strategy, settings.save_steps, data, step)
 
 

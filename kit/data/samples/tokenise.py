@@ -53,7 +53,7 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
             the source changes meanwhile, or the cache cannot be written.
     """
     key = digest(dataset.source.digest, dataset.key, *encoder.key())
-    # What is ignored and not read changes no sample, but which rows are refused: another entry, the same fingerprint.
+    # Ignored columns change no sample, but which rows are refused: another cache entry, the same fingerprint.
     entry_key = digest(key, sorted(dataset.ignored)) if dataset.ignored else key
     folder = cache_folder() / "samples" / entry_key
     cached = open_entry(folder)
@@ -135,7 +135,8 @@ def _encoded_by_workers(
     blocks: Iterator[tuple[int, Block]], dataset: Dataset, encoder: Encoder, num_workers: int
 ) -> Iterator[tuple[int, Piece]]:
     """Encode ``blocks`` in worker processes. Yields what ``_encoded`` does."""
-    # Forked workers have everything imported already. Forking is safe: there is no GPU context or process group yet.
+    # Forked workers have everything imported already. Forking is safe: no process group exists yet, and no worker uses a
+    # GPU.
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_workers, fork, _start_worker, (encoder, dataset, os.getpid())) as pool:
         waiting: deque[tuple[int, Future[Piece]]] = deque()
