@@ -135,8 +135,8 @@ def _encoded_by_workers(
     blocks: Iterator[tuple[int, Block]], dataset: Dataset, encoder: Encoder, num_workers: int
 ) -> Iterator[tuple[int, Piece]]:
     """Encode ``blocks`` in worker processes. Yields what ``_encoded`` does."""
-    # Forked workers have everything imported already. Forking is safe: no process group exists yet, and no worker uses a
-    # GPU.
+    # Forked workers have everything imported already. Forking is safe: no process group exists yet, and no worker uses
+    # a GPU.
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_workers, fork, _start_worker, (encoder, dataset, os.getpid())) as pool:
         waiting: deque[tuple[int, Future[Piece]]] = deque()
