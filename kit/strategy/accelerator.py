@@ -74,7 +74,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         # TF32 by default only where the run computes in bf16 anyway: who asked for float32 gets float32.
         tf32 = topology.mixed_precision == "bf16" if recipe.tf32 is None else recipe.tf32
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    # Where the CPU computes, in all of the run or in the optimiser's step of offloaded weights, launchers leave one thread.
+    # Where the CPU computes, all of the run or the step of offloaded weights: launchers leave one thread a rank.
     # The number of threads changes the order of sums, so it is set here and recorded in run.json.
     if on_cpu or topology.strategy.offloads:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
