@@ -49,7 +49,8 @@ class Objective(Protocol):
 
         Args:
             losses: float32 [S], what the loss head returns: the cross-entropy of each target of ``micro_batch``, in
-                nats. ``-losses`` are the log-probabilities of the targets.
+                nats. ``-losses`` are the log-probabilities of the targets, unless the routers of the model have an
+                auxiliary loss: a share of it is then in each loss (kit/model/loss_head.py).
 
         Returns:
             For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],
