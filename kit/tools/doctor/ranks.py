@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
+    sys.path[0] = str(Path(__file__).resolve().parents[3])  # not this folder: its modules would hide others
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
