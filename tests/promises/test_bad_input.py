@@ -52,7 +52,12 @@ CASES = {
     "invalid UTF-8": ("d.jsonl", lines(GOOD) + b'{"text": "\xff"}\n', {}, r"d.jsonl:2: not UTF-8 at byte 11"),
     "empty file": ("d.jsonl", b"", {}, r"d.jsonl: no rows; expected at least one"),
     "blank lines only": ("d.jsonl", b"\n \n\n", {}, r"d.jsonl: no rows; expected at least one"),
-    "missing column": ("d.jsonl", lines({"a": 1}), {}, r"d.jsonl: columns a; expected messages, or conversations, or prompt and completion"),
+    "missing column": (
+        "d.jsonl",
+        lines({"a": 1}),
+        {},
+        r"d.jsonl: columns a; expected messages, or conversations, or prompt and completion",
+    ),
     "mixed schemas": ("d.jsonl", lines(GOOD, {"text": "a"}), {}, r"d.jsonl:2: no 'messages' \(it has text\)"),
     "wrong type": ("d.jsonl", lines({"text": 3}), {}, r"d.jsonl:1 text: a number; expected a string"),
     "unknown role": ("d.jsonl", lines(chat(("usr", "a", {}))), {}, r"d.jsonl:1 messages\[0\].role: found 'usr'"),
