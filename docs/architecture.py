@@ -98,7 +98,7 @@ def closure(imports: list[str]) -> set[str]:
 
 
 def main() -> None:
-    """Draw the floors with an arrow from each package to those it imports, but for what other arrows imply."""
+    """Draw the floors and the wall, with an arrow from each package to those it imports, but for what others imply."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -120,6 +120,10 @@ def main() -> None:
             "edgecolor": "#456",
         }
         axes.text(x, y, name, ha="center", va="center", fontsize=12, bbox=box)
+    wall = len(CORE) - 0.5
+    axes.axhline(wall, color="#456", linestyle="--", linewidth=1)
+    for word, y, side in (("tools", wall + 0.08, "bottom"), ("core", wall - 0.08, "top")):
+        axes.text(10, y, word, ha="right", va=side, fontsize=10, style="italic", color="#456")
     axes.set_xlim(0, 10)
     axes.set_ylim(-0.6, len(FLOORS) - 0.4)
     axes.axis("off")
