@@ -241,7 +241,8 @@ def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: 
         found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
         problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
     if excess_length_strategy == "split" and "text" not in fields:
-        found = f"split, but {name} holds {format_of(fields)}: half a conversation teaches nothing"
+        held = " and ".join(ours for ours in fields if ours not in format_of(fields).optional)
+        found = f"split, but {name} holds {held}: half a conversation teaches nothing"
         problems.append(Problem("excess_length_strategy", found, "truncate, drop or error"))
     return problems
 
