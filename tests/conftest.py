@@ -4,8 +4,9 @@ import gc
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fake_cuda
 import pytest
@@ -67,6 +68,18 @@ def chat_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finetune(model_folder: Path, chat_file: Path, tmp_path: Path) -> Finetune:
     return Finetune(model_folder, chat_file, tmp_path)
+
+
+@pytest.fixture
+def recipe(model_folder: Path, chat_file: Path, tmp_path: Path) -> Callable[..., Any]:
+    """A recipe on the tiny Llama and the chats, with other settings as keywords."""
+    from kit.config.recipe import Recipe
+
+    def recipe(**changes: Any) -> Recipe:
+        plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file), "max_length": 256}
+        return Recipe(**plain | {"output_dir": str(tmp_path / "out")} | changes)
+
+    return recipe
 
 
 @pytest.fixture(scope="session")

@@ -6,35 +6,17 @@ import sys
 from importlib.abc import MetaPathFinder
 
 import pytest
+from preflight_helpers import ONE_PROCESS, wrong
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.strategy.strategies import FSDP2, SINGLE
+from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 
-SINGLE = Topology(
-    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
-)
 
-
-@pytest.fixture
-def recipe(model_folder, chat_file, tmp_path):
-    def recipe(**changes):
-        plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file), "max_length": 256}
-        return Recipe(**plain | {"output_dir": str(tmp_path / "out")} | changes)
-
-    return recipe
-
-
-def wrong(recipe, *args, **options):
-    with pytest.raises(UserError) as caught:
-        preflight.check(recipe, *args, **options)
-    return [problem.where for problem in caught.value.problems]
-
-
-def test_model_data_and_strategy_are_all_told_at_once(recipe, tmp_path):
+def test_model_data_and_strategy_are_all_reported_at_once(recipe, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"messages": 3}\n')
     mine = recipe(dataset=str(tmp_path / "rows.jsonl"), max_length=4096, lora_target_modules="q_porj")
     sharded = Topology(
@@ -51,17 +33,19 @@ def test_model_data_and_strategy_are_all_told_at_once(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_output_folder_is_told_with_the_rest(recipe, tmp_path):
+def test_the_output_folder_is_reported_with_the_rest(recipe, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
-    assert wrong(recipe(max_length=4096), SINGLE, "mine") == ["max_length", "output_dir"]
+    assert wrong(recipe(max_length=4096), ONE_PROCESS, "mine") == ["max_length", "output_dir"]
     # A command that has no output folder, such as one that scores or shows samples, does not look at any.
-    checked = preflight.check(recipe(), SINGLE)
+    checked = preflight.check(recipe(), ONE_PROCESS)
     assert checked.folder is None
 
 
 def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
-    problems = wrong(recipe(model_name_or_path="./nowhere", dataset="nowhere.jsonl", eval_dataset="none.jsonl"), SINGLE)
+    problems = wrong(
+        recipe(model_name_or_path="./nowhere", dataset="nowhere.jsonl", eval_dataset="none.jsonl"), ONE_PROCESS
+    )
     assert problems == [
         "dataset",
         "eval_dataset",
@@ -71,7 +55,7 @@ def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
 
 def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):
     before = sorted([*tmp_path.rglob("*"), *model_folder.rglob("*")])
-    checked = preflight.check(recipe(eval_split_size=5, num_train_epochs=2), SINGLE, "mine")
+    checked = preflight.check(recipe(eval_split_size=5, num_train_epochs=2), ONE_PROCESS, "mine")
     assert sorted([*tmp_path.rglob("*"), *model_folder.rglob("*")]) == before
     assert checked.folder.path == tmp_path / "out" and checked.total_steps == checked.data.total_steps(checked.recipe)
     assert checked.vocab_size == 320 and all(p.is_meta for p in checked.meta_model.parameters())
@@ -107,8 +91,8 @@ def test_a_model_that_reads_more_does_not_lengthen_what_nobody_set(recipe, model
 def test_a_run_says_what_auto_took_without_a_plan(recipe, monkeypatch):
     monkeypatch.setattr("kit.memory.fit.gpu_memory", lambda topology: 2**36)
     unknown = recipe(method="lora", use_dora=True, per_device_train_batch_size="auto")
-    assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, SINGLE).notes
-    assert not any("auto" in note for note in preflight.check(recipe(), SINGLE).notes)
+    assert "auto: no plan for --use_dora: micro-batch 1" in preflight.check(unknown, ONE_PROCESS).notes
+    assert not any("auto" in note for note in preflight.check(recipe(), ONE_PROCESS).notes)
 
 
 @pytest.mark.slow
@@ -131,14 +115,14 @@ def test_a_run_that_could_not_learn_to_stop_is_refused(recipe, model_folder, tmp
     weights["lm_head.weight"][:3] = 0
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     flags = {"model_name_or_path": str(base), **streaming}
-    assert wrong(recipe(**flags), SINGLE, "mine") == ["trainable_tokens"]
+    assert wrong(recipe(**flags), ONE_PROCESS, "mine") == ["trainable_tokens"]
     assert preflight.check(recipe(**flags))  # scores or shows samples, and trains nothing
-    assert preflight.check(recipe(**flags, trainable_tokens="<|im_end|>"), SINGLE, "mine")
-    assert preflight.check(recipe(**flags, method="full"), SINGLE, "mine")
+    assert preflight.check(recipe(**flags, trainable_tokens="<|im_end|>"), ONE_PROCESS, "mine")
+    assert preflight.check(recipe(**flags, method="full"), ONE_PROCESS, "mine")
 
 
 @pytest.mark.parametrize(("changes", "field"), [({"method": "qlora"}, "method"), ({"optim": "adamw_8bit"}, "optim")])
-def test_a_bitsandbytes_that_is_installed_but_broken_is_told_and_not_a_crash_at_loading(
+def test_a_bitsandbytes_that_is_installed_but_broken_is_reported_and_not_a_crash_at_loading(
     recipe, monkeypatch, changes, field
 ):
     class Broken(MetaPathFinder):
@@ -149,6 +133,6 @@ def test_a_bitsandbytes_that_is_installed_but_broken_is_told_and_not_a_crash_at_
     monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     with pytest.raises(UserError) as caught:
-        preflight.check(recipe(**changes), SINGLE)
+        preflight.check(recipe(**changes), ONE_PROCESS)
     assert f"{field}: bitsandbytes is installed but broken (libcudart.so.13: cannot open" in str(caught.value)
     assert "python -m bitsandbytes" in str(caught.value)

@@ -44,7 +44,7 @@ def test_bounds_and_pins_are_those_that_were_tested():
         ("docs/versions.md", r"\| torch \| [\d.]+", "| torch | 2.13.0", "tested from 2.13.0"),
     ],
 )
-def test_a_bound_or_a_pin_that_was_not_tested_is_told(project, file, pattern, put, said):
+def test_a_bound_or_a_pin_that_was_not_tested_is_reported(project, file, pattern, put, said):
     text, count = re.subn(pattern, put, (project / file).read_text(), count=1)
     assert count
     (project / file).write_text(text)

@@ -146,7 +146,7 @@ def test_a_checkpoint_holds_the_moment_of_its_save_while_training_goes_on(folder
 
 
 @pytest.mark.slow
-def test_one_save_at_a_time_and_a_failed_one_is_told_at_the_next(folders, tmp_path, monkeypatch):
+def test_one_save_at_a_time_and_a_failed_one_is_reported_at_the_next(folders, tmp_path, monkeypatch):
     model, optimizer = build(folders["untied"], method="lora", lora_r=2)
     train(model, optimizer, [0])
     running, most = [0], [0]
@@ -189,7 +189,7 @@ def test_without_async_save_a_checkpoint_is_complete_when_save_returns(folders, 
     assert steps(tmp_path) == ["step-00000001"]
 
 
-def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypatch):
+def test_ranks_without_a_common_disk_are_reported_at_the_first_save(saved, monkeypatch):
     folder, save = saved
     on_all, other = Saver._on_all, ("hash of the names on another machine", {})
     monkeypatch.setattr(Saver, "_on_all", lambda self, work, end: on_all(self, work, lambda own: end([*own, other])))
@@ -199,7 +199,7 @@ def test_ranks_without_a_common_disk_are_told_at_the_first_save(saved, monkeypat
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_tells_the_others_as_much_on_any_number_of_ranks(tmp_path, monkeypatch, number):
+def test_a_rank_says_the_others_as_much_on_any_number_of_ranks(tmp_path, monkeypatch, number):
     sizes = []
 
     def gather(own, outcomes, dst, group):

@@ -61,7 +61,7 @@ def test_a_folder_that_is_gone_is_an_error_of_the_system(tmp_path):
 # Read
 
 
-def test_what_is_stored_is_told_as_torch_tells_it(tmp_path):
+def test_what_is_stored_is_reported_as_torch_says_it(tmp_path):
     tensors = {name: TENSORS[name].detach() for name in ("matrix", "narrow", "scalar", "number", "odd", "empty")}
     dcp.save(dict(tensors), storage_writer=TensorWriter(tmp_path / "new"), no_dist=True)
     write_tensors(tmp_path / "new/plain.safetensors", {"of another writer": torch.ones(2, 3)}, {})
@@ -116,7 +116,7 @@ def _too_long(content):
         lambda content: content.replace(b'"shape": [2, 3]', b'"shape": 123456'),
     ],
 )
-def test_a_damaged_header_is_told(tmp_path, damage):
+def test_a_damaged_header_is_reported(tmp_path, damage):
     file = tmp_path / "a.safetensors"
     write_tensors(file, {"a": torch.ones(2, 3)}, {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [0, 0]}})})
     before = file.read_bytes()

@@ -234,7 +234,7 @@ def told(text):
     return float(kl[1]), float(difference[1]), int(kl[2])
 
 
-def test_the_drift_of_rounding_is_told_where_nothing_was_evaluated(finetune, fp32, tmp_path, capsys):
+def test_the_drift_of_rounding_is_reported_where_nothing_was_evaluated(finetune, fp32, tmp_path, capsys):
     run = finetune.ok("run", config=fp32["single"], max_steps=2)
     for dtype in ("float32", "bfloat16", "float16"):
         export(run.folder / "final", tmp_path / dtype, f"--dtype={dtype}", "--measure_drift")

@@ -143,7 +143,7 @@ def test_an_output_folder_that_is_not_shared_is_refused_at_the_start(hosts, star
     ("name", "address"),
     matrix([("alpha", "10.77.0.1"), ("alpha", "10.77.0.9")], always=0, rest=[("beta", "10.77.0.1")]),
 )
-def test_a_host_that_never_comes_and_a_wrong_address_are_told_in_time(hosts, start, tmp_path, name, address):
+def test_a_host_that_never_comes_and_a_wrong_address_are_reported_in_time(hosts, start, tmp_path, name, address):
     (tmp_path / "two.yaml").write_text(CONFIG.replace("10.77.0.1", address))
     run = start(getattr(hosts, name))
     told = run.wait_for(f"{name} waits ", 60)
@@ -154,7 +154,7 @@ def test_a_host_that_never_comes_and_a_wrong_address_are_told_in_time(hosts, sta
 
 
 @long
-def test_a_port_that_is_taken_is_told_by_the_host_that_needs_it(hosts, start):
+def test_a_port_that_is_taken_is_reported_by_the_host_that_needs_it(hosts, start):
     taken = "import socket, time; s = socket.create_server(('', 29511)); print('taken', flush=True); time.sleep(200)"
     other = hosts.alpha.start([sys.executable, "-c", taken])
     other.wait_for("taken", 30)

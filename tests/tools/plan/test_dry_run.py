@@ -4,41 +4,22 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from preflight_helpers import ONE_PROCESS, wrong
 
 from kit import preflight
 from kit.config.launch_flags import Launch
-from kit.config.recipe import Recipe
 from kit.config.validation import load_recipe
-from kit.errors import UserError
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
-from kit.strategy.strategies import FSDP2, SINGLE
+from kit.strategy.strategies import FSDP2
 from kit.strategy.topology import Topology
 from kit.tools.plan import dry_run
 from kit.tools.plan.dry_run import describe_plan, describe_run
 from kit.tools.plan.hardware import GPUS, Gpu
 from kit.tools.plan.models import SHAPES
 
-SINGLE = Topology(
-    strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="no", device_type="cpu", rehearsal=False
-)
 GPU = Topology(strategy=FSDP2, config_name="fsdp", num_processes=8, mixed_precision="bf16", device_type="cuda")
 RECIPE = load_recipe("llama-8b-full")
-
-
-@pytest.fixture
-def recipe(model_folder, chat_file, tmp_path):
-    def recipe(**changes):
-        plain = {"model_name_or_path": str(model_folder), "dataset": str(chat_file), "max_length": 256}
-        return Recipe(**plain | {"output_dir": str(tmp_path / "out")} | changes)
-
-    return recipe
-
-
-def wrong(recipe, *args, **options):
-    with pytest.raises(UserError) as caught:
-        preflight.check(recipe, *args, **options)
-    return [problem.where for problem in caught.value.problems]
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +51,9 @@ def test_memory_is_shown_by_component_with_the_disk_and_on_a_known_gpu_the_time(
 @pytest.mark.slow
 def test_a_dry_run_reports_strategy_data_and_steps(recipe):
     checked = preflight.check(
-        recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), SINGLE, "mine"
+        recipe(method="lora", global_batch_size=8, max_steps=7, eval_split_size=5), ONE_PROCESS, "mine"
     )
-    strategy, *notes, steps = describe_run(checked, SINGLE)
+    strategy, *notes, steps = describe_run(checked, ONE_PROCESS)
     count = sum(p.numel() for p in checked.meta_model.parameters() if p.requires_grad)
     assert (
         strategy.startswith("Single on CPU, 1 process, fp32, ") and f"{count:,} trainable parameters (lora)" in strategy
@@ -86,14 +67,14 @@ def test_a_dry_run_needs_no_weights_but_everything_else(recipe, model_folder, tm
     bare = tmp_path / "bare"
     shutil.copytree(model_folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
     mine = recipe(model_name_or_path=str(bare))
-    assert wrong(mine, SINGLE, "mine") == ["model_name_or_path"]
-    checked = preflight.check(mine, SINGLE, "mine", launch=Launch(dry_run=True))
-    (line,) = [line for line in describe_run(checked, SINGLE) if line.startswith("weights: none of ")]
+    assert wrong(mine, ONE_PROCESS, "mine") == ["model_name_or_path"]
+    checked = preflight.check(mine, ONE_PROCESS, "mine", launch=Launch(dry_run=True))
+    (line,) = [line for line in describe_run(checked, ONE_PROCESS) if line.startswith("weights: none of ")]
     assert str(bare) in line
     dry = {"launch": Launch(dry_run=True)}
-    assert wrong(mine.model_copy(update={"max_length": 4096}), SINGLE, "mine", **dry) == ["max_length"]
+    assert wrong(mine.model_copy(update={"max_length": 4096}), ONE_PROCESS, "mine", **dry) == ["max_length"]
     (bare / "pytorch_model.bin").write_bytes(b"")
-    assert wrong(mine, SINGLE, "mine", **dry) == ["model_name_or_path"]
+    assert wrong(mine, ONE_PROCESS, "mine", **dry) == ["model_name_or_path"]
 
 
 @pytest.mark.slow
