@@ -25,7 +25,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(
         "chat data in the forms that are in use",
-        "data/chat/formats data/chat/messages data/chat/columns data/chat/unused data/chat/shown",
+        "data/chat/formats data/chat/messages data/chat/columns data/chat/unused data/chat/shown data/chat/fixes",
         "rows as they are on the hub; a report of columns and keys that would be ignored",
     ),
     Row(

@@ -10,7 +10,7 @@ Promises:
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kit.data.chat.shown import check_answer, check_shown
@@ -29,9 +29,7 @@ _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 # A prompt that opens a thought, and what ends one: </think>, <|END_THINKING|>, [/THINK].
 _OPENED = re.compile(r"(?:<(?!\|?end)[^<>\s/]*think[^<>\s/]*>|\[THINK\])\s*$", re.IGNORECASE)
 _CLOSED = re.compile(r"</[^<>\s]*think[^<>\s]*>|<[^<>\s]*end_think[^<>\s]*>|\[/THINK\]", re.IGNORECASE)
-VALUES_TO_TRY = (False, True, "none")  # of variables for thinking
 _QUESTION = {"role": "user", "content": "?"}
-_OPENING = 'give the answer "train": false, and it is only read'
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +52,9 @@ class AnswerFinder:
     def __init__(self, template: Template, stops: Stops) -> None:
         self._template = template
         self._stops = stops
-        names = sorted(name for name in template.variables if re.search("think|reason", name))
-        # For ``chat_template_kwargs``: they are tried for a refused answer, to propose one with which it is found.
-        self._values_to_try = [(name, value) for name in names for value in VALUES_TO_TRY]
-        self._num_trials_left = 10  # refused answers for which all are tried; once one has helped, only that one is
 
     def find(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
         """Find message number ``i``, an answer, in the rendering of the conversation up to it."""
-        try:
-            return self._find(messages, i, tools)
-        except UserError as error:
-            problem = error.problems[0]
-            fix = self._fix_for(messages, i, tools) or problem.fix
-            is_opening = all(message["role"] != "user" for message in messages[:i])
-            if not fix and is_opening:
-                with suppress(UserError):  # only if the template takes the conversation as a whole
-                    self._template.render(messages, tools)
-                    fix = _OPENING
-            raise UserError(replace(problem, fix=fix)) from None
-
-    def _find(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
         text = whole = self._template.render(messages[: i + 1], tools)
         prompt = self.prompt(messages, i, tools, text)
         remarks: tuple[str, ...] = ()
@@ -194,8 +175,7 @@ class AnswerFinder:
         found = (
             f"messages[{i}]: the template opens the next turn after every answer ({tail[-30:]!r}), and writes no EOS"
         )
-        fix = "name the token that ends a turn as eos_token in tokenizer_config.json"
-        raise self._template.refusal(found, fix=fix)
+        raise self._template.refusal(found)
 
     def _put_after_prompt(
         self, prompt: str, text: str, messages: Messages, i: int, tools: Tools
@@ -229,31 +209,13 @@ class AnswerFinder:
                 return prompt + answer, at
             break
         reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
-        tag = _OPENED.search(header)
-        fix = ""
-        if tag:
-            fix = f"the prompt opens a thought: begin each content with {tag[0].strip()}, and end the thought"
-        raise self._template.refusal(reason + first_difference(text, prompt), fix=fix)
+        raise self._template.refusal(reason + first_difference(text, prompt))
 
     def _is_shown(self, text: str, messages: Messages) -> bool:
         with suppress(UserError):
             check_shown(self._template, text, messages, None)
             return True
         return False
-
-    def _fix_for(self, messages: Messages, i: int, tools: Tools) -> str:
-        """The ``chat_template_kwargs`` with which a refused answer would be found; an empty string if none help."""
-        for name, value in self._values_to_try:
-            with suppress(UserError):
-                AnswerFinder(self._template.with_values({name: value}), self._stops)._find(messages, i, tools)
-                self._values_to_try = [(name, value)]
-                self._num_trials_left = 0
-                shown = value if isinstance(value, str) else str(value).lower()
-                return f"--chat_template_kwargs {name}={shown} makes a prompt that fits"
-        self._num_trials_left -= 1
-        if self._num_trials_left == 0:
-            self._values_to_try = []
-        return ""
 
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:

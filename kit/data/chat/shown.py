@@ -9,7 +9,6 @@ from kit.data.chat.messages import REASONING
 from kit.data.chat.template import Messages, Template, Tools
 from kit.errors import UserError
 
-_INTO_CONTENT = "or write the thoughts into the content, as the model shall write them: <think>...</think>"
 THINK = re.compile("</?think>")
 
 
@@ -21,13 +20,13 @@ def reads(template: Template, name: str) -> bool:
 def check_extras(template: Template, messages: Messages, tools: Tools) -> None:
     """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key."""
     if tools and "tools" not in template.variables:
-        raise template.refusal("the template knows no tools, and this sample lists some", "tools")
+        raise template.refusal("the template knows no tools, and this sample lists some")
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
-            raise template.refusal(f"messages[{i}]: the template knows no tool_calls", "tool_calls")
+            raise template.refusal(f"messages[{i}]: the template knows no tool_calls")
         if message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
             found = f"messages[{i}]: the template knows no reasoning_content"
-            raise template.refusal(found, REASONING[0], _INTO_CONTENT)
+            raise template.refusal(found)
 
 
 def check_shown(template: Template, text: str, messages: Messages, tools: Tools) -> None:
@@ -70,7 +69,7 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
     """
     reasoning = (message.get("reasoning_content") or "").strip()
     if reasoning not in text:
-        raise template.refusal(f"messages[{i}]: the template leaves the reasoning of the answer out", "", _INTO_CONTENT)
+        raise template.refusal(f"messages[{i}]: the template leaves the reasoning of the answer out")
     at = 0
     for part in [reasoning, *THINK.split(message["content"])]:
         at = text.find(part.strip(), at) + len(part.strip())

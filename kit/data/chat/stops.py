@@ -7,26 +7,28 @@ class Stops:
     """The added tokens of a tokenizer, such as ``<|im_end|>``. Those inside answers, as ``</think>``, are not special.
 
     Attributes:
+        all: these tokens.
+        special: those of them that are special.
         eos: the tokenizer's EOS, at which generation always stops; empty if it has none.
         longest: the number of characters of the longest of them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
-        self._all = {token.content for token in added}
-        self._special = {token.content for token in added if token.special}
-        self._lengths = sorted({len(stop) for stop in self._all}, reverse=True)
+        self.all = {token.content for token in added}
+        self.special = {token.content for token in added if token.special}
+        self._lengths = sorted({len(stop) for stop in self.all}, reverse=True)
         self.longest = max(self._lengths, default=0)
         self.eos: str = tokenizer.eos_token or ""
 
     def within(self, text: str) -> int:
         """How many tokens are in ``text``."""
-        return sum(text.count(stop) for stop in self._all)
+        return sum(text.count(stop) for stop in self.all)
 
     def before(self, text: str, end: int, start: int = 0) -> str:
         """The token at the end of ``text[start:end]``; an empty string if there is none."""
         words = (text[end - length : end] for length in self._lengths if end - length >= start)
-        return next((word for word in words if word in self._all), "")
+        return next((word for word in words if word in self.all), "")
 
     def at_end(self, text: str, start: int) -> list[int]:
         """The end positions of all tokens at the end of ``text[start:]``, last first. Whitespace is skipped."""
@@ -46,6 +48,6 @@ class Stops:
         at = end
         while text[at : at + 1].isspace():
             at += 1
-        stops = set() if before in self._special else self._special
+        stops = set() if before in self.special else self.special
         words = (text[at : at + length] for length in self._lengths)
         return next((at + len(word) for word in words if word in stops), end)

@@ -181,7 +181,6 @@ class Template:
         self._tokenizer = tokenizer
         self.source = source
         self.date_was_asked = False
-        self._fitting: dict[str, str] = {}
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
             self._compiled = _compile_jinja_template(source)
@@ -195,11 +194,9 @@ class Template:
         template._values = {**self._values, **kwargs}
         return template
 
-    def refusal(self, found: str, word: str = "", fix: str = "") -> UserError:
-        """Return the exception to raise. It names our templates that fit and contain ``word``."""
-        if word not in self._fitting:
-            self._fitting[word] = fitting(self._tokenizer, word)
-        return UserError(Problem("chat_template", found, "a template that fits: " + self._fitting[word], fix))
+    def refusal(self, found: str) -> UserError:
+        """Return the exception to raise; ``fixes.py`` adds a fix to it."""
+        return UserError(Problem("chat_template", found))
 
     @cached_property
     def marks_answers(self) -> bool:

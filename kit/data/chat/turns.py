@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shipped import fitting
 from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import Jinja, Messages, Template, Tools
@@ -195,9 +194,7 @@ class Drafters:
         Raises ``UserError`` if there is no template, it does not compile, or it never reads one of ``kwargs``.
         """
         if not self._named:
-            found = "the tokenizer has no chat template of its own"
-            expected = "a template that fits: " + fitting(self._tokenizer)
-            raise UserError(Problem("chat_template", found, expected))
+            raise UserError(Problem("chat_template", "the tokenizer has no chat template of its own"))
         name = "tool_use" if has_tools and "tool_use" in self._named else "default"
         key = name + (json.dumps(kwargs, sort_keys=True) if kwargs else "")
         if key not in self._made:

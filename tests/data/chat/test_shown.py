@@ -35,7 +35,7 @@ def test_tools_calls_and_reasoning_that_a_template_never_reads_are_refused(sourc
     else:
         with pytest.raises(UserError, match=reason):
             check_extras(template, messages, None)
-    with pytest.raises(UserError, match=r"knows no tools, .*; expected .*: --chat_template chatml \| llama3, which"):
+    with pytest.raises(UserError, match="the template knows no tools, and this sample lists some"):
         check_extras(template, messages, [WEATHER])
 
 
@@ -127,11 +127,9 @@ def test_arguments_that_are_not_written_as_json_are_noticed(tokenizer):
         check_answer(Template("", tokenizer), "weather {}", as_text, 1)
 
 
-def test_reasoning_that_is_left_out_is_refused_with_a_fix(tokenizer):
+def test_reasoning_that_is_left_out_is_refused(tokenizer):
     answer = {"content": "B", "reasoning_content": "A"}
-    with pytest.raises(
-        UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out.*\n.*<think>"
-    ):
+    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out"):
         check_answer(Template("", tokenizer), "B", answer, 1)
 
 

@@ -1,0 +1,233 @@
+"""Fixes for a conversation that a chat template refuses.
+
+Promise: a fix that a message names was tried on the whole conversation, and with it nothing of the conversation is
+lost. If none works, the message says so.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from kit.data.chat.answers import OPEN_THOUGHT
+from kit.data.chat.messages import REASONING
+from kit.data.chat.shipped import SHIPPED
+from kit.data.chat.shown import reads
+from kit.data.chat.stops import Stops
+from kit.data.chat.template import Messages, Template, Tools
+from kit.data.chat.turns import Draft, Drafter, TrainOn
+from kit.errors import Problem, UserError
+
+VALUES_TO_TRY = (False, True, "none", "low")  # of variables for thinking
+MAX_TRIALS = 10  # conversations for which all fixes of a kind of problem are tried; later only those that have helped
+
+# What opens a thought, and the replacements that make its closing tag: <think>, [THINK], <|START_THINKING|>.
+_OPENING_TAG = re.compile(
+    r"[<\[\u25c1]\|?(?:\w+:)?(?:START_|BEGIN_)?(?:think|thinking|thoughts?|reasoning)(?:_start|_begin)?\|?[>\]\u25b7]",
+    re.IGNORECASE,
+)
+_CLOSINGS = (("START", "END"), ("BEGIN", "END"), ("_start", "_end"), ("_begin", "_end"))
+_SOURCES = [one.source for one in SHIPPED.values()]
+Tags = tuple[str, str]  # what opens and closes a thought
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A conversation, and how it is learned from. A fix changes one of its fields, or several."""
+
+    messages: Messages
+    template: Template
+    stops: Stops
+    train_on: TrainOn
+
+    def with_answers(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> "_Row":
+        """Return the row with each answer changed."""
+        messages = [change(message) if message["role"] == "assistant" else message for message in self.messages]
+        return replace(self, messages=messages)
+
+
+class Fixes:
+    """Finds fixes for conversations that are refused. Few are tried for each once it is known which of them help."""
+
+    def __init__(self, tokenizer: Any, train_on: TrainOn) -> None:
+        self._tokenizer = tokenizer
+        self._stops = Stops(tokenizer)
+        self._train_on = train_on
+        self._helped: dict[str, set[str]] = {}  # by kind of problem: the fixes that have worked
+        self._num_tried: dict[str, int] = {}  # by kind of problem: for how many conversations all were tried
+
+    def added(
+        self,
+        problem: Problem,
+        template: Template | None,
+        messages: Messages,
+        first: int,
+        tools: Tools,
+        kwargs: Mapping[str, Any],
+    ) -> Problem:
+        """Return ``problem``, for which a conversation is refused, with a fix that works or that there is none.
+
+        Args:
+            template: the one that refuses it; None if there is none.
+            kwargs: values that the row gives to variables of the template.
+        """
+        if problem.where != "chat_template":
+            return problem
+        kind = re.split("[('\"]", re.sub(r"\d+", "", problem.found))[0]
+        num_tried = self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
+        helped = self._helped.setdefault(kind, set())
+        candidates = dict(self._candidates(template, messages, kwargs))
+        if num_tried > MAX_TRIALS:
+            candidates = {fix: row for fix, row in candidates.items() if fix in helped}
+        working = (fix for fix, row in candidates.items() if self._works(row, first, tools))
+        fix = next(working, "")
+        names = [fix, *working] if fix in SHIPPED else []  # they come last: a user may choose among them
+        helped.update(names or [fix])
+        if names:
+            fix = f"--chat_template {' | '.join(names)}"
+        elif not fix and num_tried <= MAX_TRIALS:
+            tried = [f"--chat_template {fix}" if fix in SHIPPED else fix for fix in candidates]
+            fix = "none of these works: " + "; ".join(tried) if tried else "no fix is known"
+            fix += "; it takes a template file of your own, or other rows"
+        return replace(problem, fix=fix) if fix else problem
+
+    def _works(self, row: _Row, first: int, tools: Tools) -> bool:
+        """Whether nothing of the row is lost when it is encoded."""
+        try:
+            drafts = Drafter(row.template, row.stops, row.train_on).drafts(row.messages, first, tools)
+        except UserError:
+            return False
+        return all(_is_sound(draft) for draft in drafts)
+
+    def _candidates(
+        self, template: Template | None, messages: Messages, kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[str, _Row]]:
+        """Yield fixes, as a message names them, and the row to which each has been applied; templates of the kit last.
+
+        They are ordered by what they change: settings first, what is learned last.
+        """
+        if template is not None:
+            row = _Row(messages, template, self._stops, self._train_on)
+            for fixes in (self._values(row, kwargs), self._thoughts(row), self._learned(row), self._ends(row)):
+                yield from fixes
+            if any(message.get("reasoning_content") for message in messages):
+                yield "leave the reasoning out", row.with_answers(lambda answer: answer | {"reasoning_content": None})
+        source = "" if template is None else template.source
+        for name, shipped in self._shipped:
+            # Another template than its own is nothing for a chat model, unless it has the same tokens.
+            own = [token for token in SHIPPED[name].tokens if token not in ("bos_token", "eos_token")]
+            if not source or source in _SOURCES or (own and all(token in source for token in own)):
+                yield name, _Row(messages, shipped, self._stops, self._train_on)
+
+    def _values(self, row: _Row, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Row]]:
+        names = sorted(name for name in row.template.variables if re.search("think|reason", name))
+        for name in names:
+            for value in VALUES_TO_TRY if name not in kwargs else ():
+                shown = value if isinstance(value, str) else str(value).lower()
+                with suppress(UserError):
+                    template = row.template.with_values({name: value})
+                    yield f"--chat_template_kwargs {name}={shown}", replace(row, template=template)
+
+    def _thoughts(self, row: _Row) -> Iterator[tuple[str, _Row]]:
+        """Put the reasoning of answers into their content, or the other way round."""
+        for tags in self._tags(row.template):
+            example = "...".join(tags)
+            if any(message.get("reasoning_content") for message in row.messages):
+                yield (
+                    f"write the reasoning into the content, as {example}",
+                    row.with_answers(partial(_into_content, tags=tags)),
+                )
+            if any(tags[0] in message["content"] for message in row.messages if message["role"] == "assistant"):
+                yield (
+                    f"write what is between {tags[0]} and {tags[1]} into reasoning_content",
+                    row.with_answers(partial(_into_reasoning, tags=tags)),
+                )
+            if any(_lacks_thought(message, tags) for message in row.messages):
+                yield (
+                    f"begin each content that has no thought with {tags[0]}{tags[1]}",
+                    row.with_answers(partial(_with_empty_thought, tags=tags)),
+                )
+
+    def _learned(self, row: _Row) -> Iterator[tuple[str, _Row]]:
+        """Learn from less."""
+        roles = [message["role"] for message in row.messages]
+        if "assistant" in roles and "user" not in roles[: roles.index("assistant")]:
+            i = roles.index("assistant")
+            messages = [*row.messages[:i], {**row.messages[i], "weight": 0.0}, *row.messages[i + 1 :]]
+            yield 'give the first answer "train": false, and it is only read', replace(row, messages=messages)
+        if row.train_on == "all":
+            yield "--train_on assistant", replace(row, train_on="assistant")
+
+    def _ends(self, row: _Row) -> Iterator[tuple[str, _Row]]:
+        """Take the token that the template writes behind an answer for the tokenizer's EOS."""
+        with suppress(UserError):
+            text = row.template.render(row.messages, None)
+            content = next((m["content"] for m in reversed(row.messages) if m["role"] == "assistant"), "").strip()
+            behind = text.rpartition(content)[2].lstrip() if content else ""
+            token = next((token for token in row.stops.special if behind.startswith(token)), "")
+            if token and token != row.stops.eos:
+                stops = copy.copy(row.stops)
+                stops.eos = token
+                yield f"name {token} as eos_token in tokenizer_config.json", replace(row, stops=stops)
+
+    def _tags(self, template: Template) -> list[Tags]:
+        """The tags of thoughts that the template or the tokenizer has; <think> if neither knows of reasoning."""
+        text = template.source + " ".join(sorted(self._stops.all))
+        tags = dict.fromkeys(_tags_in(text))
+        if not tags and not any(reads(template, name) for name in REASONING):
+            return [("<think>", "</think>")]
+        return list(tags)
+
+    @cached_property
+    def _shipped(self) -> list[tuple[str, Template]]:
+        """The templates of the kit whose tokens the tokenizer has."""
+        fitting = {name: one for name, one in SHIPPED.items() if not one.missing_tokens(self._tokenizer)}
+        return [(name, Template(one.source, self._tokenizer)) for name, one in fitting.items()]
+
+
+def _tags_in(text: str) -> Iterator[Tags]:
+    """Yield the pairs of tags in ``text`` that open and close a thought."""
+    for opening in dict.fromkeys(_OPENING_TAG.findall(text)):
+        closings = [opening.replace(start, end) for start, end in _CLOSINGS if start in opening]
+        closing = next(iter(closings), f"{opening[0]}/{opening[1:]}")
+        if closing in text:
+            yield opening, closing
+
+
+def _into_content(answer: dict[str, Any], tags: Tags) -> dict[str, Any]:
+    """Return an answer whose content begins with its reasoning."""
+    reasoning = (answer.get("reasoning_content") or "").strip()
+    if not reasoning:
+        return answer
+    content = f"{tags[0]}\n{reasoning}\n{tags[1]}\n\n{answer['content']}"
+    return answer | {"reasoning_content": None, "content": content}
+
+
+def _into_reasoning(answer: dict[str, Any], tags: Tags) -> dict[str, Any]:
+    """Return an answer whose reasoning is the thought that its content began with."""
+    thought, closing, content = answer["content"].strip().partition(tags[1])
+    if not closing or not thought.startswith(tags[0]) or answer.get("reasoning_content"):
+        return answer
+    return answer | {"reasoning_content": thought.removeprefix(tags[0]).strip(), "content": content.strip()}
+
+
+def _lacks_thought(message: dict[str, Any], tags: Tags) -> bool:
+    return message["role"] == "assistant" and not message.get("reasoning_content") and tags[1] not in message["content"]
+
+
+def _with_empty_thought(answer: dict[str, Any], tags: Tags) -> dict[str, Any]:
+    return answer | {"content": f"{tags[0]}{tags[1]}{answer['content']}"} if _lacks_thought(answer, tags) else answer
+
+
+def _is_sound(draft: Draft) -> bool:
+    """Whether something is learned, no thought is left open, and none is opened again after an empty one."""
+    if OPEN_THOUGHT in draft.remarks or not (draft.spans or draft.rest):
+        return False
+    pairs = (
+        re.escape(opening) + r"\s*" + re.escape(closing) + r"\s*" + re.escape(opening)
+        for opening, closing in _tags_in(draft.text)
+    )
+    return not any(re.search(pair, draft.text) for pair in pairs)

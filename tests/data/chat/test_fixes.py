@@ -1,0 +1,22 @@
+"""A fix that a message names works on the conversation that was refused."""
+
+import pytest
+from data_helpers import HEADER, SIMPLE, chat
+
+from kit.data.chat.tokens import encode
+from kit.errors import UserError
+
+SWITCHED = HEADER + SIMPLE + "{{ '<think>\n' if add_generation_prompt and enable_thinking is not false }}"
+
+
+def fix_of(sample, tokenizer, template, **options):
+    with pytest.raises(UserError) as caught:
+        encode(sample, tokenizer, template, **options)
+    (problem,) = caught.value.problems
+    return problem.fix
+
+
+def test_a_value_of_the_template_that_works_is_named(tokenizer):
+    sample = chat("Hi", "Hello")
+    assert fix_of(sample, tokenizer, SWITCHED) == "--chat_template_kwargs enable_thinking=false"
+    encode({**sample, "chat_template_kwargs": {"enable_thinking": False}}, tokenizer, SWITCHED)
