@@ -88,7 +88,7 @@ ROWS = [
     Row(
         "the strategy asked for is the one that runs",
         "strategy/topology strategy/strategies strategy/accelerator strategy/accelerate_config "
-        "strategy/weights strategy/sending strategy/fsdp",
+        "strategy/weights strategy/sending strategy/fsdp strategy/precision",
         "DDP, FSDP2, FSDP1 and offload from one config; rehearsals on a CPU; loading on one rank only",
     ),
     Row("hybrid sharding", "strategy/parallelism", "`fsdp_hybrid`; a refusal of parallelism that would have no effect"),

@@ -27,6 +27,7 @@ from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.strategy.accelerator import check_strategy
 from kit.strategy.agreement import Fact
+from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
 
 
@@ -127,6 +128,7 @@ def check(
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
+            notes += describe_precision(topology, launch.config, recipe.method)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
     if datasets and tokenizer and meta_model:
         with problems.caught():

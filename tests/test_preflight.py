@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from importlib.abc import MetaPathFinder
 
 import pytest
@@ -51,6 +52,15 @@ def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
         "eval_dataset",
         "model_name_or_path",
     ]  # once, though tokenizer and config both need it
+
+
+@pytest.mark.parametrize(("has_bf16", "said"), [(True, "--config single"), (False, "Tesla T4 has no bf16")])
+def test_a_run_in_float32_on_a_gpu_says_so_among_its_notes(recipe, monkeypatch, has_bf16, said):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda emulated: has_bf16)
+    on_gpu = replace(ONE_PROCESS, device_type="cuda")
+    assert sum(said in note for note in preflight.check(recipe(), on_gpu, "mine").notes) == 1
+    assert not any("float32" in note for note in preflight.check(recipe(), ONE_PROCESS, "mine").notes)
 
 
 def test_to_look_is_to_write_nothing(recipe, tmp_path, model_folder):

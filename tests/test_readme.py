@@ -94,6 +94,7 @@ def test_every_flag_named_in_the_pages_exists():
         "base",
     }
     theirs |= {*OWN, *SWITCHES}  # of kit plan
+    theirs |= {"mixed_precision"}  # of accelerate launch
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"simulate"}  # of kit plan
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world", "length"}  # of benchmarks

@@ -22,6 +22,9 @@ _NO_COMPRESSION = "gradients are always reduced in float32: compression changes 
 _STATIC_GRAPH = "not offered: with it, torch's DDP cannot accumulate micro-batches"
 _UNUSED = "not needed: weights that no text reaches are frozen, and others without a gradient are refused by name"
 _OTHER_TRAINING = ("dpo", "orpo", "kto", "cpo", "simpo", "ipo", "ppo", "grpo", "rloo", "rl", "reward", "ref", "pref")
+_PRECISION = "precision comes from the Accelerate config: mixed_precision"
+FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
+FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
 OTHER_KITS = {
     "beta": _SUPERVISED,
@@ -33,10 +36,10 @@ OTHER_KITS = {
     "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
     "eval_batch_size": "use per_device_eval_batch_size",
     "max_samples": "use max_train_samples",
-    "bf16": "precision comes from the Accelerate config: mixed_precision: bf16",
-    "fp16": "precision comes from the Accelerate config: mixed_precision: bf16",
-    "dtype": "precision comes from the Accelerate config: mixed_precision",
-    "torch_dtype": "precision comes from the Accelerate config: mixed_precision",
+    "bf16": f"{_PRECISION}: bf16, as in --config single",
+    "fp16": f"{_PRECISION}; {FP16}",
+    "dtype": _PRECISION,
+    "torch_dtype": _PRECISION,
     "mixed_precision": "it belongs in the Accelerate config (--config)",
     "load_in_4bit": "use --method qlora",
     "load_in_8bit": "8-bit bases are not offered; use --method qlora",

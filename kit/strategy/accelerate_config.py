@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kit.config.hints import other_kind
+from kit.config.other_kits import FP16
 from kit.config.recipe_file import read_yaml
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes, hint_for_key
@@ -42,7 +43,7 @@ _OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, 
 _OTHER_KEYS = {"deepspeed_config": _DEEPSPEED, "megatron_lm_config": _MEGATRON, "fp8_config": _FP8} | dict.fromkeys(
     "tpu_name tpu_zone tpu_vm command_file commands".split(), _TPU
 )
-_PRECISIONS = {"fp16": "use bf16: fp16 needs loss scaling, which skips steps", "fp8": _FP8}
+_PRECISIONS = {"fp16": FP16, "fp8": _FP8}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from kit.strategy.fsdp import (
     num_replicas,
     replica_groups,
 )
+from kit.strategy.precision import check_precision
 from kit.strategy.rendezvous import join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
@@ -130,16 +131,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
 
 def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Problem]:
     """Check that this machine supports the precision, and that the model can be sharded. Needs no weights."""
-    import torch
-
-    problems = []
-    if (
-        topology.mixed_precision == "bf16"
-        and topology.device_type == "cuda"
-        and not torch.cuda.is_bf16_supported(False)
-    ):
-        found = f"bf16, which {torch.cuda.get_device_name()} does not have"
-        problems.append(Problem("mixed_precision", found, "no", "copy the config and set it to no"))
+    problems = check_precision(topology)
     present = {type(module).__name__ for module in meta_model.modules()}
     layers = f"one of {', '.join(sorted(name for name in present if 'Layer' in name or 'Block' in name))}"
     fix = "or leave the line out: the model's own decoder layer is taken"

@@ -25,6 +25,7 @@ def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exi
         ("gradient_accumulation_steps", "global_batch_size"),
         ("load_in_4bit", "--method qlora"),
         ("bf16", "mixed_precision: bf16"),
+        ("fp16", "accelerate launch --mixed_precision no"),
         ("max_seq_length", "max_length"),
         ("deepspeed", "--config fsdp"),
         ("tensor_parallel_size", "docs/parallelism.md"),

@@ -126,7 +126,7 @@ REFUSED = [
     ("mixed_precison: bf16\n" + DDP, 1, ["mixed_precison", "did you mean 'mixed_precision'?"]),
     (FSDP + "  fsdp_reshard_after_foward: false\n", 5, ["did you mean 'fsdp_reshard_after_forward'?"]),
     (FSDP + "  fsdp_min_num_params: 100\n", 5, ["fsdp_min_num_params"]),
-    ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16", "loss scaling"]),
+    ("mixed_precision: fp16\n", 1, ["'fp16'", "no or bf16", "loss scaling", "T4", "--mixed_precision no"]),
     ("mixed_precision: fp8\n", 1, ["'fp8'", "no or bf16", "layers of another library"]),
     (DDP + "fp8_config:\n  backend: TE\n", 3, ["fp8_config: not offered", "use bf16"]),
     ("\ndistributed_type: DEEPSPEED\n", 2, ["DeepSpeed's ZeRO", "--config fsdp"]),

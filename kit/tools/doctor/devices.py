@@ -18,6 +18,7 @@ from kit.console import silence_libraries
 from kit.errors import Problem, first_line
 from kit.memory.needs import RunNeeds
 from kit.memory.sizes import format_bytes, has_8_bit_moments
+from kit.strategy.precision import check_precision, describe_precision
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
 
@@ -93,13 +94,18 @@ def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, ref
     return ok("GPUs", found)
 
 
-def check_bf16(topology: Topology) -> Result:
-    """Fail if the config asks for bf16 and a product in it is wrong, or does not exist."""
+def check_bf16(topology: Topology, config: str | None, method: str) -> Result:
+    """Fail if the config asks for bf16 and a product in it is wrong, or does not exist; warn of float32 on a GPU.
+
+    Args:
+        config: as the command names it; None without one.
+    """
+    if problems := check_precision(topology):
+        return of_problems("bf16", problems, "")
+    if lines := describe_precision(topology, config, method):
+        return Result("bf16", "warn", "; ".join(lines))
     if topology.mixed_precision != "bf16":
         return ok("bf16", "not asked for by the config")
-    if topology.device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
-        found = f"{torch.cuda.get_device_name()} has no bf16"
-        return Result("bf16", "fail", found, "copy the config and set mixed_precision: no")
     left, right = _random(0, 256, 256), _random(1, 256, 256)
     product = left.to(topology.device_type, torch.bfloat16) @ right.to(topology.device_type, torch.bfloat16)
     return _compared("bf16", "a product", _error(product, left @ right), _BF16_ERROR, "install torch again")

@@ -21,6 +21,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
         launched: this process as a launcher started it; None without one.
     """
     recipe, topology, config = planned.recipe, planned.topology, planned.config
+    config_file = str(planned.config_file) if planned.config_file else None
     several_machines = launched.several_machines if launched else config.num_machines > 1
     local_world = launched.local_world if launched else -(-topology.num_processes // config.num_machines)
     report.run("launch", lambda: _check_launch(planned, launched))
@@ -35,7 +36,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
     from kit.tools.doctor import devices
 
     report.run("driver", lambda: devices.check_driver(topology))
-    report.run("bf16", lambda: devices.check_bf16(topology))
+    report.run("bf16", lambda: devices.check_bf16(topology, config_file, recipe.method))
     report.run("4-bit product", lambda: devices.check_four_bit(recipe.method, recipe.optim, topology.device_type))
 
     from kit.memory.fit import memory_problems, planned_workload, resolve_auto

@@ -75,13 +75,16 @@ def test_a_driver_that_torch_cannot_use_is_reported_with_torchs_words(topology, 
 
 
 def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
-    assert check_bf16(topology()).status == "ok"
-    assert "not asked for" in check_bf16(topology(mixed_precision="no")).found
+    assert check_bf16(topology(), "ddp", "lora").status == "ok"
+    assert "not asked for" in check_bf16(topology(mixed_precision="no"), None, "lora").found
     monkeypatch.setattr(devices, "_error", lambda result, expected: 0.5)
-    assert check_bf16(topology()).status == "fail"
+    assert check_bf16(topology(), "ddp", "lora").status == "fail"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
-    assert check_bf16(topology(device_type="cuda")).found == "T4 has no bf16"
+    result = check_bf16(topology(device_type="cuda"), "ddp", "lora")
+    assert result.status == "fail" and "bf16, which T4 does not have" in result.found and result.fix
+    result = check_bf16(topology(device_type="cuda", mixed_precision="no"), None, "lora")
+    assert result.status == "warn" and "T4 has no bf16" in result.found
 
 
 @pytest.mark.parametrize(

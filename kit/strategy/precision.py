@@ -1,0 +1,46 @@
+"""What a run says of its precision: that its GPU cannot compute as asked, or that it could compute faster.
+
+Promises: a run in float32 on a GPU says so, with the reason and what changes it. On a CPU nothing is said.
+"""
+
+from kit.config.other_kits import FLOAT32
+from kit.errors import Problem
+from kit.strategy.topology import Topology
+
+
+def check_precision(topology: Topology) -> list[Problem]:
+    """Return a problem if the run is to compute in bf16, and its GPU does not have it: torch would emulate it."""
+    if topology.mixed_precision != "bf16" or _has_bf16(topology.device_type):
+        return []
+    return [Problem("mixed_precision", f"bf16, which {_gpu_name(topology)} does not have", "no", FLOAT32)]
+
+
+def describe_precision(topology: Topology, config: str | None, method: str) -> list[str]:
+    """Return a line for a run in float32 on a GPU: why, and what is faster or smaller. Else nothing.
+
+    Args:
+        config: as the command names it; None if the precision is the launcher's, which is float32 by default.
+        method: ``full``, ``lora`` or ``qlora``.
+    """
+    if topology.mixed_precision != "no" or topology.device_type == "cpu":
+        return []
+    name = _gpu_name(topology)
+    if not _has_bf16(topology.device_type):
+        smaller = "; --method qlora holds frozen weights in 4 bits" if method == "lora" else ""
+        return [f"computes in float32: {name} has no bf16, and fp16 is not offered{smaller}"]
+    change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
+    reason = f"mixed_precision: no in {config}" if config else "no --config was given"
+    return [f"computes in float32, since {reason}: {name} is faster in bf16, with less memory: {change}"]
+
+
+def _has_bf16(device_type: str) -> bool:
+    """Whether a run on such devices computes in bf16 without emulation. A CPU rehearses it, at whatever speed."""
+    import torch
+
+    return device_type != "cuda" or torch.cuda.is_bf16_supported(False)  # False: not by emulation
+
+
+def _gpu_name(topology: Topology) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if topology.device_type == "cuda" else topology.device_type.upper()

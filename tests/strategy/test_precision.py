@@ -1,0 +1,80 @@
+"""A run in float32 on a GPU says so and what changes it; bf16 that a GPU does not have, and fp16, are refused.
+
+The GPUs are torch's answers about them. No number of a T4 was measured.
+"""
+
+import pytest
+import torch
+
+from kit.config.other_kits import FLOAT32
+from kit.strategy.accelerate_config import config_from_environment
+from kit.strategy.precision import check_precision, describe_precision
+from kit.strategy.strategies import DDP, FSDP1, FSDP2, HYBRID, OFFLOAD, SINGLE
+from kit.strategy.topology import Topology
+
+GPUS = {"NVIDIA H200": True, "NVIDIA A10G": True, "Tesla T4": False, "Tesla V100-SXM2-16GB": False}  # has bf16
+STRATEGIES = (SINGLE, DDP, FSDP2, FSDP1, HYBRID, OFFLOAD)
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Returns a function that gives the topology of a run on a GPU of this name, or on a CPU."""
+
+    def on(gpu, strategy=SINGLE, precision="no"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: emulated or GPUS[gpu])
+        return Topology(
+            strategy=strategy,
+            config_name=strategy.config,
+            num_processes=4,
+            num_replicas=2 if strategy.replicates else 1,
+            mixed_precision=precision,
+            device_type="cuda" if gpu else "cpu",
+        )
+
+    return on
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.config)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_gpu_says_what_it_could_do_better_under_any_strategy(on, gpu, strategy):
+    topology = on(gpu, strategy)
+    (without_config,) = describe_precision(topology, None, "full")
+    (with_config,) = describe_precision(topology, "mine.yaml", "full")
+    assert without_config.startswith("computes in float32") and gpu in without_config and gpu in with_config
+    if GPUS[gpu]:
+        assert without_config.endswith(f"--config {strategy.config}") and "no --config was given" in without_config
+        assert with_config.endswith("mixed_precision: bf16 in mine.yaml")
+    else:
+        assert without_config == with_config and "fp16 is not offered" in with_config
+    assert check_precision(topology) == []
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_bf16_is_silent_where_the_gpu_has_it_and_refused_where_torch_would_emulate_it(on, gpu):
+    topology = on(gpu, precision="bf16")
+    assert describe_precision(topology, "single", "lora") == []
+    problems = check_precision(topology)
+    assert bool(problems) != GPUS[gpu]
+    for problem in problems:
+        assert str(problem).startswith(f"mixed_precision: bf16, which {gpu} does not have; expected no")
+        assert problem.fix == FLOAT32
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_cpu_says_nothing(on, precision):
+    topology = on("", precision=precision)
+    assert check_precision(topology) == [] and describe_precision(topology, None, "lora") == []
+
+
+@pytest.mark.parametrize(("method", "names_qlora"), [("full", False), ("lora", True), ("qlora", False)])
+def test_without_bf16_4_bits_are_named_where_they_would_replace_float32(on, method, names_qlora):
+    (line,) = describe_precision(on("Tesla T4"), None, method)
+    assert ("--method qlora" in line) == names_qlora
+
+
+def test_the_command_that_the_fix_names_gives_float32(monkeypatch):
+    """It sets this variable; with another one, `accelerate config` may have saved fp16 for a T4."""
+    assert "accelerate launch --mixed_precision no" in FLOAT32
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert config_from_environment().mixed_precision == "no"
