@@ -46,7 +46,7 @@ def main() -> None:
     from kit.train.isolation import check_isolation
     from kit.train.loop_state import EvaluationOutcome
     from kit.train.objective import build_objective
-    from kit.train.optim import build_optimizer
+    from kit.train.optim import build_optimizer, keep_rate_factors
     from kit.train.replicas import ReplicaCheck
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
@@ -92,6 +92,7 @@ def main() -> None:
     parts = describe_parts(model, recipe, recipe.router_aux_loss_coef)
     stops = new_stops(model, checked.stop_tokens)
     optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
+    rates = keep_rate_factors(optimizer, recipe.peak_learning_rate)
     guard.set_model(model, optimizer)
     prepared = prepare(accelerator, topology, model, optimizer)
     guard.set_model(prepared.model, prepared.optimizer)
@@ -113,7 +114,7 @@ def main() -> None:
     exits.finish_first(saver.finish)
     feed = data.open_feed(recipe, prepared.ranks, pad_id(tokenizer), state.feed, recipe.output_dir)
     check_replicas = ReplicaCheck(prepared, every=recipe.check_replicas)
-    say(prepared.strategy.describe(recipe), *parts, *checked.notes, *feed.notes(), *check_replicas.notes())
+    say(prepared.strategy.describe(recipe), *parts, *rates, *checked.notes, *feed.notes(), *check_replicas.notes())
 
     # --- train: a step depends only on the seed and its number, not on the topology
     objective = build_objective(recipe, data.dataset_names)

@@ -1,11 +1,18 @@
-"""Build the optimiser for the trainable weights."""
+"""Build the optimiser for the trainable weights, and give each of its groups the learning rate of a step.
 
+Promises: a group keeps its factor of the schedule. It is the rate with which the group was made, divided by the peak
+rate, so a resume needs no saved state.
+"""
+
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from kit.config.settings.optimisation import OptimSettings
+
+_FACTOR = "rate_factor"  # of a group; torch keeps keys of a group that it does not know
 
 
 def build_optimizer(
@@ -14,7 +21,7 @@ def build_optimizer(
     """Build AdamW for the trainable weights. Weights of one dimension (norms, biases) get no weight decay.
 
     Args:
-        peak_learning_rate: ``train_step`` replaces it in each step by the rate of that step.
+        peak_learning_rate: the rate of a group that names no ``lr``; see ``keep_rate_factors`` for one that does.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -31,3 +38,25 @@ def build_optimizer(
 
     paged = settings.optim.startswith("paged")
     return bitsandbytes.optim.AdamW8bit(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, is_paged=paged)
+
+
+def keep_rate_factors(optimizer: torch.optim.Optimizer, peak_learning_rate: float) -> list[str]:
+    """Keep the factor of each group of a new optimiser: the rate it has now, divided by the peak rate.
+
+    Returns:
+        A line that says which factors there are; no line if all groups have the rate of the schedule.
+    """
+    sizes: Counter[float] = Counter()
+    for group in optimizer.param_groups:
+        group[_FACTOR] = group["lr"] / peak_learning_rate
+        sizes[group[_FACTOR]] += sum(p.numel() for p in group["params"])
+    if set(sizes) == {1.0}:
+        return []
+    parts = [f"x {factor:g} for {size:,}" for factor, size in sizes.items()]
+    return [f"learning rate: that of the schedule {', '.join(parts)} trainable parameters"]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Give each group ``learning_rate`` times its factor, which is 1 unless ``keep_rate_factors`` found another."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get(_FACTOR, 1.0)

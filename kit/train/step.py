@@ -20,6 +20,7 @@ from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
+from kit.train.optim import set_learning_rate
 from kit.train.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def train_step(
     If the loss or the gradient norm is not finite, the weights are not updated.
 
     Args:
+        learning_rate: of the schedule; each group of the optimiser gets its factor of it (``keep_rate_factors``).
         max_grad_norm: clip the global gradient norm to this; 0: do not clip.
         stop: whether this rank was asked to stop. ``StepResult.stop`` says on all ranks whether any rank was.
         before_update: called after clipping, when the gradients are final.
@@ -110,8 +112,7 @@ def train_step(
     _check_gradients(prepared)
     before_update()
     if result.is_finite:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(optimizer, learning_rate)
         optimizer.step()
     clear_gradients(accelerator, model)
     return result

@@ -1,7 +1,12 @@
-"""Which weights the optimiser moves, and which of them decay."""
+"""Which weights the optimiser moves, which of them decay, and at which rates."""
+
+import re
+import shutil
 
 import pytest
 import torch
+from helpers import ROOT, matrix
+from safetensors.torch import load_file
 from torch import nn
 
 from kit.config.recipe import Recipe
@@ -80,3 +85,70 @@ def test_the_default_rate_follows_the_method(method, rate):
 def test_adapters_have_no_group_without_weights():
     optimizer = build_optimizer(nn.Linear(3, 3, bias=False), recipe())
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_group_keeps_its_factor_of_the_schedule(kind):
+    """Without a gradient only decay moves a weight: by ``rate x decay`` of itself."""
+    layers = model()
+    settings = recipe(optim=kind, weight_decay=0.5, learning_rate=0.3)
+    optimizer = build_optimizer(layers, settings)
+    slow, fast = layers[0].weight, layers[1].weight
+    optimizer.param_groups[0]["params"] = [slow]
+    optimizer.add_param_group({"params": [fast], "weight_decay": 0.5, "lr": 0.1})
+    (line,) = optim.keep_rate_factors(optimizer, settings.peak_learning_rate)
+    assert line == "learning rate: that of the schedule x 1 for 80, x 0.333333 for 64 trainable parameters"
+    for rate in (0.2, 0.04):
+        before = slow.detach().clone(), fast.detach().clone()
+        for parameter in layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optim.set_learning_rate(optimizer, rate)
+        optimizer.step()
+        assert torch.allclose(slow, before[0] * (1 - rate * 0.5))
+        assert torch.allclose(fast, before[1] * (1 - rate / 3 * 0.5))
+
+
+def test_groups_with_the_rate_of_the_schedule_have_every_bit_of_it_and_no_line():
+    optimizer = build_optimizer(model(), recipe(learning_rate=0.3))
+    assert optim.keep_rate_factors(optimizer, 0.3) == []
+    for rate in (0.3, 0.1 * 0.3, 1e-7 / 3):
+        optim.set_learning_rate(optimizer, rate)
+        assert {group["lr"] for group in optimizer.param_groups} == {rate}
+
+
+def follow_page(rank):
+    """In the child: ``build_optimizer`` with the lines that docs/architecture.md adds for rates by group."""
+    source = (ROOT / "kit/train/optim.py").read_text()
+    page = (ROOT / "docs/architecture.md").read_text()
+    for body in re.findall(r"^`kit/train/optim.py`:\n\n```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        if "lora_B" in body:
+            old, new = ("".join(line[1:] for line in body.splitlines(True) if line[0] != sign) for sign in "+-")
+            assert source.count(old) == 1
+            source = source.replace(old, new)
+    exec(source, vars(optim))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "processes"), matrix([("fsdp", 2), ("ddp", 2), ("single", 1), ("fsdp1", 2)], rest=[("fsdp_hybrid", 4)])
+)
+def test_rates_by_group_hold_under_each_strategy_and_after_a_resume(finetune, fp32, config, processes):
+    """The example of docs/architecture.md: matrices B of LoRA with 16 times the rate. Adam's first step is the rate."""
+    flags = {"config": fp32[config], "method": "lora", "max_steps": 4, "learning_rate": 1e-4, "warmup_steps": 0}
+    flags |= {"save_steps": 1, "save_total_limit": 0}
+    whole = finetune.ok("whole", processes, prepare=follow_page, **flags)
+    assert re.search(r"^learning rate: that of the schedule x 16 for [\d,]+, x 1 for [\d,]+ train", whole.output, re.M)
+    assert whole.rows[0]["learning_rate"] == 1e-4
+    after_one = {}
+    for path in (whole.folder / "checkpoints/step-00000001").glob("*.safetensors"):
+        after_one |= {name: tensor for name, tensor in load_file(path).items() if name.startswith("model.")}
+    moved = [tensor.abs().max().item() for name, tensor in after_one.items() if "lora_B" in name]
+    assert moved == pytest.approx([16e-4] * len(moved), rel=1e-2) and moved
+    shutil.copytree(whole.folder, finetune.folder / "half")
+    shutil.rmtree(finetune.folder / "half/final")
+    for step in (3, 4):
+        shutil.rmtree(finetune.folder / f"half/checkpoints/step-0000000{step}")
+    half = finetune.ok("half", processes, prepare=follow_page, **flags)
+    assert "continuing after step 2 of 4" in half.output
+    finals = [load_file(run.folder / "final/adapter_model.safetensors") for run in (whole, half)]
+    assert all(torch.equal(finals[1][name], tensor) for name, tensor in finals[0].items())
