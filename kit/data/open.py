@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.columns import choose_fields
+from kit.data.chat.columns import NO_PAIRS, NUM_TRIED, PREFERENCES, choose_fields
 from kit.data.chat.formats import format_of, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
@@ -132,7 +133,8 @@ def open_datasets(
 
 def _open_dataset(entry: DatasetEntry, flag: str, streaming: bool, is_evaluation: bool = False) -> Dataset:
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming)
-    fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation)
+    rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
+    fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation, rows)
     return Dataset(entry, source, fields, is_evaluation)
 
 
@@ -180,6 +182,7 @@ def open_data(
     notes: list[str] = []
     for dataset in datasets:
         with problems.caught():
+            notes += _reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:
                 max_id, beginning_notes = check_beginning(dataset, encoder, skips)
                 _check_ids(max_id, dataset.source.name, vocab_size)
@@ -300,8 +303,41 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
     return lines
 
 
+def _reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
+    """Say how the rows of a data set are read, where that may not be what the user expects."""
+    notes = []
+    name, fields = dataset.source.name, dataset.fields
+    learned = set(fields.values()) | dataset.ignored
+    if set(PREFERENCES) <= set(dataset.source.columns) and learned.isdisjoint(PREFERENCES):
+        notes.append(f"{name}: {NO_PAIRS}: {' and '.join(PREFERENCES)} are not used, {next(iter(fields))} are learned")
+    if encoder.template is not None and not encoder.prompts_as_chat and _has_prompts_as_strings(dataset):
+        found = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
+        notes.append(f"{name}: {found}; {_way_to_chat(dataset, encoder)}")
+    return notes
+
+
+def _way_to_chat(dataset: Dataset, encoder: Encoder) -> str:
+    """The flag that makes chats of prompts and completions that are strings, tried with the first rows."""
+    fields = dataset.fields
+    columns = {**(dataset.entry.columns or {}), fields["prompt"]: "instruction", fields["completion"]: "output"}
+    entry = dataset.entry.model_copy(update={"columns": columns})
+    rows = list(islice(read_rows(dataset.source.parts, dataset.columns), NUM_TRIED))
+    try:
+        fields = choose_fields(dataset.source.columns, columns, dataset.source.name)
+        bad = encoder.encode(Dataset(entry, dataset.source, fields), rows).bad
+        refusals = [row.problem for row in bad]
+    except UserError as error:
+        refusals = error.problems
+    if refusals:
+        return f"as a chat the first rows would be refused: {refusals[0].found}"
+    flag = ",".join(f"{theirs}={ours}" for theirs, ours in columns.items())
+    return f"to make a chat of each row: --dataset_columns {flag}"
+
+
 def _has_prompts_as_strings(dataset: Dataset) -> bool:
     """Whether the first good row has prompt and completion as strings, not as messages."""
+    if "prompt" not in dataset.fields:
+        return False
     for _, _, row in read_rows(dataset.source.parts, dataset.columns):
         if isinstance(row, dict):
             sample = to_sample(row, dataset.fields)

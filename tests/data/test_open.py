@@ -15,6 +15,7 @@ from data_helpers import (
 )
 
 from kit.data import open as data
+from kit.data.chat.shipped import SHIPPED
 from kit.data.open import describe_rendering, prompt_and_reference
 from kit.errors import UserError
 
@@ -22,6 +23,13 @@ from kit.errors import UserError
 @pytest.fixture(scope="module")
 def tokenizer():
     return byte_level_tokenizer()
+
+
+@pytest.fixture
+def chat_tokenizer():
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = SHIPPED["chatml"].source
+    return tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +73,58 @@ def test_describe_rendering_says_how_rows_become_text(tmp_path, tokenizer):
     for file in ("chat.jsonl", "messages.jsonl"):
         assert said(file) == "rendered with the chat template of the tokenizer"
     assert said("text.jsonl") == "plain text"
+
+
+PLAIN = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_plain_text_on_a_chat_model_is_said_with_the_flag_that_makes_a_chat(streaming, tmp_path, chat_tokenizer):
+    write(tmp_path / "train.jsonl", *[{"question": "Hi", "answer": "Hello", "images": ["a"]}] * 3)
+    settings = {"streaming": streaming, "max_steps": 1 if streaming else None, "global_batch_size": 1}
+
+    def notes(**changes):
+        return [note for note in open_all(chat_tokenizer, **settings, **changes).notes if PLAIN in note]
+
+    columns = {"question": "prompt", "answer": "completion", "images": "ignore"}
+    flag = "question=instruction,answer=output,images=ignore"
+    assert notes(dataset_columns=columns) == [
+        f"train.jsonl: {PLAIN}; to make a chat of each row: --dataset_columns {flag}"
+    ]
+    assert not notes(dataset_columns=dict(pair.split("=") for pair in flag.split(",")))
+    assert not notes(dataset_columns=columns, chat_template="chatml")
+    chat_tokenizer.chat_template = None
+    assert not notes(dataset_columns=columns)
+
+
+def test_the_flag_that_makes_a_chat_is_named_only_if_the_template_takes_the_first_rows(tmp_path, chat_tokenizer):
+    write(tmp_path / "train.jsonl", *pairs(3))
+    chat_tokenizer.chat_template = "{{ raise_exception('no users, please') }}"
+    (note,) = (note for note in open_all(chat_tokenizer).notes if PLAIN in note)
+    assert "; as a chat the first rows would be refused: the template fails (no users, please)" in note
+    assert "--dataset_columns" not in note
+
+
+def test_plain_text_to_evaluate_on_is_said_too(tmp_path, chat_tokenizer):
+    write(tmp_path / "train.jsonl", *[chat(f"Hi {i}", "Hello") for i in range(3)])
+    write(tmp_path / "eval.jsonl", *pairs(3))
+    assert [note for note in open_all(chat_tokenizer, eval_dataset="eval.jsonl").notes if PLAIN in note] == [
+        f"eval.jsonl: {PLAIN}; to make a chat of each row: --dataset_columns prompt=instruction,completion=output"
+    ]
+
+
+def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
+    messages = chat("Hi", "Hello")["messages"]
+    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": messages}] * 3)
+
+    def said(**changes):
+        notes = open_all(tokenizer, chat_template="chatml", **changes).notes
+        return [note for note in notes if "preference pairs" in note]
+
+    found = "preference pairs are not trained on yet: chosen and rejected are not used, messages are learned"
+    assert said() == [f"train.jsonl: {found}"]
+    assert not said(dataset_columns={"chosen": "messages", "messages": "ignore"})
+    assert not said(dataset_columns={"chosen": "ignore", "rejected": "ignore"})
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):

@@ -25,7 +25,7 @@ class DataSettings(BaseModel):
     dataset_split: str = _option("train", "split of a hub id or a folder with splits")
     dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _identity(
         {},
-        "names of columns: question=prompt,answer=completion; images=ignore",
+        "names of columns: question=instruction,answer=output; images=ignore",
         expected="column=field, separated by commas, each column once",
     )
     mixing: Literal["samples", "tokens"] = _identity(

@@ -20,12 +20,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kit.data.chat.messages import ROLES, SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
+from kit.data.chat.messages import SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
 from kit.errors import Problem, Problems, kind
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
 MAX_ID = 2**31  # ids are stored as int32
 IGNORED = -100  # the label of a token that is not learned
+# The keys of a question with its answer, where each exchange of a conversation is an object.
+EXCHANGES = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
 
 Sample = dict[str, Any]
 
@@ -88,12 +90,6 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
     given = listed(values["messages"])
     messages = read_messages("messages", given, problems)
     _explain_string(given, problems)
-    if problems and isinstance(given, list):
-        speakers = {str(each.get("from", each.get("role"))) for each in given if isinstance(each, dict)}
-        are_of_sharegpt = speakers <= SPEAKERS.keys() and not speakers <= ROLES.keys()
-        if are_of_sharegpt:
-            fix = "these are roles of ShareGPT: --dataset_columns messages=conversations reads them"
-            problems[0] = replace(problems[0], fix=fix)
     return {"messages": messages} | _template_inputs(values, problems)
 
 
@@ -177,15 +173,31 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     instruction, output = values["instruction"], values["output"]
+    before = _system(values, problems) + _history(values, problems)
+    problems += check_text("output", output)
+    answer: Message = {"role": "assistant", "content": output}
+    if values.get("reasoning_content"):
+        problems += check_text("reasoning_content", values["reasoning_content"])
+        answer["reasoning_content"] = values["reasoning_content"]
+    if _are_messages(instruction):
+        instruction = listed(instruction)
+    if isinstance(instruction, list):
+        # ``output`` is the answer to learn; what the assistant says in the prompt was written by whoever asked.
+        prompt = read_messages("instruction", instruction, problems, may_begin=not before, needs_answer=False)
+        problems += [
+            Problem(key, "given beside an instruction that is a list of messages", "it as a message of the list")
+            for key in ("input", "history")
+            if values.get(key)
+        ]
+        return {"prompt": before + prompt, "completion": [answer]} | _template_inputs(values, problems)
+    problems += check_text("instruction", instruction)
     more = values.get("input")
-    messages = _system(values, problems) + _history(values, problems)
-    problems += check_text("instruction", instruction) + check_text("output", output)
     if more is not None:
         problems += check_text("input", more, may_be_empty=True)
     if problems:
         return {}
     question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
-    messages += [{"role": "user", "content": question}, {"role": "assistant", "content": output}]
+    messages = [*before, {"role": "user", "content": question}, answer]
     return {"messages": messages} | _template_inputs(values, problems)
 
 
@@ -198,16 +210,58 @@ def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
         problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
         _explain_string(history, problems)
         return []
-    messages: list[Message] = []
-    for i, pair in enumerate(history):
-        if not isinstance(pair, list) or len(pair) != 2:
-            found = f"a list of {len(pair)}" if isinstance(pair, list) else kind(pair)
-            problems.append(Problem(f"history[{i}]", found, "a [question, answer] pair"))
-            continue
-        for k, (role, text) in enumerate(zip(("user", "assistant"), pair, strict=True)):
-            problems += check_text(f"history[{i}][{k}]", text)
-            messages.append({"role": role, "content": text})
-    return messages
+    return [message for i, pair in enumerate(history) for message in _exchange(f"history[{i}]", pair, problems)]
+
+
+def _exchange(where: str, pair: Any, problems: Problems) -> list[Message]:
+    """A question with its answer, as a list of two or as an object with known keys, as two messages."""
+    expected = "a [question, answer] pair"
+    keys: tuple[Any, ...] = (0, 1)
+    if isinstance(pair, dict):
+        given = {key for key, value in pair.items() if value is not None}
+        known = [keys for keys in EXCHANGES if given == set(keys)]
+        if not known:
+            names = ", or ".join(" and ".join(keys) for keys in EXCHANGES)
+            problems.append(Problem(where, f"an object with {', '.join(pair) or 'nothing'}", f"{expected}, or {names}"))
+            return []
+        keys = known[0]
+    elif not isinstance(pair, list) or len(pair) != 2:
+        problems.append(Problem(where, f"a list of {len(pair)}" if isinstance(pair, list) else kind(pair), expected))
+        return []
+    for key in keys:
+        problems += check_text(f"{where}.{key}" if isinstance(key, str) else f"{where}[{key}]", pair[key])
+    return [{"role": role, "content": pair[key]} for role, key in zip(("user", "assistant"), keys, strict=True)]
+
+
+def _from_alternating_turns(values: Mapping[str, Any], problems: Problems) -> Sample:
+    messages = _system(values, problems)
+    turns = listed(values["alternating_turns"])
+    if not isinstance(turns, list) or not turns:
+        found = "empty" if turns == [] else kind(turns)
+        problems.append(Problem("alternating_turns", found, "a list of strings, or of [question, answer] pairs"))
+        _explain_string(turns, problems)
+    elif all(isinstance(turn, str) for turn in turns):
+        if len(turns) == 1:
+            problems.append(Problem("alternating_turns", "a single string", "a question and its answer, at least"))
+        for i, turn in enumerate(turns):
+            problems += check_text(f"alternating_turns[{i}]", turn)
+            messages.append({"role": "assistant" if i % 2 else "user", "content": turn})
+    else:
+        for i, pair in enumerate(turns):
+            messages += _exchange(f"alternating_turns[{i}]", pair, problems)
+    return {"messages": messages} | _template_inputs(values, problems)
+
+
+def _from_calls(values: Mapping[str, Any], problems: Problems) -> Sample:
+    messages = _system(values, problems)
+    problems += check_text("instruction", values["instruction"])
+    num_problems = len(problems)
+    answer = {"role": "assistant", "tool_calls": values["tool_calls"]}
+    answers = read_messages("tool_calls", [answer], problems)
+    for i, problem in enumerate(problems[num_problems:], num_problems):  # the row has no such message
+        problems[i] = replace(problem, where="tool_calls" + problem.where.removeprefix("tool_calls[0].tool_calls"))
+    messages += [{"role": "user", "content": values["instruction"]}, *answers]
+    return {"messages": messages} | _template_inputs(values, problems)
 
 
 def _from_token_ids(values: Mapping[str, Any], problems: Problems) -> Sample:
@@ -285,7 +339,18 @@ FORMATS = (
     Format(
         ("instruction", "output"),
         _from_instruction,
-        optional=("input", "system", "history", "chat_template_kwargs"),
+        optional=("input", "system", "history", "reasoning_content", "chat_template_kwargs"),
+        is_chat=True,
+        holds_messages=True,
+    ),
+    Format(
+        ("tool_calls", "instruction"), _from_calls, optional=("system", "tools", "chat_template_kwargs"), is_chat=True
+    ),
+    # By its name alone nobody would know a list of strings from one of questions: it must be asked for.
+    Format(
+        ("alternating_turns",),
+        _from_alternating_turns,
+        optional=("system", "tools", "chat_template_kwargs"),
         is_chat=True,
     ),
     Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),

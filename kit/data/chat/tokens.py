@@ -10,6 +10,7 @@ Promises:
 - A sample that cannot be encoded like this is refused, with the reason.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,10 @@ UNROLLED = (
     "the chat template rewrites earlier turns: the conversation became several samples, each with the answers that "
     "the model would give after the same text"
 )
+TOOLS_TWICE = (
+    "the system message lists the tools, and so does the chat template; --dataset_columns tools=ignore keeps the former"
+)
+TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")  # at the start of a message: markup of a chat format
 
 Ids = list[int]
 Tokens = tuple[Ids, Any]  # ids, and the tokenizer's Encoding; of LocatedTexts it knows the characters of each token
@@ -232,6 +237,7 @@ class _Encoder:
         if len(drafts) > 1:
             remarks.append(UNROLLED)
         remarks += dict.fromkeys(remark for draft in drafts for remark in draft.remarks)
+        remarks += _repeated(messages, tools, drafts[-1].text)
         for literal in template.split_literals:
             if any(literal in draft.text for draft in drafts):
                 remarks.append(f"the chat template writes {literal}, which the tokenizer splits into pieces")
@@ -318,3 +324,17 @@ def _pretokenised(ids: Ids, labels: Ids | None) -> Encoded:
         if label not in (-100, id_):
             raise UserError(Problem("labels", f"labels[{k}] is {label}, input_ids[{k}] is {id_}", "the same, or -100"))
     return Encoded(list(ids), [float(label != -100) for label in labels])
+
+
+def _repeated(messages: Messages, tools: Tools, text: str) -> list[str]:
+    """Say what both the messages and the chat template write, so that ``text``, the rendering, has it twice."""
+    remarks: dict[str, None] = {}
+    for content in (message["content"].lstrip() for message in messages):
+        tag = TAG.match(content)
+        if tag and re.search(rf"{re.escape(tag[0])}\s*{re.escape(content[:100])}", text):
+            remarks[f"the chat template writes {tag[0]} before messages that begin with it"] = None
+    if tools and messages[0]["role"] == "system":
+        names = [tool.get("function", tool).get("name", "") for tool in tools]
+        if all(f'"{name}"' in messages[0]["content"] or f"'{name}'" in messages[0]["content"] for name in names):
+            remarks[TOOLS_TWICE] = None
+    return list(remarks)

@@ -1,8 +1,13 @@
 """Which columns of a data set are read: by the kit's names, or by a mapping; well-known names are proposed."""
 
-import pytest
+import json
+import re
 
-from kit.data.chat.columns import choose_fields
+import pytest
+from data_helpers import ANSWER, USER
+
+from kit.data.chat.columns import NUM_TRIED, choose_fields
+from kit.data.chat.formats import to_sample
 from kit.errors import UserError
 
 
@@ -65,15 +70,38 @@ def test_a_wrong_mapping_is_reported(mapping, message):
     assert message in str(caught.value)
 
 
+ASKED, CHOSEN = [USER], [USER, ANSWER]
+TRANSCRIPT = "\n\nHuman: Hi\n\nAssistant: Hello"
+
+
 @pytest.mark.parametrize(
-    ("columns", "ours"), [(["prompt", "chosen", "rejected"], "completion"), (["chosen", "rejected"], "messages")]
+    ("row", "flag"),
+    [
+        ({"chosen": CHOSEN}, "chosen=messages"),
+        ({"prompt": "Hi", "chosen": CHOSEN}, "chosen=messages"),
+        ({"prompt": ASKED, "chosen": [ANSWER]}, "prompt=prompt,chosen=completion"),
+        ({"chosen": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "chosen=conversations"),
+        ({"prompt": "Hi", "chosen": "Hello"}, "prompt=instruction,chosen=output"),
+        ({"system": "Be kind", "question": "Hi", "chosen": "Hello"}, "question=instruction,chosen=output"),
+        ({"prompt": ASKED, "chosen": "Hello"}, "prompt=instruction,chosen=output"),
+    ],
 )
-def test_for_preference_pairs_the_flag_that_learns_from_the_chosen_answers_is_proposed(columns, ours):
-    with pytest.raises(UserError) as caught:
-        choose_fields(columns, {}, "train.jsonl")
-    fix = f"preference pairs are not trained on here; --dataset_columns chosen={ours} takes the chosen answers"
-    assert str(caught.value).endswith(f"    -> {fix}")
-    assert choose_fields(columns, {"chosen": ours}, "train.jsonl")[ours] == "chosen"
+def test_for_preference_pairs_the_flag_that_learns_from_the_chosen_answers_is_proposed(row, flag):
+    row = row | {"rejected": row["chosen"]}
+    assert refusal(row).endswith(
+        f"-> preference pairs are not trained on yet; --dataset_columns {flag} learns the chosen answers"
+    )
+    sample = to_sample(row, choose_fields(list(row), mapping_of(flag), "train.jsonl"))
+    messages = sample["messages"] if "messages" in sample else sample["prompt"] + sample["completion"]
+    assert messages[-2:] == [USER, ANSWER]
+
+
+def test_for_preference_pairs_in_transcripts_the_message_says_that_only_text_can_be_learned():
+    row = {"chosen": TRANSCRIPT, "rejected": TRANSCRIPT}
+    message = refusal(row)
+    assert "preference pairs are not trained on yet; none of the formats holds the chosen answers" in message
+    assert message.endswith("--dataset_columns chosen=text learns them as plain text, the questions too")
+    assert to_sample(row, choose_fields(list(row), {"chosen": "text"}, "train.jsonl")) == {"text": TRANSCRIPT}
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping():
@@ -90,38 +118,154 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping():
         fields("prompt", "completion", may_lack=False)
 
 
+def refusal(*rows, mapping=None):
+    """The message with which a data set of ``rows`` is refused."""
+    with pytest.raises(UserError) as caught:
+        choose_fields(list(rows[0]), mapping or {}, "train.jsonl", rows=rows)
+    return str(caught.value)
+
+
+def mapping_of(flag):
+    return dict(pair.split("=") for pair in flag.split(","))
+
+
+CALLS = json.dumps([{"name": "add", "arguments": {"a": 2}}])
+
+
 @pytest.mark.parametrize(
-    ("columns", "flag"),
+    ("row", "flag"),
     [
-        (["id", "question", "answer"], "question=prompt,answer=completion"),
-        (["query", "response"], "query=prompt,response=completion"),
-        (["input", "output"], "input=prompt,output=completion"),
-        (["Question", "Answer"], "Question=prompt,Answer=completion"),
-        (["document", "summary"], "document=prompt,summary=completion"),
-        (["article", "highlights", "id"], "article=prompt,highlights=completion"),
-        (["instruction", "context", "response"], "instruction=instruction,context=input,response=output"),
-        (["prompt", "response", "context"], "prompt=prompt,response=completion"),
-        (["dialog"], "dialog=messages"),
-        (["content", "url"], "content=text"),
+        ({"id": "1", "question": "a", "answer": "b"}, "question=instruction,answer=output"),
+        ({"query": "a", "response": "b"}, "query=instruction,response=output"),
+        ({"input": "a", "output": "b"}, "input=instruction,output=output"),
+        ({"Question": "a", "Answer": "b"}, "Question=instruction,Answer=output"),
+        ({"document": "a", "summary": "b"}, "document=instruction,summary=output"),
+        ({"article": "a", "highlights": "b", "id": "1"}, "article=instruction,highlights=output"),
+        (
+            {"instruction": "a", "context": "c", "response": "b"},
+            "instruction=instruction,context=input,response=output",
+        ),
+        ({"prompt": "a", "response": "b", "context": "c"}, "prompt=instruction,response=output"),
+        (
+            {"query": "a", "response": "b", "system_prompt": "c"},
+            "query=instruction,response=output,system_prompt=system",
+        ),
+        (
+            {"input": [USER], "output": "b", "system_prompt": "c"},
+            "input=instruction,output=output,system_prompt=system",
+        ),
+        ({"query": "a", "answers": CALLS, "tools": '[{"name": "add"}]'}, "query=instruction,answers=tool_calls"),
+        (
+            {"query": "a", "answers": CALLS, "functions": [{"name": "add"}]},
+            "query=instruction,answers=tool_calls,functions=tools",
+        ),
+        ({"dialog": [USER, ANSWER]}, "dialog=messages"),
+        ({"dialog": json.dumps([USER, ANSWER])}, "dialog=messages"),
+        ({"exchange": [USER, ANSWER]}, "exchange=messages"),
+        ({"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "messages=conversations"),
+        ({"messages": [{"role": "human", "content": "Hi"}, ANSWER]}, "messages=conversations"),
+        (
+            {"dialog": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "system_prompt": "c"},
+            "dialog=conversations,system_prompt=system",
+        ),
+        ({"conversations": ["Hi", "Hello"]}, "conversations=alternating_turns"),
+        ({"data": ["Hi", "Hello"], "id": "1"}, "data=alternating_turns"),
+        ({"conversation": [{"input": "Hi", "output": "Hello"}]}, "conversation=alternating_turns"),
+        ({"prompt": [USER], "completion": "Hello"}, "prompt=instruction,completion=output"),
+        ({"content": "a", "url": "b"}, "content=text"),
     ],
 )
-def test_well_known_columns_are_proposed_as_the_flag_to_type(columns, flag):
+def test_well_known_columns_are_proposed_as_the_flag_to_type_and_the_flag_works(row, flag):
+    message = refusal(row)
+    assert re.search(f": --dataset_columns {flag}( makes a chat of each row.*)?$", message), message
+    fields = choose_fields(list(row), mapping_of(flag), "train.jsonl", rows=[row])
+    assert fields.items() >= {(ours, theirs) for theirs, ours in mapping_of(flag).items()}
+    assert isinstance(to_sample(row, fields), dict)
+
+
+def test_question_and_answer_are_proposed_as_a_chat_and_as_plain_text():
+    message = refusal({"question": "a", "answer": "b"})
+    assert message.endswith(
+        "if question asks and answer answers: --dataset_columns question=instruction,answer=output makes a chat of "
+        "each row, --dataset_columns question=prompt,answer=completion joins the two as plain text"
+    )
+    context = refusal({"instruction": "a", "context": "c", "response": "b"})
+    assert "plain text" not in context  # the context would be lost
+
+
+@pytest.mark.parametrize(
+    ("rows", "has_flag"),
+    [
+        ([{"question": "a", "answer": ["b"]}], False),
+        ([{"question": "a", "answer": ["b"]}] + [{"question": "a", "answer": "b"}] * 2, True),
+        ([{"question": "a", "answer": "b"}] + [{"question": "a", "answer": ["b"]}] * 2, False),
+        ([{"question": "a", "answer": "b", "label": False}], False),  # refused as an answer marked as bad
+        ([{"dialog": [USER]}], False),
+        ([{"dialog": [ANSWER]}], False),  # an answer to nothing is not what was meant
+        ([{"choices": ["a", "b"]}], False),  # not known as turns
+        ([{"dialog": "Hi"}], False),
+        ([], False),
+    ],
+)
+def test_a_flag_is_proposed_only_if_it_reads_most_of_the_first_rows(rows, has_flag):
     with pytest.raises(UserError) as caught:
-        choose_fields(columns, {}, "train.jsonl")
-    assert str(caught.value).endswith(f": --dataset_columns {flag}")
-    mapping = dict(pair.split("=") for pair in flag.split(","))
-    assert choose_fields(columns, mapping, "train.jsonl").items() >= {
-        (ours, theirs) for theirs, ours in mapping.items()
-    }
+        choose_fields(list(rows[0]) if rows else ["question", "answer"], {}, "train.jsonl", rows=rows)
+    assert ("=instruction" in str(caught.value)) == has_flag
+    assert has_flag or not re.search("--dataset_columns (?!column=field)", str(caught.value))
+
+
+def test_only_a_few_rows_are_read_to_try_a_flag():
+    def rows():
+        for _ in range(NUM_TRIED):
+            yield {"question": "a", "answer": "b"}
+        raise AssertionError("read on")
+
+    with pytest.raises(UserError):
+        choose_fields(["question", "answer"], {}, "train.jsonl", rows=rows())
+
+
+def test_a_proposed_flag_keeps_what_is_to_be_ignored():
+    row = {"question": "a", "answer": "b", "images": ["c"]}
+    flag = "question=instruction,answer=output,images=ignore"
+    assert f"--dataset_columns {flag} makes" in refusal(row, mapping={"images": "ignore"})
+    assert "--dataset_columns question" not in refusal(row)
+    thoughts = {"dialog": [{**USER, "thinking": "a"}, ANSWER]}  # refused: only answers have thoughts
+    flag = "dialog=messages,dialog.thinking=ignore"
+    assert refusal(thoughts, mapping={"dialog.thinking": "ignore"}).endswith(f"--dataset_columns {flag}")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "You call functions", "chat": "USER: Hi\n\nASSISTANT: Hello <|endoftext|>"},
+        {"dialog": [3, 4]},
+        {"prompt": {"text": "Hi", "role": "prompter", "replies": [{"text": "Hello", "role": "assistant"}]}, "id": "1"},
+    ],
+)
+def test_where_no_format_holds_the_rows_the_message_says_so(row):
+    message = refusal(row)
+    assert "-> none of the formats holds these rows: convert each conversation to {" in message
+    assert message.endswith("one for each path from a prompt to an answer") == ("prompt" in row)
+    unknown = refusal({"frage": "a", "antwort": "b"})
+    assert unknown.endswith("-> say which column is which: --dataset_columns column=field,column=field")
+
+
+def test_a_mapping_that_does_not_fit_the_rows_is_refused_with_the_one_that_does():
+    row = {"conversation": [{"input": "Hi", "output": "Hello"}]}
+    message = refusal(row, mapping={"conversation": "messages"})
+    assert message.startswith("error: train.jsonl messages[0].role: missing; expected system, user")
+    assert message.endswith("--dataset_columns conversation=alternating_turns")
+    bad = {"conversation": [{"input": "Hi", "exit": "Hello"}]}  # no other fits: tokenising reports each row
+    assert choose_fields(["conversation"], {"conversation": "messages"}, "train.jsonl", rows=[bad])
 
 
 def test_a_text_beside_its_answer_is_not_taken_for_a_document():
-    with pytest.raises(UserError) as caught:
-        choose_fields(["text", "summary"], {}, "train.jsonl")
-    fix = "--dataset_columns text=prompt,summary=completion; texts: --dataset_columns text=text"
-    assert str(caught.value).endswith(fix)
-    assert choose_fields(["text", "summary"], {"text": "text"}, "train.jsonl") == {"text": "text"}
-    assert choose_fields(["text", "summary"], {"summary": "ignore"}, "train.jsonl") == {"text": "text"}
+    row = {"text": "a", "summary": "b"}
+    message = refusal(row)
+    assert "--dataset_columns text=instruction,summary=output makes a chat" in message
+    assert message.endswith("joins the two as plain text; texts: --dataset_columns text=text")
+    assert choose_fields(list(row), {"text": "text"}, "train.jsonl", rows=[row]) == {"text": "text"}
+    assert choose_fields(list(row), {"summary": "ignore"}, "train.jsonl", rows=[row]) == {"text": "text"}
     assert choose_fields(["text", "url", "id"], {}, "train.jsonl") == {"text": "text"}
 
 

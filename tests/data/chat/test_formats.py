@@ -199,7 +199,8 @@ def test_the_history_of_alpaca_becomes_earlier_turns(as_text):
     ("history", "message"),
     [
         ([["1?"]], "history[0]: a list of 1; expected a [question, answer] pair"),
-        ([{"user": "1?"}], "history[0]: an object; expected a [question, answer] pair"),
+        ([{"user": "1?"}], "history[0]: an object with user; expected a [question, answer] pair, or input and output"),
+        ([3], "history[0]: a number; expected a [question, answer] pair"),
         ([["1?", ""]], "history[0][1]: empty"),
         ({"a": 1}, "history: an object; expected a list of [question, answer] pairs"),
         ("[['1?', 'one']]", "history: a string that is no JSON list"),
@@ -229,11 +230,72 @@ def test_an_empty_system_turn_of_sharegpt_is_none():
     )
 
 
-@pytest.mark.parametrize("message", [{"from": "human", "value": "Hi"}, {"role": "human", "content": "Hi"}])
-def test_for_roles_of_sharegpt_in_messages_the_flag_that_reads_them_is_proposed(message):
-    answer = {"from": "gpt", "value": "Hello"} if "from" in message else ANSWER
-    assert "--dataset_columns messages=conversations reads them" in problems_of({"messages": [message, answer]})
-    assert sample_of({"messages": [message, answer]}, conversations="messages") == {"messages": [USER, ANSWER]}
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["Hi", "Hello", "Bye", "Bye now"],
+        [["Hi", "Hello"], ["Bye", "Bye now"]],
+        [{"input": "Hi", "output": "Hello"}, {"input": "Bye", "output": "Bye now", "score": None}],
+        [{"human": "Hi", "assistant": "Hello"}, {"question": "Bye", "answer": "Bye now"}],
+        '["Hi", "Hello", "Bye", "Bye now"]',
+    ],
+)
+def test_alternating_turns_are_user_and_assistant(given):
+    expected = turns("Hi", "Hello", "Bye", "Bye now")
+    assert sample_of({"conversations": given}, alternating_turns="conversations") == {"messages": expected}
+    row = {"alternating_turns": given, "system": "Be kind", "tools": [{"name": "add"}]}
+    assert sample_of(row) == {"messages": [SYSTEM, *expected], "tools": [{"name": "add"}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "alternating_turns: empty; expected a list of strings, or of [question, answer] pairs"),
+        ("Hi", "alternating_turns: a string that is no JSON list"),
+        (["Hi"], "alternating_turns: a single string; expected a question and its answer"),
+        (["Hi", " "], "alternating_turns[1]: empty"),
+        (["Hi", 3], "alternating_turns[0]: a string; expected a [question, answer] pair"),
+        ([{"input": "Hi", "output": "Hello", "image": "a.png"}], "[0]: an object with input, output, image; expected"),
+        ([{"input": "Hi", "output": None}], "alternating_turns[0]: an object with input, output; expected"),
+        ([{"input": "Hi", "output": ""}], "alternating_turns[0].output: empty"),
+    ],
+)
+def test_bad_alternating_turns_are_reported(given, message):
+    assert message in problems_of({"alternating_turns": given})
+
+
+def test_an_instruction_may_be_a_list_of_messages_of_which_nothing_is_learned():
+    prompt = [USER, ANSWER, {"role": "user", "content": "Bye"}]
+    expected = {"prompt": [SYSTEM, *prompt], "completion": [{"role": "assistant", "content": "Bye now"}]}
+    for given in (prompt, json.dumps(prompt)):
+        assert sample_of({"instruction": given, "output": "Bye now", "system": "Be kind"}) == expected
+    row = {"instruction": [SYSTEM, *prompt], "output": "Bye now"}
+    assert sample_of(row) == expected
+    assert "instruction[0].role: a system message behind others" in problems_of(row | {"system": "Be kind"})
+    assert "input: given beside an instruction that is a list of messages" in problems_of(row | {"input": "4"})
+    assert "history: given beside an instruction that is" in problems_of(row | {"history": [["Hi", "Hello"]]})
+    assert sample_of({"instruction": "[1, 2]", "output": "3"})["messages"][0]["content"] == "[1, 2]"
+
+
+def test_an_instruction_may_have_the_reasoning_of_its_answer():
+    row = {"instruction": "Hi", "output": "Hello", "reasoning_content": "A guest"}
+    assert sample_of(row) == {"messages": [USER, ANSWER | {"reasoning_content": "A guest"}]}
+    assert sample_of(row | {"reasoning_content": None}) == {"messages": [USER, ANSWER]}
+    assert sample_of(row | {"instruction": [USER]})["completion"] == [ANSWER | {"reasoning_content": "A guest"}]
+    assert "reasoning_content: a list; expected a string" in problems_of(row | {"reasoning_content": ["A guest"]})
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_answer_to_an_instruction_may_be_calls(as_text):
+    calls = [{"name": "add", "arguments": {"a": 2}}, {"name": "add", "arguments": {"a": 3}}]
+    row = {"instruction": "Hi", "tool_calls": json.dumps(calls) if as_text else calls, "tools": '[{"name": "add"}]'}
+    sample = sample_of(row | {"system": "Be kind"})
+    assert sample["messages"][:2] == [SYSTEM, USER] and sample["tools"] == [{"name": "add"}]
+    answer = sample["messages"][2]
+    assert answer["role"] == "assistant" and [call["function"] for call in answer["tool_calls"]] == calls
+    assert "tool_calls: not JSON" in problems_of(row | {"tool_calls": "add(2)"})
+    assert "tool_calls[1]: no call" in problems_of(row | {"tool_calls": [calls[0], {"a": 2}]})
+    assert problems_of(row | {"tool_calls": "[]"})
 
 
 def test_prompt_and_completion_may_be_messages_as_json_strings_but_not_as_python_prints_them():

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, Template, resolve_template
-from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, Encoded, encode, encode_all
+from kit.data.chat.tokens import NEWLINE_ADDED, NO_BOS, TOOLS_TWICE, Encoded, encode, encode_all
 from kit.errors import UserError
 
 
@@ -102,6 +102,22 @@ def test_tokens_that_the_tokenizer_splits_are_remarked_on():
     assert remarks == (split.format("<|im_start|>"), split.format("[INST]"))
     zephyr = resolve_template(tokenizer, "zephyr")
     assert encode(chat("Hi", "Hello"), tokenizer, zephyr)[0].remarks == ()
+
+
+def test_what_messages_and_template_both_write_is_remarked_on(tokenizer):
+    def remarks(system, result, **more):
+        messages = [{"role": "system", "content": system}, *CHATS["tools"]["messages"]]
+        messages[3] = {**messages[3], "content": result}
+        sample = {"messages": messages, **more}
+        return [remark for remark in encode(sample, tokenizer, SHIPPED["chatml"].source)[0].remarks]
+
+    listed = 'Tools: [{"name": "weather"}]'
+    tag = "the chat template writes <tool_response> before messages that begin with it"
+    tools = CHATS["tools"]["tools"]
+    assert remarks(listed, "<tool_response>\n4</tool_response>", tools=tools) == [tag, TOOLS_TWICE]
+    assert remarks(listed, "<tool_response>\n4</tool_response>") == [tag]
+    assert remarks("The weather is good", "4 <tool_response>", tools=tools) == []
+    assert remarks("Be kind", "<b>4</b>", tools=tools) == []
 
 
 def test_a_token_that_swallows_whitespace_after_it_does_so_as_at_inference():

@@ -340,6 +340,22 @@ def test_a_row_may_give_values_to_the_template(tokenizer):
         encode(CHATS["single"] | {"chat_template_kwargs": {"node": 1}}, tokenizer, template)
 
 
+@pytest.mark.parametrize("empty", ["", [], {}])
+def test_an_empty_value_of_a_row_that_the_template_never_reads_changes_nothing(empty, tokenizer):
+    template = HEADER + SIMPLE
+    sample = chat("Hi", "Hello")
+    assert encode({**sample, "chat_template_kwargs": {"node": empty}}, tokenizer, template) == encode(
+        sample, tokenizer, template
+    )
+    for value in (False, 0, "b", [1]):
+        with pytest.raises(UserError, match="reads no 'node'") as caught:
+            encode({**sample, "chat_template_kwargs": {"node": value}}, tokenizer, template)
+        assert caught.value.problems[0].fix.startswith("--dataset_columns chat_template_kwargs=ignore renders the rows")
+    reads = "{% if node is defined %}<|end|>{% endif %}" + template
+    read = encode({**sample, "chat_template_kwargs": {"node": empty}}, tokenizer, reads)
+    assert read != encode(sample, tokenizer, reads)
+
+
 # Where an answer ends
 
 
