@@ -65,7 +65,11 @@ ROWS = [
         "model/load model/locate model/tokenizer model/plan model/parts model/reach",
         "checks of a model before its weights are read; families with parts that text does not reach",
     ),
-    Row("adapters", "model/adapter model/targets", "`lora`, with targets that peft can open again"),
+    Row(
+        "adapters",
+        "model/adapter model/targets model/serving",
+        "`lora`, with targets that peft can open again; which adapters servers refuse",
+    ),
     Row("4-bit weights", "model/four_bit", "`qlora`, also where the model does not fit on one GPU"),
     Row(
         "new tokens, and rows that train",

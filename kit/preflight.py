@@ -145,7 +145,7 @@ def check(
             if recipe_name is not None:
                 if not problems:  # it needs a model and adapters that are right
                     ids = sorted(stop_ids(data, tokenizer))
-                    problems += check_stop_tokens(recipe, meta_model, tokenizer, ids)
+                    problems += check_stop_tokens(recipe, meta_model, tokenizer, ids, f"{recipe.output_dir}/final")
                     if any("text" not in dataset.fields for dataset in datasets):
                         stop_tokens = dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
                 run_identity = identity(recipe, data.fingerprint, fingerprint(recipe))

@@ -33,7 +33,7 @@ def main() -> None:
     from kit.checkpoint.save import Saver
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
-    from kit.export.final import model_card, save_final
+    from kit.export.final import describe_serving, model_card, save_final
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
@@ -89,7 +89,7 @@ def main() -> None:
             seed=recipe.seed,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
         )
-    parts = describe_parts(model, recipe, recipe.router_aux_loss_coef)
+    parts = [*describe_parts(model, recipe, recipe.router_aux_loss_coef), *describe_serving(model, folder.final)]
     stops = new_stops(model, checked.stop_tokens)
     optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
     rates = keep_rate_factors(optimizer, recipe.peak_learning_rate)

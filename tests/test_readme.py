@@ -94,7 +94,7 @@ def test_every_flag_named_in_the_pages_exists():
         "base",
     }
     theirs |= {*OWN, *SWITCHES}  # of kit plan
-    theirs |= {"mixed_precision"}  # of accelerate launch
+    theirs |= {"mixed_precision", "max_lora_rank"}  # of accelerate launch, of vLLM
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"simulate"}  # of kit plan
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world", "length"}  # of benchmarks

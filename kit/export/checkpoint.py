@@ -18,7 +18,7 @@ from kit.config.settings.method import MethodSettings
 from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
-from kit.export.final import give_usual_mode, model_card, refuse_untrained, write_model
+from kit.export.final import describe_serving, give_usual_mode, model_card, refuse_untrained, write_model
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -66,7 +66,7 @@ def export_checkpoint(
             model = attach_adapter(model, settings)
             tensors = read(model)
         write_model(folder, model, tensors, tokenizer, card, getattr(torch, dtype) if dtype else config.dtype, stops)
-    say(*describe_stops(stops, str(output_dir)))
+    say(*describe_stops(stops, str(output_dir)), *describe_serving(model, output_dir))
 
 
 def merge_adapter(settings: MethodSettings, run_file: Path, read: Read | None, output_dir: Path, dtype: str) -> Any:

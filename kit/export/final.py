@@ -21,6 +21,7 @@ from kit.console import say
 from kit.errors import TrainingError
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
+from kit.model.serving import merge_command, why_not_served
 from kit.strategy.topology import ActualStrategy
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
 
@@ -61,7 +62,7 @@ def save_final(
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(staging, folder)
         durable.sync(folder.parent)
-        say(*describe_stops(stops, f"{folder.name}/"))
+        say(*describe_stops(stops, f"{folder.name}/"), *describe_serving(plain, folder))
     accelerator.wait_for_everyone()
 
 
@@ -108,8 +109,26 @@ def write_model(
     if is_main:
         write_stops(folder, model, stops)
         tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / "README.md").write_text(card + _card_for_servers(model), encoding="utf-8")
         give_usual_mode(folder)
+
+
+def describe_serving(model: Any, folder: Path) -> list[str]:
+    """Return a line if servers take the adapter of ``model``, written to ``folder``, only merged; else nothing."""
+    reason = _why_not_served(model)
+    return [f"{reason}. For them: {merge_command(folder)}"] if reason else []
+
+
+def _card_for_servers(model: Any) -> str:
+    """The end of a model card that says the same."""
+    reason = _why_not_served(model)
+    return (
+        f"\n{reason}. For them, merge it:\n\n```bash\n{merge_command('path/to/this/folder')}\n```\n" if reason else ""
+    )
+
+
+def _why_not_served(model: Any) -> str:
+    return why_not_served(model.peft_config["default"]) if hasattr(model, "peft_config") else ""
 
 
 def give_usual_mode(folder: Path) -> None:

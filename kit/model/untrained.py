@@ -23,6 +23,7 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.errors import Problem
 from kit.model.adapter import attach_adapter
+from kit.model.serving import merge_command
 
 # Rows of other tokens to compare with: blocks spread evenly over the vocabulary.
 NUM_BLOCKS = 8
@@ -37,7 +38,7 @@ ZERO = 0.01
 
 
 def check_stop_tokens(
-    settings: MethodSettings, meta_model: Any, tokenizer: Any, stop_ids: Iterable[int]
+    settings: MethodSettings, meta_model: Any, tokenizer: Any, stop_ids: Iterable[int], final: str = "final"
 ) -> list[Problem]:
     """Return a problem for each token that ends answers of the data, and that this run cannot learn to write.
 
@@ -48,6 +49,7 @@ def check_stop_tokens(
     Args:
         meta_model: the model on meta; it is not changed.
         stop_ids: the tokens that end answers.
+        final: where the run will write its adapter, for the message.
     """
     ids = sorted(stop_ids)
     if settings.method == "full" or not ids:
@@ -74,6 +76,7 @@ def check_stop_tokens(
     found = f"{tokens} ends the answers, but this model was never trained to write it"
     found += f", and {settings.method} freezes its row"
     fix = f"--trainable_tokens '{tokens}' trains that row too; or --lora_modules_to_save {modules}; or --method full"
+    fix += f". vLLM and llama.cpp take the first two only merged: {merge_command(final)}"
     return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
 
 

@@ -27,7 +27,7 @@ def unended(row: Mapping[str, Any], method: str, max_new_tokens: int, stops: Ite
     names = ",".join(stops)
     if method == "full" or not names:
         return [f"{text}: train longer, or raise max_new_tokens"]
-    fix = f"--trainable_tokens '{names}' trains its row"
+    fix = f"--trainable_tokens '{names}' trains its row, and servers then need the adapter merged (recipes/export.py)"
     return [f"{text}: the model may need more steps, or its stop token was never trained; {fix}"]
 
 

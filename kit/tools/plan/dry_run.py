@@ -5,6 +5,7 @@ from kit.console import say
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream
 from kit.data.open import Data
+from kit.export.final import describe_serving
 from kit.memory.fit import planned_workload
 from kit.memory.formulas import predict
 from kit.memory.workload import Workload
@@ -48,7 +49,8 @@ def describe_run(checked: Preflight, topology: Topology) -> list[str]:
     workload = planned_workload(recipe, topology, checked.config)
     plan = describe_plan(workload, recipe, data, topology.device_type == "cuda")
     outlook = checked.folder.describe_resume(checked.total_steps) if checked.folder else []
-    return [*lines, *plan, *checked.notes, *feed.notes(), *outlook, steps]
+    serving = describe_serving(adapted, checked.folder.final) if checked.folder else []
+    return [*lines, *plan, *serving, *checked.notes, *feed.notes(), *outlook, steps]
 
 
 def describe_plan(workload: Workload | None, recipe: Recipe, data: Data | Stream, on_gpus: bool) -> list[str]:

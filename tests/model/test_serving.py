@@ -1,0 +1,53 @@
+"""Adapters that inference servers refuse or would scale wrongly are told from those that they take."""
+
+import pytest
+from peft import get_peft_model_state_dict
+
+from kit.config.settings.method import MethodSettings
+from kit.model.adapter import attach_adapter
+from kit.model.load import build_meta_model, open_config
+from kit.model.serving import merge_command, why_not_served
+
+# For each setting that changes what an adapter is, a value other than its default.
+CHANGES = {
+    "lora_r": 64,
+    "lora_alpha": 8,
+    "lora_dropout": 0.1,
+    "lora_target_modules": ["q_proj", "lm_head"],
+    "lora_modules_to_save": ["norm"],
+    "trainable_tokens": ["<|im_end|>"],
+    "new_tokens": ["<a>"],
+    "use_rslora": True,
+    "use_dora": True,
+}
+OF_FULL = {"method", "freeze", "train_only", "adapter_name_or_path"}  # these make no new adapter
+
+
+def adapted(recipe):
+    return attach_adapter(build_meta_model(recipe, open_config(recipe)), recipe)
+
+
+def test_every_setting_of_adapters_is_tried_here():
+    own = set(MethodSettings.__annotations__) | {"new_tokens"}
+    assert own - OF_FULL == set(CHANGES)
+
+
+@pytest.mark.parametrize("setting", ["", *CHANGES])
+def test_an_adapter_that_holds_more_than_two_matrices_a_module_is_named(recipe, setting):
+    """vLLM and llama.cpp read tensors of these two names only; of the config they read no other scale than rslora's."""
+    model = adapted(recipe(**{key: value for key, value in CHANGES.items() if key == setting}))
+    names = get_peft_model_state_dict(model, save_embedding_layers=False)
+    others = [name for name in names if not name.endswith(("lora_A.weight", "lora_B.weight"))]
+    reason = why_not_served(model.peft_config["default"])
+    assert bool(others) == ("vLLM and llama.cpp" in reason)
+    assert (reason == "llama.cpp does not know the scale of use_rslora") == (setting == "use_rslora")
+
+
+def test_all_reasons_of_an_adapter_are_named(recipe):
+    changes = {name: CHANGES[name] for name in ("trainable_tokens", "lora_modules_to_save", "use_dora", "use_rslora")}
+    reason = why_not_served(adapted(recipe(**changes)).peft_config["default"])
+    assert reason.endswith("no adapter with trained rows of tokens and modules that trained whole and DoRA")
+
+
+def test_a_folder_with_a_space_can_be_typed():
+    assert merge_command("my run/final") == "python recipes/export.py 'my run/final' --output_dir merged"
