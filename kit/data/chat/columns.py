@@ -180,6 +180,8 @@ class _Proposals:
         fix = f"if {question} asks and {answer} answers: {self.flag(chat)} makes a chat of each row"
         if self._works(text) and len(chat) == 2:
             fix += f", {self.flag(text)} joins the two as plain text"
+        if longer := [each for each in self._columns if each not in chat and self._length(each) > self._length(answer)]:
+            fix += f"; longer than {answer}, and not read: {', '.join(longer)} (map thoughts to reasoning_content)"
         return fix
 
     def flag(self, mapping: Mapping[str, str]) -> str:
@@ -233,6 +235,12 @@ class _Proposals:
     def _find(self, words: Iterable[str]) -> str:
         """The column with the first of ``words`` that is one; empty if none is."""
         return next(iter(self._named(words)), "")
+
+    def _length(self, column: str) -> int:
+        """The characters that a column has in the first rows, as strings or as lists of strings."""
+        values = [listed(row.get(column)) for row in self._rows]
+        texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+        return sum(len(text) for text in texts if isinstance(text, str))
 
     def _named(self, words: Iterable[str]) -> list[str]:
         """The columns whose names are among ``words``, in the order of these."""

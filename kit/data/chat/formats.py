@@ -96,24 +96,25 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
     system = _system(values, problems)
     given = listed(values["conversations"])
-    # A first system turn without text is like a blank column ``system``: there is no system message.
-    has_blank_system = _begins_with_blank_system(given)
-    if has_blank_system:
+    # A first system turn without text is like a blank column ``system``: there is no system message. One that says
+    # what the column says is the same message.
+    first = _first_system_text(given)
+    is_same = bool(system) and first == system[0]["content"].strip()
+    if first == "" or is_same:
         given = [{"from": "system", "value": "none"}, *given[1:]]  # removed below; the others keep their numbers
-    may_begin = has_blank_system or not system
-    messages = read_messages("conversations", given, problems, SPEAKERS, may_begin)
+        messages = read_messages("conversations", given, problems, SPEAKERS)[1:]
+    else:
+        messages = read_messages("conversations", given, problems, SPEAKERS, may_begin=not system)
     _explain_string(given, problems)
-    if has_blank_system:
-        messages = messages[1:]
     return {"messages": system + messages} | _template_inputs(values, problems)
 
 
-def _begins_with_blank_system(given: Any) -> bool:
-    """Whether ``given``, of any type, is a list whose first turn is ShareGPT's of the system, without text."""
+def _first_system_text(given: Any) -> str | None:
+    """The text of the first turn of ``given``, of any type, stripped, if it is ShareGPT's of the system; else None."""
     if not isinstance(given, list) or not given or not isinstance(given[0], dict):
-        return False
+        return None
     speaker, text = given[0].get("from"), given[0].get("value")
-    return speaker == "system" and isinstance(text, str) and not text.strip()
+    return text.strip() if speaker == "system" and isinstance(text, str) else None
 
 
 def listed(value: Any) -> Any:

@@ -29,6 +29,7 @@ WATCHED = (
 # Keys of a message that say how much of it is learned, but that the kit does not read.
 LEARNED_KEYS = {"training": "train", "loss": "train", "loss_weight": "weight", "loss_scale": "weight"}
 DETAILS = ("train_detail", "training_detail")
+NO_PREFERENCES = "preferences are not trained on yet: remove such rows, which leaves the good answers"
 PART_CHOSEN = "which part is learned, and only whole messages can be chosen"
 
 
@@ -101,7 +102,7 @@ class Unused:
                 return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
             return "", ""
         if column in ("label", "kto_tag") and _is_false(value, zero=True):
-            return f"{_short(value)}: an answer marked as bad would be learned", "remove such rows"
+            return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
         if column == "history":
             takers = ", or ".join(str(format) for format in FORMATS if "history" in format.optional)
             return f"earlier turns, which only {takers} can have", self._as_instruction("history")
@@ -154,7 +155,7 @@ def _unused_keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(messages, str):
         messages = listed(messages)
     for message in messages if isinstance(messages, list) else []:
-        if not isinstance(message, dict):
+        if not isinstance(message, dict) or not message.keys() & {"role", "from"}:  # a string may hold any other JSON
             continue
         for key in sorted(message.keys() - MESSAGE_KEYS) if len(message) > 2 else ():
             if not _is_empty(message[key]):
@@ -179,7 +180,7 @@ def _effect_of_key(key: str, value: Any, is_answer: bool) -> tuple[str, str]:
             fix = f"call it {LEARNED_KEYS[key]}, on assistant turns"
             return f"{_short(value)}: how much is learned from a message", fix
     if key in ("label", "kto_tag") and _is_false(value):
-        return f"{_short(value)}: an answer marked as bad would be learned", "remove such rows"
+        return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
     if key in MEDIA:
         return "media, and only text is learned from", ""
     return "", ""

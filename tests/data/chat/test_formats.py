@@ -298,6 +298,19 @@ def test_the_answer_to_an_instruction_may_be_calls(as_text):
     assert problems_of(row | {"tool_calls": "[]"})
 
 
+def test_a_system_turn_that_the_column_repeats_is_taken_once():
+    turns = [
+        {"from": "system", "value": "Be kind\n"},
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello"},
+    ]
+    assert sample_of({"conversations": turns, "system": "Be kind"}) == {"messages": [SYSTEM, USER, ANSWER]}
+    message = problems_of({"conversations": turns, "system": "Be brief"})
+    assert message.startswith("conversations[0].role: a system message behind others")
+    turns[2]["value"] = ""
+    assert problems_of({"conversations": turns, "system": "Be kind"}).startswith("conversations[2].value: empty")
+
+
 def test_prompt_and_completion_may_be_messages_as_json_strings_but_not_as_python_prints_them():
     row = {"prompt": [USER], "completion": [ANSWER]}
     assert sample_of({key: json.dumps(value) for key, value in row.items()}) == row

@@ -83,6 +83,13 @@ def test_what_changes_nothing_is_not_refused(row):
     assert looked(row)[0] == ""
 
 
+def test_json_in_a_string_that_is_no_message_has_no_keys_that_could_be_read():
+    records = json.dumps([{"id": 1, "label": False, "image": "a.png"}])
+    assert looked({"prompt": "a", "completion": records}) == looked({"instruction": "a", "output": records}) == ("", {})
+    messages = json.dumps([USER | {"image": "a.png"}])
+    assert "instruction.image: media" in looked({"instruction": messages, "output": "b"})[0]
+
+
 def test_what_is_not_used_is_counted_once_a_row():
     row = {"messages": [USER | {"id": 1}, ANSWER | {"id": 2, "model": None}], "source": "web", "url": "", "score": 0}
     assert looked(row)[1] == {"source": 1, "score": 1, "messages.id": 1}

@@ -1,0 +1,596 @@
+"""Public data sets: rows in their documented columns work as they are, or with the flag that a message names.
+
+The rows are our own; columns, keys and types are those of the data sets on the hub. Of each the test knows what is
+learned from. Where nothing can be learned without a conversion, the message says so.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+from data_helpers import GOLDEN, byte_level_tokenizer, marked, open_all, sentencepiece_tokenizer, write, write_table
+
+from kit.data.chat.shipped import SHIPPED
+from kit.data.chat.tokens import Encoded
+from kit.errors import UserError
+
+END = "<|im_end|>"
+# As SmolLM3's: what other templates take from messages and tools comes in variables of its own.
+WITH_VARIABLES = (
+    "{% if custom_instructions %}<|im_start|>system\n{{ custom_instructions }}<|im_end|>\n{% endif %}"
+    "{% for tool in (xml_tools or []) + (python_tools or []) %}{{ tool }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n' if enable_thinking is defined and not enable_thinking }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": SHIPPED["chatml"].source,
+    "qwen3": (GOLDEN / "qwen3.jinja").read_text(),
+    "harmony": (GOLDEN / "harmony.jinja").read_text(),
+    "variables": WITH_VARIABLES,
+}
+QUESTION, ANSWER, LONGER_ANSWER = "What is 2 + 2?", "Four.", "Two and two are four."
+THOUGHT = "Two twos. Let me count them with my fingers."
+NO_FORMAT = "none of the formats holds these rows: convert each conversation to"
+NO_PAIRS = "preference pairs are not trained on yet"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+ADD = {"name": "add", "description": "Adds two numbers.", "parameters": SCHEMA}
+CALL = {"name": "add", "arguments": {"a": 2, "b": 2}}
+CALL_AS_TEXT = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+
+
+def role(name, content, **more):
+    return {"role": name, "content": content, **more}
+
+
+def said(speaker, value, **more):
+    return {"from": speaker, "value": value, **more}
+
+
+MESSAGES = [role("user", QUESTION), role("assistant", ANSWER)]
+CONVERSATION = [said("human", QUESTION), said("gpt", ANSWER)]
+
+
+@dataclass
+class Case:
+    """A data set.
+
+    Attributes:
+        rows: two or three of its rows.
+        learned: of each sample, the texts that are learned, without the end of turn.
+        shows: what the first sample has besides.
+        flag: what to type as ``--dataset_columns``, as the message names it; empty if it works as it is.
+        says: a part of the message, or of a note.
+        is_refused: nothing can be typed: the rows must be converted.
+        template: a name in ``TEMPLATES``.
+    """
+
+    rows: list
+    learned: tuple = ((ANSWER,),)
+    shows: tuple = (f"user\n{QUESTION}",)
+    flag: str = ""
+    says: str = ""
+    is_refused: bool = False
+    template: str = "chatml"
+
+
+OF_OPENHERMES = dict.fromkeys("custom_instruction topic model_name model views language id title idx hash".split())
+OF_OASST = {
+    **{"user_id": "u", "created_date": "2023-02-05T14:23:50Z", "lang": "en", "review_count": 3, "review_result": True},
+    **{"deleted": False, "rank": None, "synthetic": False, "model_name": None, "message_tree_id": "m1"},
+    **{"tree_state": "ready_for_export", "emojis": {"name": ["+1"], "count": [2]}},
+}
+OF_WILDCHAT = {"country": "Norway", "hashed_ip": "ab", "header": {"user-agent": "x"}, "state": None, "toxic": False}
+OF_WILDCHAT |= {"language": "English", "redacted": False}
+OF_NEMOTRON = {"license": "cc-by-4.0", "used_in_training": "Ultra", "version": "v1"}
+OF_S1K = {"question": QUESTION, "solution": "2 + 2 = 4", "cot_type": "math", "metadata": "{}"}
+
+CASES = {
+    "teknium/OpenHermes-2.5": Case(
+        [
+            {**OF_OPENHERMES, "conversations": CONVERSATION, "system_prompt": None, "category": "orca", "source": "a"},
+            {
+                **OF_OPENHERMES,
+                "conversations": [said("system", "Be brief.", weight=None), *CONVERSATION],
+                "system_prompt": None,
+                "category": None,
+                "source": "b",
+            },
+        ],
+        learned=((ANSWER,), (ANSWER,)),
+    ),
+    "teknium/OpenHermes-2.5, with system prompts": Case(
+        [
+            {"conversations": CONVERSATION, "system_prompt": "Be brief."},
+            {"conversations": [said("system", "Be kind."), *CONVERSATION], "system_prompt": "Be kind."},
+        ],
+        learned=((ANSWER,), (ANSWER,)),
+        shows=("system\nBe brief.", f"user\n{QUESTION}"),
+        flag="system_prompt=system",
+        says="system_prompt: a system prompt",
+    ),
+    "HuggingFaceH4/ultrachat_200k": Case(
+        [
+            {
+                "prompt": QUESTION,
+                "prompt_id": "p",
+                "messages": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Six.")],
+            }
+        ],
+        learned=((ANSWER, "Six."),),
+    ),
+    "LDJnr/Capybara": Case(
+        [
+            {
+                "source": "a",
+                "conversation": [{"input": QUESTION, "output": ANSWER}, {"input": "And 3 + 3?", "output": "Six."}],
+            },
+            {"source": "b", "conversation": [{"input": "Why?", "output": "Because."}]},
+        ],
+        learned=((ANSWER, "Six."), ("Because.",)),
+        flag="conversation=alternating_turns",
+    ),
+    "trl-lib/Capybara": Case([{"source": "a", "messages": MESSAGES, "num_turns": 2}]),
+    "allenai/tulu-3-sft-mixture": Case([{"id": "a", "messages": MESSAGES, "source": "b"}]),
+    "Open-Orca/SlimOrca": Case(
+        [
+            {
+                "conversations": [
+                    said("system", "Be brief.", weight=None),
+                    said("human", QUESTION, weight=0.0),
+                    said("gpt", ANSWER, weight=1.0),
+                ]
+            }
+        ],
+        shows=("system\nBe brief.", f"user\n{QUESTION}"),
+    ),
+    "databricks/databricks-dolly-15k": Case(
+        [
+            {"instruction": "Sum up.", "context": LONGER_ANSWER, "response": ANSWER, "category": "summarization"},
+            {"instruction": QUESTION, "context": "", "response": ANSWER, "category": "open_qa"},
+        ],
+        learned=((ANSWER,), (ANSWER,)),
+        shows=(f"user\nSum up.\n\n{LONGER_ANSWER}",),
+        flag="instruction=instruction,context=input,response=output",
+    ),
+    "yahma/alpaca-cleaned": Case(
+        [
+            {"output": ANSWER, "input": "2, 2", "instruction": "Add."},
+            {"output": ANSWER, "input": "", "instruction": QUESTION},
+        ],
+        learned=((ANSWER,), (ANSWER,)),
+        shows=("user\nAdd.\n\n2, 2",),
+    ),
+    "OpenAssistant/oasst2": Case(
+        [
+            {"message_id": "m1", "parent_id": None, "text": QUESTION, "role": "prompter", **OF_OASST},
+            {"message_id": "m2", "parent_id": "m1", "text": ANSWER, "role": "assistant", **OF_OASST},
+        ],
+        is_refused=True,
+        says="a row for each message of a conversation, read as plain texts",
+    ),
+    "OpenAssistant/oasst2, trees": Case(
+        [
+            {
+                "message_tree_id": "m1",
+                "tree_state": "ready_for_export",
+                "prompt": {
+                    "message_id": "m1",
+                    "text": QUESTION,
+                    "role": "prompter",
+                    "replies": [{"message_id": "m2", "parent_id": "m1", "text": ANSWER, "role": "assistant"}],
+                },
+            }
+        ],
+        is_refused=True,
+        says=NO_FORMAT,
+    ),
+    "glaiveai/glaive-function-calling-v2": Case(
+        [
+            {
+                "system": "SYSTEM: You may call these functions -\n" + json.dumps(ADD),
+                "chat": f"USER: {QUESTION}\n\n\nASSISTANT: <functioncall> "
+                + '{"name": "add", "arguments": \'{"a": 2, "b": 2}\'} <|endoftext|>\n\n\n'
+                + f'FUNCTION RESPONSE: {{"sum": 4}}\n\n\nASSISTANT: {ANSWER} <|endoftext|>\n\n\n',
+            }
+        ],
+        is_refused=True,
+        says=NO_FORMAT,
+    ),
+    "Salesforce/xlam-function-calling-60k": Case(
+        [
+            {
+                "id": 0,
+                "query": QUESTION,
+                "answers": json.dumps([CALL]),
+                "tools": json.dumps([{**ADD, "parameters": {"a": {"description": "One.", "type": "int"}}}]),
+            }
+        ],
+        learned=((CALL_AS_TEXT,),),
+        shows=('"name": "add", "description": "Adds two numbers.", "parameters"', f"user\n{QUESTION}"),
+        flag="query=instruction,answers=tool_calls",
+    ),
+    "Team-ACE/ToolACE": Case(
+        [
+            {
+                "system": "You may call functions:\n" + json.dumps([ADD]),
+                "conversations": [
+                    said("user", QUESTION),
+                    said("assistant", "[add(a=2, b=2)]"),
+                    said("tool", '[{"name": "add", "results": {"sum": 4}}]'),
+                    said("assistant", ANSWER),
+                ],
+            }
+        ],
+        learned=(("[add(a=2, b=2)]", ANSWER),),
+        shows=("system\nYou may call functions:\n", f"user\n{QUESTION}", '"results"'),
+    ),
+    "open-thoughts/OpenThoughts-114k": Case(
+        [
+            {
+                "system": "Think first.",
+                "conversations": [
+                    said("user", QUESTION),
+                    said("assistant", f"<|begin_of_thought|>\n\n{THOUGHT}\n\n<|end_of_thought|>\n\n{ANSWER}"),
+                ],
+            }
+        ],
+        learned=((f"<|begin_of_thought|>\n\n{THOUGHT}\n\n<|end_of_thought|>\n\n{ANSWER}",),),
+        shows=("system\nThink first.", f"user\n{QUESTION}"),
+    ),
+    "simplescaling/s1K": Case(
+        [{**OF_S1K, "cot": None, "thinking_trajectories": [THOUGHT], "attempt": LONGER_ANSWER}],
+        learned=(("2 + 2 = 4",),),
+        flag="question=instruction,solution=output",
+        says="longer than solution, and not read: thinking_trajectories, attempt (map thoughts to reasoning_content)",
+    ),
+    "simplescaling/s1K-1.1": Case(
+        [
+            {
+                **OF_S1K,
+                **{"gemini_thinking_trajectory": THOUGHT, "gemini_attempt": "It is 4.", "gemini_grade": "Yes"},
+                **{"deepseek_thinking_trajectory": THOUGHT, "deepseek_attempt": LONGER_ANSWER, "deepseek_grade": "Yes"},
+            }
+        ],
+        learned=(("2 + 2 = 4",),),
+        flag="question=instruction,solution=output",
+        says="deepseek_thinking_trajectory, deepseek_attempt",
+    ),
+    "meta-math/MetaMathQA": Case(
+        [{"type": "MATH_AnsAug", "query": QUESTION, "original_question": "2 + 2?", "response": LONGER_ANSWER}],
+        learned=((LONGER_ANSWER,),),
+        flag="query=instruction,response=output",
+        says="--dataset_columns query=prompt,response=completion joins the two as plain text",
+    ),
+    "AI-MO/NuminaMath-CoT": Case(
+        [{"source": "synthetic_math", "problem": QUESTION, "solution": ANSWER, "messages": MESSAGES}]
+    ),
+    "openai/gsm8k": Case(
+        [{"question": QUESTION, "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}],
+        learned=(("2 + 2 = <<2+2=4>>4\n#### 4",),),
+        flag="question=instruction,answer=output",
+        says="--dataset_columns question=prompt,answer=completion joins the two as plain text",
+    ),
+    "allenai/WildChat-1M": Case(
+        [
+            {
+                "conversation_hash": "c",
+                "model": "gpt-4-0314",
+                "timestamp": "2023-04-09T00:02:53Z",
+                "conversation": [each | OF_WILDCHAT | {"turn_identifier": 1} for each in MESSAGES],
+                "turn": 1,
+                "openai_moderation": [{"flagged": False, "categories": {"hate": False}}],
+                "detoxify_moderation": [{"toxicity": 0.01}],
+                **OF_WILDCHAT,
+            }
+        ],
+        flag="conversation=messages",
+    ),
+    "GAIR/lima": Case(
+        [
+            {"conversations": [QUESTION, ANSWER], "source": "stackexchange"},
+            {"conversations": ["Why?", "Because.", "Really?", "Yes."], "source": "multi_turn"},
+        ],
+        learned=((ANSWER,), ("Because.", "Yes.")),
+        flag="conversations=alternating_turns",
+        says="conversations[0]: a string",
+    ),
+    "HuggingFaceH4/no_robots": Case(
+        [
+            {
+                "prompt": QUESTION,
+                "prompt_id": "p",
+                "messages": [role("system", "Be brief."), *MESSAGES],
+                "category": "Chat",
+            }
+        ],
+        shows=("system\nBe brief.", f"user\n{QUESTION}"),
+    ),
+    "HuggingFaceH4/ultrafeedback_binarized": Case(
+        [
+            {
+                "prompt": QUESTION,
+                "prompt_id": "p",
+                "chosen": MESSAGES,
+                "rejected": [MESSAGES[0], role("assistant", "Five.")],
+                "messages": MESSAGES,
+                "score_chosen": 8.5,
+                "score_rejected": 2.0,
+            }
+        ],
+        says=f"{NO_PAIRS}: chosen and rejected are not used, messages are learned",
+    ),
+    "argilla/ultrafeedback-binarized-preferences-cleaned": Case(
+        [{"source": "a", "prompt": QUESTION, "chosen": MESSAGES, "chosen-rating": 5.0, "rejected": MESSAGES}],
+        flag="chosen=messages",
+        says=NO_PAIRS,
+    ),
+    "Intel/orca_dpo_pairs": Case(
+        [{"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": "Five."}],
+        shows=("system\nBe brief.", f"user\n{QUESTION}"),
+        flag="question=instruction,chosen=output",
+        says=NO_PAIRS,
+    ),
+    "Anthropic/hh-rlhf": Case(
+        [
+            {
+                "chosen": f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}",
+                "rejected": f"\n\nHuman: {QUESTION}\n\nAssistant: Five.",
+            }
+        ],
+        learned=((f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}<|endoftext|>",),),
+        shows=(),
+        flag="chosen=text",
+        says=f"{NO_PAIRS}; none of the formats holds the chosen answers as conversations",
+    ),
+    "trl-lib/kto-mix-14k": Case(
+        [
+            {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": True},
+            {"prompt": MESSAGES[:1], "completion": [role("assistant", "Five.")], "label": False},
+        ],
+        is_refused=True,
+        says="preferences are not trained on yet: remove such rows",
+    ),
+    "HuggingFaceTB/smoltalk": Case([{"messages": MESSAGES, "source": "smol-magpie-ultra"}]),
+    "HuggingFaceTB/smoltalk2": Case(
+        [
+            {
+                "messages": [MESSAGES[0], role("assistant", f"<think>\n{THOUGHT}\n</think>\n{ANSWER}")],
+                "chat_template_kwargs": {
+                    "custom_instructions": "Be brief.",
+                    "enable_thinking": True,
+                    "python_tools": [],
+                    "xml_tools": [json.dumps(ADD)],
+                },
+                "source": "OpenThoughts3",
+            }
+        ],
+        learned=((f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",),),
+        shows=("system\nBe brief.", "Adds two numbers.", f"user\n{QUESTION}"),
+        template="variables",
+    ),
+    "HuggingFaceTB/smoltalk2, on another model": Case(
+        [
+            {
+                "messages": MESSAGES,
+                "chat_template_kwargs": {
+                    "custom_instructions": "",
+                    "enable_thinking": True,
+                    "python_tools": [],
+                    "xml_tools": [],
+                },
+                "source": "smoltalk",
+            }
+        ],
+        flag="chat_template_kwargs=ignore",
+        says="renders the rows without any of these values",
+    ),
+    "microsoft/orca-math-word-problems-200k": Case(
+        [{"question": QUESTION, "answer": LONGER_ANSWER}],
+        learned=((LONGER_ANSWER,),),
+        flag="question=instruction,answer=output",
+    ),
+    "open-r1/OpenR1-Math-220k": Case(
+        [
+            {
+                **{"problem": QUESTION, "solution": LONGER_ANSWER, "answer": "4", "problem_type": "Algebra"},
+                **{"question_type": "math-word-problem", "source": "olympiads", "uuid": "u"},
+                **{"is_reasoning_complete": [True, True], "correctness_math_verify": [True, False]},
+                **{"correctness_llama": None, "finish_reasons": None, "correctness_count": 1},
+                "generations": [f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", "<think>\nHm.\n</think>\n\n5"],
+                "messages": [MESSAGES[0], role("assistant", f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")],
+            }
+        ],
+        learned=((f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",),),
+        template="qwen3",
+    ),
+    "HuggingFaceH4/Multilingual-Thinking": Case(
+        [
+            {
+                **{"reasoning_language": "French", "developer": "Be brief.", "user": QUESTION},
+                **{"analysis": "Deux et deux.", "final": ANSWER},
+                "messages": [
+                    role("system", "reasoning language: French\n\nBe brief.", thinking=None),
+                    role("user", QUESTION, thinking=None),
+                    role("assistant", ANSWER, thinking="Deux et deux."),
+                ],
+            }
+        ],
+        learned=((f"<think>\nDeux et deux.\n</think>\n\n{ANSWER}",),),
+        shows=("system\nreasoning language: French\n\nBe brief.", f"user\n{QUESTION}"),
+        template="qwen3",
+    ),
+    "nvidia/Llama-Nemotron-Post-Training-Dataset": Case(
+        [
+            {
+                "input": [MESSAGES[0]],
+                "output": f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",
+                **{"category": "math", "reasoning": "on", "generator": "DeepSeek-R1", **OF_NEMOTRON},
+                "system_prompt": "detailed thinking on",
+            },
+            {
+                "input": [role("user", "Why?"), role("assistant", "Because."), role("user", "Really?")],
+                "output": "Yes.",
+                **{"category": "chat", "reasoning": "off", "generator": "Llama-3.3-70B-Instruct", **OF_NEMOTRON},
+                "system_prompt": "detailed thinking off",
+            },
+        ],
+        learned=((f"<think>\n{THOUGHT}\n</think>\n{ANSWER}",), ("Yes.",)),
+        shows=("system\ndetailed thinking on", f"user\n{QUESTION}"),
+        flag="input=instruction,output=output,system_prompt=system",
+    ),
+    "NousResearch/hermes-function-calling-v1": Case(
+        [
+            {
+                "id": "f",
+                "conversations": [
+                    said("system", f"You call functions. <tools> {json.dumps([ADD])} </tools>"),
+                    said("human", QUESTION),
+                    said("gpt", CALL_AS_TEXT),
+                    said("tool", '<tool_response>\n{"sum": 4}\n</tool_response>'),
+                    said("gpt", ANSWER),
+                ],
+                "category": "Math",
+                "subcategory": "Sums",
+                "task": "Add",
+                "tools": json.dumps([{"type": "function", "function": ADD}]),
+            }
+        ],
+        learned=((CALL_AS_TEXT, ANSWER),),
+        shows=("system\nYou call functions. <tools>", f"user\n{QUESTION}", '{"sum": 4}'),
+        says="the system message lists the tools, and so does the chat template; --dataset_columns tools=ignore",
+    ),
+    "Salesforce/APIGen-MT-5k": Case(
+        [
+            {
+                "conversations": [
+                    said("human", QUESTION),
+                    said("function_call", json.dumps(CALL)),
+                    said("observation", '{"sum": 4}'),
+                    said("gpt", ANSWER),
+                ],
+                "tools": json.dumps([ADD]),
+                "system": "Be brief.",
+            }
+        ],
+        learned=((CALL_AS_TEXT, ANSWER),),
+        shows=("system\nBe brief.", '"name": "add", "description"', f"user\n{QUESTION}", '{"sum": 4}'),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def write_rows(request, tmp_path):
+    """Writes rows to a file of one kind, and returns its name."""
+
+    def write_rows(rows):
+        path = tmp_path / f"train.{request.param}"
+        write(path, *rows) if request.param == "jsonl" else write_table(path, rows)
+        return path.name
+
+    return write_rows
+
+
+def model_tokenizer(template):
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = TEMPLATES[template]
+    return tokenizer
+
+
+def mapping_of(flag):
+    return dict(pair.split("=") for pair in flag.split(",")) if flag else {}
+
+
+def opened(file, tokenizer, flag="", **settings):
+    return open_all(tokenizer, dataset=file, dataset_columns=mapping_of(flag), max_length=2000, **settings)
+
+
+def refusal(file, tokenizer, flag=""):
+    with pytest.raises(UserError) as caught:
+        opened(file, tokenizer, flag)
+    return str(caught.value)
+
+
+def flags_of(text):
+    """The values of ``--dataset_columns`` that a text names."""
+    return re.findall(r"--dataset_columns ((?:\w+=\w+,?)+)", text)
+
+
+def read(train, i, tokenizer):
+    """The texts of sample ``i`` that are learned, and all others as one string."""
+    ids, weights = train[i]
+    text = marked(Encoded(ids.tolist(), weights.tolist()), tokenizer)
+    return re.findall(r"\[\[(.*?)\]\](?!\])", text, re.DOTALL), re.sub(r"\[\[.*?\]\](?!\])", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_public_data_set_is_read_as_it_is_or_with_the_flag_that_the_message_names(name, write_rows):
+    case = CASES[name]
+    tokenizer = model_tokenizer(case.template)
+    file = write_rows(case.rows)
+    message = refusal(file, tokenizer) if case.flag or case.is_refused else ""
+    if case.is_refused:
+        assert case.says in message and not flags_of(message)
+        return
+    assert not message or flags_of(message)[0] == case.flag
+    data = opened(file, tokenizer, case.flag)
+    assert case.says in message + "\n".join(data.notes)
+    samples = [read(data.train, i, tokenizer) for i in range(len(data.train))]
+    learned = tuple(tuple(text.removesuffix(END) for text in texts) for texts, _ in samples)
+    assert learned == case.learned
+    if "text" not in mapping_of(case.flag).values():
+        assert all(text.endswith(END) for texts, _ in samples for text in texts)
+    at = 0
+    for text in case.shows:
+        assert text in samples[0][1][at:]
+        at = samples[0][1].index(text, at)
+
+
+def test_thoughts_of_s1k_can_be_learned_with_the_answer(write_rows):
+    tokenizer = model_tokenizer("qwen3")
+    file = write_rows(CASES["simplescaling/s1K-1.1"].rows)
+    flag = "question=instruction,deepseek_thinking_trajectory=reasoning_content,deepseek_attempt=output"
+    (learned,) = read(opened(file, tokenizer, flag).train, 0, tokenizer)[0]
+    assert learned == f"<think>\n{THOUGHT}\n</think>\n\n{LONGER_ANSWER}{END}"
+
+
+def test_the_doubled_parts_of_hermes_are_said_and_the_named_flag_leaves_the_list_of_tools_once(write_rows):
+    tokenizer = model_tokenizer("chatml")
+    file = write_rows(CASES["NousResearch/hermes-function-calling-v1"].rows)
+    notes = "\n".join(opened(file, tokenizer).notes)
+    assert "the chat template writes <tool_response> before messages that begin with it" in notes
+    (flag,) = flags_of(notes)
+    data = opened(file, tokenizer, flag)
+    assert "the system message lists the tools" not in "\n".join(data.notes)
+    assert read(data.train, 0, tokenizer)[1].count("Adds two numbers.") == 1
+
+
+WITH_PLAIN_TEXT = [name for name, case in CASES.items() if "question=instruction,answer=output" in case.flag]
+
+
+@pytest.mark.parametrize("name", WITH_PLAIN_TEXT)
+def test_both_flags_for_questions_and_answers_do_what_the_message_says(name, write_rows):
+    case = CASES[name]
+    file = write_rows(case.rows)
+    for tokenizer in (model_tokenizer("chatml"), sentencepiece_tokenizer("metaspace")):
+        chat, text = flags_of(refusal(file, tokenizer))
+        data = opened(file, tokenizer, text)
+        learned, others = read(data.train, 0, tokenizer)
+        answer = case.learned[0][0]
+        assert [each.strip() for each in learned] == [f"{answer}{tokenizer.eos_token}"]
+        assert others.removeprefix("<s>").strip() == QUESTION
+        notes = [note for note in data.notes if "as plain text" in note]
+        if tokenizer.chat_template:
+            assert len(notes) == 1 and flags_of(notes[0]) == [chat] == [case.flag]
+        else:
+            assert not notes
+            message = refusal(file, tokenizer, chat)
+            assert "the tokenizer has no chat template of its own" in message and "alpaca" in message
+            assert opened(file, tokenizer, chat, chat_template="alpaca").train.num_targets.sum()
