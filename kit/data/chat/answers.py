@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kit.data.chat.shown import check_answer, check_shown
+from kit.data.chat.shown import THINK, check_answer, check_shown
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import Messages, Span, Template, Tools
 from kit.errors import UserError
@@ -113,13 +113,21 @@ class AnswerFinder:
 
     def closed(self, answer: RenderedAnswer, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
         """Return ``answer``, number ``i``; if no end-of-turn token ends it, with the token that would come next."""
-        if self._stops.before(answer.text, answer.end):
+        text, start, end = answer.text, answer.spans[0][0], answer.end
+        if self._stops.ends_turn(text, start, end):
             return answer
         longer = self._followed(messages, i, tools)
-        end = self._stops.with_next(longer, answer.end)
-        if end > answer.end and longer.startswith(answer.text[: answer.end]):
-            spans = [*answer.spans[:-1], (answer.spans[-1][0], end)]
-            return RenderedAnswer(longer[:end], spans, (*answer.remarks, CLOSED))
+        # Its thought may be gone there, so what is looked for is the last that it says.
+        tail = text[_start_of_last_part(text, start, end, messages[i]) : end]
+        at = longer.find(tail, max(0, _num_shared(longer, text[:end]) - len(tail)))
+        while at >= 0:
+            tail_end = at + len(tail)
+            next_end = self._stops.with_next(longer, tail_end)
+            if next_end > tail_end:
+                text = text[:end] + longer[tail_end:next_end]
+                spans = [*answer.spans[:-1], (answer.spans[-1][0], len(text))]
+                return RenderedAnswer(text, spans, (*answer.remarks, CLOSED))
+            at = longer.find(tail, at + 1)
         return answer
 
     def _followed(self, messages: Messages, i: int, tools: Tools) -> str:
@@ -196,8 +204,8 @@ class AnswerFinder:
             answer_limit = len(text) - len(opened)
         cuts = [len(header), *sorted((tag.start() for tag in _TAG.finditer(header)), reverse=True)]
         for cut in cuts if header.strip() else []:
-            at = text.rfind(header[:cut], 0, answer_limit) + cut
-            if not cut or at < cut or not self._is_shown(text[:at], messages[:i]):
+            at = self._after_header(text, header[:cut], answer_limit, messages, i) if cut else None
+            if at is None:
                 continue
             answer = text[at:]
             missing = _TAG.findall(header[cut:])
@@ -210,6 +218,25 @@ class AnswerFinder:
             break
         reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
         raise self._template.refusal(reason + first_difference(text, prompt))
+
+    def _after_header(self, text: str, header: str, limit: int, messages: Messages, i: int) -> int | None:
+        """Where answer number ``i`` begins in ``text``: behind the last ``header`` that the whole answer follows.
+
+        An answer may be several messages, each with a header. If it is nowhere whole, this is behind the last header;
+        and None if there is no header behind the messages before the answer.
+        """
+        # Earlier answers may be written otherwise than in the prompt, or be left out: the prompt is checked for them.
+        others = [message for message in messages[:i] if message["role"] != "assistant"]
+        starts: list[int] = []
+        while (at := text.rfind(header, 0, limit)) >= 0:
+            start, limit = at + len(header), at
+            if not self._is_shown(text[:start], others):
+                break
+            starts.append(start)
+            with suppress(UserError):
+                check_answer(self._template, text[start:], messages[i], i)
+                return start
+        return next(iter(starts), None)
 
     def _is_shown(self, text: str, messages: Messages) -> bool:
         with suppress(UserError):
@@ -249,6 +276,13 @@ def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None
         return None
     rest = content.removeprefix(tag).removeprefix(opening[opening.index(tag) + len(tag) :])
     return rest + answer.lstrip()[len(visible) :]
+
+
+def _start_of_last_part(text: str, start: int, end: int, message: dict[str, Any]) -> int:
+    """Where ``text[start:end]``, an answer, has the name of its last call, or else its content after the thought."""
+    names = [call["function"]["name"] for call in message.get("tool_calls") or []]
+    part = names[-1] if names else THINK.split(message["content"])[-1].strip()
+    return max(text.rfind(part, start, end), start) if part else start
 
 
 def _end_of_parts(text: str, start: int, message: dict[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,10 @@ from kit.data.chat.template import Messages, Template, Tools
 from kit.errors import UserError
 
 THINK = re.compile("</?think>")
+# What a template does with a message, for reports.
+_TEXT = "leaves its text out, or changes it"
+_PART = "leaves part of the answer out, or changes it"
+_NO_REASONING = "leaves the reasoning of the answer out"
 
 
 def reads(template: Template, name: str) -> bool:
@@ -17,22 +22,27 @@ def reads(template: Template, name: str) -> bool:
     return bool(re.search(rf"\b{name}\b", template.source))
 
 
-def check_extras(template: Template, messages: Messages, tools: Tools) -> None:
-    """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key."""
+def check_extras(template: Template, messages: Messages, tools: Tools, learned: Container[int]) -> None:
+    """Raise ``UserError`` if the sample has tools, calls or reasoning and the template never reads such a key.
+
+    Reasoning counts only in ``learned``, the numbers of the answers to learn from.
+    """
     if tools and "tools" not in template.variables:
         raise template.refusal("the template knows no tools, and this sample lists some")
     for i, message in enumerate(messages):
         if message.get("tool_calls") and "tool_calls" not in template.source:
             raise template.refusal(f"messages[{i}]: the template knows no tool_calls")
-        if message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
-            found = f"messages[{i}]: the template knows no reasoning_content"
-            raise template.refusal(found)
+        if i in learned and message.get("reasoning_content") and not any(reads(template, name) for name in REASONING):
+            raise template.refusal(f"messages[{i}]: the template knows no reasoning_content")
 
 
-def check_shown(template: Template, text: str, messages: Messages, tools: Tools) -> None:
-    """Raise ``UserError`` if ``text``, the rendering, lacks a tool or the content of a message, in their order.
+def check_shown(
+    template: Template, text: str, messages: Messages, tools: Tools, learned: Container[int] = frozenset()
+) -> None:
+    """Raise ``UserError`` if ``text``, the rendering, lacks a tool, or a part of a message, in their order.
 
-    Of an answer only the part after its reasoning must be there: many templates drop earlier reasoning.
+    Of an answer, the parts are its content and its calls. Its reasoning must be there only if its number is in
+    ``learned``: many templates drop earlier reasoning, at inference too.
     """
     if tools:
         without = ""
@@ -41,25 +51,18 @@ def check_shown(template: Template, text: str, messages: Messages, tools: Tools)
         for name in (tool.get("function", tool).get("name", "") for tool in tools):
             if text.count(name) <= without.count(name):
                 raise template.refusal(f"the template leaves out the tool {name!r}")
-    at = 0
-    for i, message in enumerate(messages):
-        content = message["content"]
-        if message["role"] == "assistant":
-            content = THINK.split(content)[-1]
-        forms = [content.strip()]
-        start = 0 if message["role"] == "system" else at  # some templates put it after other messages
-        if message["role"] == "tool":  # some templates write it as a JSON string
-            forms += [json.dumps(forms[0], ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True)]
-        found = []
-        for form in forms:
-            start_of_form = text.find(form, start)
-            if start_of_form >= 0:
-                found.append((start_of_form, form))
-        if not found:
-            raise template.refusal(f"messages[{i}]: the template leaves its text out, or changes it")
-        if message["role"] != "system":
-            start_of_form, form = min(found)
-            at = start_of_form + len(form)
+    missing = _first_missing(text, messages, learned)
+    if missing is None:
+        return
+    i, found = missing
+    if found in (_TEXT, _PART):
+        contents = [{"role": message["role"], "content": message["content"]} for message in messages]
+        missing_content = _first_missing(text, contents, frozenset())
+        if missing_content is None or missing_content[0] > i:
+            # The content is there. What is not is a call or reasoning of an earlier answer: one like it stands later.
+            extras = ((k, _extra(messages[k], k in learned)) for k in range(i - 1, -1, -1))
+            i, found = next((k, extra) for k, extra in extras if extra)
+    raise template.refusal(f"messages[{i}]: the template {found}")
 
 
 def check_answer(template: Template, text: str, message: dict[str, Any], i: int) -> None:
@@ -67,22 +70,93 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
 
     ``i`` is the number of ``message`` in the conversation.
     """
-    reasoning = (message.get("reasoning_content") or "").strip()
-    if reasoning not in text:
-        raise template.refusal(f"messages[{i}]: the template leaves the reasoning of the answer out")
+    _, found = _place(text, 0, message, True)
+    if found:
+        raise template.refusal(f"messages[{i}]: the template {found}")
+
+
+def keeps_reasoning(text: str, message: dict[str, Any]) -> bool:
+    """Whether ``text`` has all reasoning of ``message``, an answer: its own, and the thoughts in its content."""
+    *thoughts, _ = THINK.split(message["content"])
+    return all(thought.strip() in text for thought in [message.get("reasoning_content") or "", *thoughts])
+
+
+def _first_missing(text: str, messages: Messages, learned: Container[int]) -> tuple[int, str] | None:
+    """The number of the first message that ``text`` lacks, and what the template does with it; None if it has all."""
     at = 0
-    for part in [reasoning, *THINK.split(message["content"])]:
-        at = text.find(part.strip(), at) + len(part.strip())
-        if at < len(part.strip()):
-            raise template.refusal(f"messages[{i}]: the template leaves part of the answer out, or changes it")
-    at = 0
+    for i, message in enumerate(messages):
+        is_system = message["role"] == "system"  # some templates put it after other messages
+        end, found = _place(text, 0 if is_system else at, message, i in learned)
+        if found:
+            return i, found
+        at = at if is_system else end
+    return None
+
+
+def _place(text: str, start: int, message: dict[str, Any], is_learned: bool) -> tuple[int, str]:
+    """Where ``message`` ends in ``text[start:]``; and what the template does with it, an empty string if it is there.
+
+    Of an answer that is not learned, the reasoning need not be there.
+    """
+    role = message.get("role", "assistant")
+    parts = THINK.split(message["content"]) if role == "assistant" else [message["content"]]
+    if is_learned:
+        parts = [message.get("reasoning_content") or "", *parts]
+        if text.find(parts[0].strip(), start) < 0:
+            return start, _NO_REASONING
+    else:
+        parts = parts[-1:]
+    end = start
+    for k, part in enumerate(parts, 1):
+        forms = _json_forms(part.strip()) if role == "tool" else [part.strip()]  # some templates write results as JSON
+        found = [(at, at + len(form)) for form in forms if (at := text.find(form, end)) >= 0]
+        if not found:
+            is_text = k == len(parts)
+            return start, _NO_REASONING if not is_text else _PART if is_learned else _TEXT
+        end = min(found)[1]
+    at = start
     for call in message.get("tool_calls") or []:
         name = call["function"]["name"]
         arguments = call["function"].get("arguments") or {}
         at = text.find(name, at) + len(name)
         if isinstance(arguments, dict) and arguments and str(arguments) in text:
-            raise template.refusal(f"messages[{i}]: the template does not write the arguments of {name!r} as JSON")
-        parts = [arguments] if isinstance(arguments, str) else arguments
-        are_shown = all(part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text for part in parts)
-        if at < len(name) or not are_shown:
-            raise template.refusal(f"messages[{i}]: the template leaves out the call of {name!r}, or part of it")
+            return start, f"does not write the arguments of {name!r} as JSON"
+        leaves = [[arguments]] if isinstance(arguments, str) else map(_forms, _leaves(arguments))
+        if at < len(name) or not all(any(text.find(form, start) >= 0 for form in forms) for forms in leaves):
+            return start, _no_call(name)
+    return max(end, at), ""
+
+
+def _extra(message: dict[str, Any], is_learned: bool) -> str:
+    """For a report that a call of ``message``, or else its reasoning, is left out; empty if it has neither."""
+    calls = message.get("tool_calls") or []
+    if calls:
+        return _no_call(calls[0]["function"]["name"])
+    return _NO_REASONING if is_learned and not keeps_reasoning("", message) else ""
+
+
+def _no_call(name: str) -> str:
+    return f"leaves out the call of {name!r}, or part of it"
+
+
+def _leaves(arguments: Any) -> Iterator[Any]:
+    """Yield the names and plain values in the arguments of a call."""
+    if isinstance(arguments, dict):
+        yield from arguments
+        arguments = list(arguments.values())
+    if isinstance(arguments, list):
+        for value in arguments:
+            yield from _leaves(value)
+    elif arguments is not None:
+        yield arguments
+
+
+def _forms(value: Any) -> list[str]:
+    """How templates write a plain value: as JSON, as Python, as it is."""
+    if isinstance(value, str):
+        return [*_json_forms(value.strip()), repr(value)[1:-1]]
+    return [str(value), json.dumps(value)]
+
+
+def _json_forms(text: str) -> list[str]:
+    return [text, *(json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))]

@@ -30,6 +30,14 @@ class Stops:
         words = (text[end - length : end] for length in self._lengths if end - length >= start)
         return next((word for word in words if word in self.all), "")
 
+    def ends_turn(self, text: str, start: int, end: int) -> bool:
+        """Whether a token ends ``text[start:end]`` that ends a turn, and not only a part of it, as ``</tool_call>``."""
+        stop = self.before(text, end, start)
+        if not stop or stop in self.special or stop == self.eos:
+            return bool(stop)
+        opening = stop.replace("/", "", 1)
+        return opening == stop or opening not in text[start:end]
+
     def at_end(self, text: str, start: int) -> list[int]:
         """The end positions of all tokens at the end of ``text[start:]``, last first. Whitespace is skipped."""
         ends: list[int] = []

@@ -10,19 +10,20 @@ Promises:
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shown import check_answer, check_extras, check_shown, reads
+from kit.data.chat.shown import check_answer, check_extras, check_shown, keeps_reasoning, reads
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Jinja, Messages, Template, Tools
+from kit.data.chat.template import Jinja, Messages, Span, Template, Tools
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
+FORGOTTEN = "the chat template leaves out the reasoning of answers that are only read, as at inference"
 
 MAX_DRAFTERS = 256  # kept at a time: rows may have chat_template_kwargs of their own
 
@@ -60,31 +61,32 @@ class Drafter:
         Raises ``UserError`` if the template does not fit the conversation.
         """
         weights = {i: _weight(message) for i, message in enumerate(messages) if message["role"] == "assistant"}
+        learned = [i for i in weights if i >= first or self._train_on == "all"]
+        if self._train_on == "last":
+            learned = learned[-1:]
+        learned = [i for i in learned if weights[i]]
         messages = [self._prepared(message) for message in messages]
-        check_extras(self._template, messages, tools)
+        check_extras(self._template, messages, tools, learned)
         try:
-            return self._drafts(messages, first, tools, weights)
+            return self._drafts(messages, learned, tools, weights)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
                 messages = [_with_json_arguments(message) for message in messages]
                 with suppress(UserError):
-                    return self._drafts(messages, first, tools, weights)
+                    return self._drafts(messages, learned, tools, weights)
             raise
 
-    def _drafts(self, messages: Messages, first: int, tools: Tools, weights: dict[int, float]) -> list[Draft]:
+    def _drafts(self, messages: Messages, learned: list[int], tools: Tools, weights: dict[int, float]) -> list[Draft]:
+        """The drafts of ``messages``, of which the answers with the numbers ``learned`` have a weight."""
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
-        learned = [i for i in weights if i >= first]
-        if self._train_on == "last":
-            learned = learned[-1:]
         find = self._finder.find_marked if self._template.marks_answers else self._finder.find
         answers: dict[int, RenderedAnswer] = {}
         for i in learned:
-            if weights[i]:
-                found = find(messages, i, tools)
-                if found is None:
-                    return [self._marked(messages, weights, learned, tools)]
-                answers[i] = found
+            found = find(messages, i, tools)
+            if found is None:
+                return [self._marked(messages, weights, learned, tools)]
+            answers[i] = found
         if not answers:
             # A conversation with nothing to learn from is still a draft: the caller counts it as dropped.
             return [Draft(self._template.render(messages, tools), [])]
@@ -96,25 +98,35 @@ class Drafter:
             check_shown(self._template, text, messages[: last + 1], tools)
             covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
             spans: list[tuple[int, int, float]] = []
-            ends = []
+            learned_texts = []
             remarks = dict.fromkeys(last_answer.remarks)
             for i in covered:
                 answer = answers.pop(i)
                 remarks |= dict.fromkeys(answer.remarks)
                 *earlier_spans, (start, end) = answer.spans
                 end = last_answer.end if i == last else self._stops.with_next(text, end)
-                ends.append(end)
+                learned_texts.append((answer.spans[0][0], end))
                 spans += [(left, right, weights[i]) for left, right in [*earlier_spans, (start, end)]]
-            drafts.append(Draft(text, spans, remarks=(*remarks, *self._remarks(text, ends))))
+            read = [messages[i] for i in weights if i < last and i not in learned]
+            drafts.append(
+                Draft(text, spans, remarks=(*remarks, *self._remarks(text, learned_texts), *_forgotten(text, read)))
+            )
         return drafts[::-1]
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""
         text = self._template.render(messages, tools)
-        check_shown(self._template, text, messages, tools)
+        check_shown(self._template, text, messages, tools, weights)
         if not self._template.reads_prompt_flag and weights and messages[-1]["role"] == "assistant":
             answer = self._finder.find(messages, len(messages) - 1, tools)
             text = answer.text[: answer.end]  # without a header of the next turn, which nobody wrote
+        remarks: tuple[str, ...] = ()
+        if weights.get(len(messages) - 1):
+            end = next(iter(self._stops.at_end(text, 0)), len(text))
+            given = RenderedAnswer(text, [(0, end)])
+            last = self._finder.closed(given, messages, len(messages) - 1, tools)
+            text = text if last is given else last.text
+            remarks = (*last.remarks, *self._remarks(text, [(0, last.end)]))
         spans = []
         for i, weight in weights.items():
             if weight == 1:
@@ -124,7 +136,7 @@ class Drafter:
                 reason = f"messages[{i}]: it has a weight, but is rendered differently once more messages follow"
                 raise self._template.refusal(reason + first_difference(text, answer.text))
             spans += [(start, end, weight) for start, end in answer.spans]
-        return Draft(text, spans, rest=1.0)
+        return Draft(text, spans, 1.0, remarks)
 
     def _marked(self, messages: Messages, weights: dict[int, float], learned: list[int], tools: Tools) -> Draft:
         """The draft for a template whose ``{% generation %}`` blocks do not follow the prompts at inference.
@@ -150,19 +162,20 @@ class Drafter:
         spans = []
         ends = {}
         for (start, end), owner in zip(blocks, owners, strict=True):
-            if owner in learned and weights[owner]:
+            if owner in learned:
                 stops = self._stops.at_end(text[:end], start)
-                ends[owner] = stops[0] if stops else self._stops.with_next(text, end)
-                spans.append((start, ends[owner], weights[owner]))
-        for owner, end in ends.items():
+                end = stops[0] if stops else self._stops.with_next(text, end)
+                ends[owner] = (start, end)
+                spans.append((start, end, weights[owner]))
+        for owner, (_, end) in ends.items():
             check_answer(self._template, text[:end], messages[owner], owner)
         if not spans:
             raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation")
-        return Draft(text, spans, remarks=(*self._remarks(text, list(ends.values())), OTHER_PROMPT))
+        return Draft(text, spans, remarks=(*self._remarks(text, ends.values()), OTHER_PROMPT))
 
-    def _remarks(self, text: str, ends: list[int]) -> tuple[str, ...]:
-        have_stops = all(self._stops.before(text, end) for end in ends)
-        return () if have_stops else (NO_END_OF_TURN,)
+    def _remarks(self, text: str, answers: Iterable[Span]) -> tuple[str, ...]:
+        have_ends = all(self._stops.ends_turn(text, start, end) for start, end in answers)
+        return () if have_ends else (NO_END_OF_TURN,)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
@@ -224,6 +237,11 @@ def _with_values(template: Template, kwargs: Mapping[str, Any]) -> Template:
 def _weight(message: dict[str, Any]) -> float:
     weight = message.get("weight")
     return 1.0 if weight is None else float(weight)
+
+
+def _forgotten(text: str, read: list[dict[str, Any]]) -> tuple[str, ...]:
+    """A remark if ``text`` lacks the reasoning of an answer in ``read``, those that are only read."""
+    return () if all(keeps_reasoning(text, answer) for answer in read) else (FORGOTTEN,)
 
 
 def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:

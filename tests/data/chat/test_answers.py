@@ -101,6 +101,41 @@ def test_a_last_answer_is_closed_by_what_would_come_next(tokenizer):
     assert text.endswith("<|tool|>]]") and remarks == (CLOSED,)
 
 
+# What a template that drops earlier thoughts writes between the header and the content.
+THOUGHTS = {
+    "reasoning": "{{ '<think>' + (m.reasoning_content or '' if loop.last else '') + '</think>' if LEARNED }}",
+    "content": "{{ m.content.split('</think>')[0] + '</think>' if LEARNED and loop.last and '</think>' in m.content }}",
+}
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("text", ["4", "think", "user"])
+def test_an_answer_whose_thought_disappears_is_closed_by_what_would_come_next(thought, text, tokenizer):
+    """As with GLM 4.5's templates and later ones: the continued rendering does not begin with the answer."""
+    template = GLM.replace("|>\n{{ m.content }}", "|>" + THOUGHTS[thought] + "{{ m.content.split('</think>')[-1] }}")
+    template = template.replace("LEARNED", "m.role == 'assistant'")
+    if thought == "reasoning":
+        sample = with_keys(chat("Hi", text), assistant_0={"reasoning_content": "A " + text})
+    else:
+        sample = chat("Hi", f"<think>A {text}</think>{text}")
+    [whole], remarks = learned(sample, tokenizer, template)
+    assert whole.endswith(f"<|assistant|>[[<think>A {text}</think>{text}<|user|>]]") and remarks == (CLOSED,)
+    [everything], remarks = learned(sample, tokenizer, template, train_on="all")
+    assert everything.endswith(f"{text}<|user|>]]") and remarks == (CLOSED,)
+
+
+def test_a_call_whose_closing_tag_ends_an_answer_is_closed_too(tokenizer):
+    """The tag is a token of the tokenizer that is not special, as GLM's is."""
+    parting = byte_level_tokenizer(["<|user|>", "<|assistant|>", "<|tool|>"])
+    parting.add_tokens(["<tool_call>", "</tool_call>"])
+    template = GLM.replace("m.tool_calls | tojson", "'<tool_call>' + m.tool_calls | tojson + '</tool_call>'")
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    [text], remarks = learned({"messages": [TWO["messages"][0], calling]}, parting, template)
+    assert text.endswith("</tool_call><|tool|>]]") and remarks == (CLOSED,)
+    open_end = template + "{{ raise_exception('no') if messages[2:] }}"
+    assert learned({"messages": [TWO["messages"][0], calling]}, parting, open_end)[1] == (NO_END_OF_TURN,)
+
+
 def test_an_end_that_only_earlier_answers_have_closes_the_last_one_too(tokenizer):
     """As Qwen 1.5's and Apertus's templates do."""
     template = HEADER + "{{ m.content }}{{ '<|im_end|>\n' if not loop.last or add_generation_prompt }}{% endfor %}"
@@ -177,6 +212,31 @@ def test_thoughts_that_are_left_open_or_empty_are_remarked_on(tokenizer):
     closed = opened.replace("'') if", "'') + '\n</think>\n' if")
     assert learned(ONE, tokenizer, closed)[1] == (EMPTY_THOUGHT,)
     assert learned(with_keys(ONE, assistant_0={"reasoning_content": "Hm"}), tokenizer, closed)[1] == ()
+
+
+CHANNELS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|start|>assistant analysis ' + m.thinking + '<|end|>' if m.thinking and KEPT }}"
+    "{{ '<|start|>assistant analysis ' + m.content + '<|end|>' if m.tool_calls and m.content and KEPT }}"
+    "<|start|>assistant {{ 'call ' + m.tool_calls | tojson if m.tool_calls else 'final ' + m.content }}"
+    "{% else %}<|start|>{{ m.role }} {{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{{ '<|start|>assistant' if add_generation_prompt }}"
+).replace("KEPT", "(loop.last or messages[-1].role == 'tool')")
+
+
+@pytest.mark.parametrize("extra", [{"reasoning_content": "Look it up"}, {"content": "One moment"}, {}])
+@pytest.mark.parametrize("thought", ["4 is cold", ""])
+def test_an_answer_of_several_messages_after_a_call_is_whole(extra, thought, tokenizer):
+    """As gpt-oss's: a thought is a message of its own, and one on a call disappears with the next answer."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL], **extra}
+    result = {"role": "tool", "content": "4"}
+    answer = {"role": "assistant", "content": "Yes", "reasoning_content": thought}
+    sample = {"messages": [{"role": "user", "content": "Cold?"}, calling, result, answer]}
+    texts, _ = learned(sample, tokenizer, CHANNELS)
+    before = " analysis " + "".join(extra.values()) + "<|end|><|start|>assistant" if extra else ""
+    assert f"<|start|>assistant[[{before} call " in texts[0]
+    after = f" analysis {thought}<|end|><|start|>assistant" if thought else ""
+    assert texts[-1].endswith(f"<|start|>tool 4<|end|><|start|>assistant[[{after} final Yes<|end|>]]")
 
 
 def test_a_prompt_that_the_answer_changes_is_taken_as_at_inference(tokenizer):

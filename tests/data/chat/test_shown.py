@@ -31,17 +31,17 @@ def test_tools_calls_and_reasoning_that_a_template_never_reads_are_refused(sourc
     messages[1] |= extra
     template = Template(source, tokenizer)
     if reason is None:
-        check_extras(template, messages, None)
+        check_extras(template, messages, None, [1])
     else:
         with pytest.raises(UserError, match=reason):
-            check_extras(template, messages, None)
+            check_extras(template, messages, None, [1])
     with pytest.raises(UserError, match="the template knows no tools, and this sample lists some"):
-        check_extras(template, messages, [WEATHER])
+        check_extras(template, messages, [WEATHER], [1])
 
 
 def test_a_template_that_sets_its_tools_itself_reads_them(tokenizer):
     source = "{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{{ tools }}"
-    check_extras(Template(source, tokenizer), [], [WEATHER])
+    check_extras(Template(source, tokenizer), [], [WEATHER], [])
 
 
 def shown(source, messages, tokenizer, tools=None):
@@ -79,6 +79,60 @@ def test_a_template_may_leave_out_the_reasoning_of_earlier_answers(tokenizer):
     messages = chat("Hi", "<think>A guest</think>\n\nHello", "Bye", "Bye now")["messages"]
     forgetful = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     shown(forgetful, messages, tokenizer)
+
+
+ASKED = [{"role": "user", "content": "Cold?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+ANSWERED = [{"role": "tool", "content": "4"}, {"role": "assistant", "content": "Yes", "reasoning_content": "Low"}]
+
+
+def test_a_call_in_the_context_must_be_there(tokenizer):
+    """Also if it is the same as a later one."""
+    calling = SHOW.replace("\n", "{{ m.tool_calls | tojson if m.tool_calls }}\n")
+    shown(calling, [*ASKED, *ANSWERED] * 2, tokenizer)
+    for template, number in [
+        (SHOW + "{# tool_calls #}", 1),
+        (calling.replace("if m.tool_calls", "if m.tool_calls and not loop.first and loop.index > 4"), 1),
+        (calling.replace("if m.tool_calls", "if m.tool_calls and loop.index < 4"), 5),
+    ]:
+        with pytest.raises(UserError, match=rf"messages\[{number}\]: the template leaves out the call of 'weather'"):
+            shown(template, [*ASKED, *ANSWERED] * 2, tokenizer)
+
+
+def test_reasoning_of_learned_answers_must_be_there(tokenizer):
+    """Also if a later answer has the same."""
+    messages = [*ASKED[:1], *ANSWERED[1:]] * 2
+    thinking = "{% for m in messages %}{{ m.reasoning_content if LEARNED }}{{ m.content }}\n{% endfor %}"
+    for condition in ("false", "loop.last"):
+        template = Template(thinking.replace("LEARNED", condition), tokenizer)
+        text = template.render(messages, None)
+        check_shown(template, text, messages, None, learned=[3] if condition == "loop.last" else [])
+        with pytest.raises(UserError, match=r"messages\[1\]: the template leaves the reasoning of the answer out"):
+            check_shown(template, text, messages, None, learned=[1, 3])
+
+
+def test_values_in_the_arguments_of_a_call_must_be_there(tokenizer):
+    """Names, strings, numbers and what lies deeper, in any form that templates write them."""
+    arguments = {"city": 'say "Å"', "days": 4, "ok": True, "none": None, "more": [{"deep": "x'y"}]}
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    answer = {"content": "", "tool_calls": [call]}
+    texts = ["""{"city": "say \\"Å\\"", "days": 4, "ok": true, "none": null, "more": [{"deep": "x'y"}]}"""]
+    texts += [texts[0].replace("Å", "\\u00c5"), """city=say "Å"<days>4<ok>True<none><more>[{'deep': "x'y"}]"""]
+    for text in texts:
+        check_answer(Template("", tokenizer), "weather " + text, answer, 1)
+        for part in ("city", "days", "4", "rue", "deep", "y"):
+            with pytest.raises(UserError, match="leaves out the call of 'weather', or part of it"):
+                check_answer(Template("", tokenizer), "weather " + text.replace(part, ""), answer, 1)
+
+
+def test_arguments_that_are_written_as_a_json_string_of_json_are_refused(tokenizer):
+    call = {"function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    with pytest.raises(UserError, match="leaves out the call of 'weather', or part of it"):
+        check_answer(
+            Template("", tokenizer),
+            'weather "{\\"city\\": \\"Oslo\\"}"',
+            {"content": "", "tool_calls": [call]},
+            1,
+        )
 
 
 def test_a_tool_result_may_be_put_into_json(tokenizer):

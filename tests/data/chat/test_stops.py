@@ -39,3 +39,9 @@ def test_all_stops_at_the_end_are_found_last_first(stops):
 )
 def test_the_token_of_the_next_turn_ends_an_answer_that_has_none(text, end, taken, stops):
     assert text[end : stops.with_next(text, end)] == taken
+
+
+def test_a_token_that_closes_a_part_of_the_answer_ends_no_turn(stops):
+    assert stops.ends_turn("Hi<|im_end|>", 0, 12) and not stops.ends_turn("Hi", 0, 2)
+    assert not stops.ends_turn("Hi<call>x</call>", 2, 16)
+    assert stops.ends_turn("<call>x</call>", 6, 14)  # what was opened before the answer

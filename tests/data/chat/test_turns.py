@@ -26,7 +26,7 @@ from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OTHER_PROMPT
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED, Encoded, encode
-from kit.data.chat.turns import NO_END_OF_TURN
+from kit.data.chat.turns import FORGOTTEN, NO_END_OF_TURN
 from kit.errors import UserError
 
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*.txt"))
@@ -167,6 +167,44 @@ def test_train_on_all_learns_every_token_except_turns_of_weight_0(tokenizer):
     weighed = with_keys(CHATS["multi"], assistant_0={"weight": 0})
     with pytest.raises(UserError, match=r"messages\[1\]: it has a weight, but is rendered differently"):
         encode(weighed, tokenizer, rewriting, train_on="all")
+
+
+# Templates that leave something out of all answers, or of all but the last.
+THINKING = HEADER + "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content and KEPT }}" + SIMPLE
+CUTTING = HEADER + "{{ m.content.split('</think>')[-1] if not KEPT else m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+CALLING = HEADER + "{{ m.tool_calls | tojson if m.tool_calls and KEPT }}" + SIMPLE
+REASONED = CHATS["thoughts"]
+THOUGHT = chat("Hi", "<think>A guest</think>Hello", "Bye", "<think>So soon</think>Bye now")
+CALLED = {**CHATS["tools"], "tools": None}
+
+
+@pytest.mark.parametrize("kept", ["false", "loop.last"])
+@pytest.mark.parametrize(("template", "sample"), [(THINKING, REASONED), (CUTTING, THOUGHT), (CALLING, CALLED)])
+def test_with_train_on_all_each_answer_is_whole_or_the_row_is_refused(template, sample, kept, tokenizer):
+    encode(sample, tokenizer, template.replace("KEPT", "true"), train_on="all")
+    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves (the reasoning|out the call)"):
+        encode(sample, tokenizer, template.replace("KEPT", kept), train_on="all")
+
+
+@pytest.mark.parametrize(
+    ("template", "sample"), [(THINKING, REASONED), (CUTTING, THOUGHT), (HEADER + SIMPLE, REASONED)]
+)
+def test_reasoning_of_an_answer_that_is_only_read_may_be_left_out_and_a_remark_says_so(template, sample, tokenizer):
+    sample = with_keys(sample, assistant_0={"weight": 0}, assistant_1={"reasoning_content": None, "content": "Bye now"})
+    [left_out] = encode(sample, tokenizer, template.replace("KEPT", "loop.last"))
+    assert left_out.remarks == (FORGOTTEN,) and "A guest" not in marked(left_out, tokenizer)
+    if "KEPT" in template:
+        [kept] = encode(sample, tokenizer, template.replace("KEPT", "true"))
+        assert kept.remarks == () and "A guest" in marked(kept, tokenizer)
+
+
+def test_a_call_of_an_answer_that_is_only_read_must_be_in_the_context(tokenizer):
+    sample = with_keys(CALLED, assistant_0={"weight": 0})
+    assert '"weather"' in marked(encode(sample, tokenizer, CALLING.replace("KEPT", "true")), tokenizer)
+    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather'"):
+        encode(sample, tokenizer, CALLING.replace("KEPT", "loop.last"))
+    with pytest.raises(UserError, match=r"messages\[1\]: the template leaves out the call of 'weather'"):
+        encode(CALLED, tokenizer, CALLING.replace("KEPT", "loop.last"), train_on="last")
 
 
 def test_a_template_does_not_see_weights(tokenizer):
