@@ -99,7 +99,7 @@ def choose_fields(
             problems.append(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format"))
     raise_if(problems)
     problem = proposals.misfit(fields)
-    if problem and (fix := proposals.best()):
+    if problem and (fix := proposals.for_misfit()):
         raise UserError(Problem(f"{name} {problem.where}".rstrip(), problem.found, problem.expected, fix))
     if "text" in fields and not mapping and (fix := proposals.pair()):
         found = f"columns {', '.join(columns)}: texts to learn as a whole, or questions with answers"
@@ -131,6 +131,10 @@ class _Proposals:
         self._ignored = ignored
         self._rows = [without_keys(row, read_keys(ignored)) for row in rows]
         self._theirs = {column.lower(): column for column in columns}
+
+    def for_misfit(self) -> str:
+        """What to do about rows that do not fit the format of their columns; empty if it is not known."""
+        return self._of_preferences() if set(PREFERENCES) <= set(self._columns) else self.best()
 
     def text(self) -> str:
         """What to do about columns that are no format, for a message."""
@@ -168,19 +172,25 @@ class _Proposals:
     def pair(self) -> str:
         """The flag for columns that are well known as question and answer; empty if there are none."""
         question, answer = self._find(QUESTIONS), self._find(ANSWERS)
-        if not question or not answer:
+        if not answer:
             return ""
         context = self._find(CONTEXTS)
         chat = {question: "instruction", answer: "output"}
         if context and question.lower() == "instruction":
             chat = {question: "instruction", context: "input", answer: "output"}
         text = {question: "prompt", answer: "completion"}
-        if not self._works(chat):
-            return ""
+        if not question or not self._works(chat):
+            # A list of messages that ends with the question.
+            lists = ({column: "instruction", answer: "output"} for column in self._lists())
+            chat = next((mapping for mapping in lists if self._works(mapping)), {})
+            if not chat:
+                return ""
+            question = next(iter(chat))
         fix = f"if {question} asks and {answer} answers: {self.flag(chat)} makes a chat of each row"
-        if self._works(text) and len(chat) == 2:
+        if question in text and self._works(text) and len(chat) == 2:
             fix += f", {self.flag(text)} joins the two as plain text"
-        if longer := [each for each in self._columns if each not in chat and self._length(each) > self._length(answer)]:
+        read = self._with_context(chat)
+        if longer := [each for each in self._columns if each not in read and self._length(each) > self._length(answer)]:
             fix += f"; longer than {answer}, and not read: {', '.join(longer)} (map thoughts to reasoning_content)"
         return fix
 

@@ -110,10 +110,10 @@ def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample
 
 
 def _first_system_text(given: Any) -> str | None:
-    """The text of the first turn of ``given``, of any type, stripped, if it is ShareGPT's of the system; else None."""
+    """The text of the first turn of ``given``, of any type, stripped, if it is the system's; else None."""
     if not isinstance(given, list) or not given or not isinstance(given[0], dict):
         return None
-    speaker, text = given[0].get("from"), given[0].get("value")
+    speaker, text = (given[0].get(key, given[0].get(other)) for key, other in (("from", "role"), ("value", "content")))
     return text.strip() if speaker == "system" and isinstance(text, str) else None
 
 
@@ -174,14 +174,10 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     instruction, output = values["instruction"], values["output"]
+    if _are_messages(instruction, output):
+        instruction, output = listed(instruction), listed(output)
     before = _system(values, problems) + _history(values, problems)
-    problems += check_text("output", output)
-    answer: Message = {"role": "assistant", "content": output}
-    if values.get("reasoning_content"):
-        problems += check_text("reasoning_content", values["reasoning_content"])
-        answer["reasoning_content"] = values["reasoning_content"]
-    if _are_messages(instruction):
-        instruction = listed(instruction)
+    answers = _answers(output, values.get("reasoning_content"), problems)
     if isinstance(instruction, list):
         # ``output`` is the answer to learn; what the assistant says in the prompt was written by whoever asked.
         prompt = read_messages("instruction", instruction, problems, may_begin=not before, needs_answer=False)
@@ -190,7 +186,7 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
             for key in ("input", "history")
             if values.get(key)
         ]
-        return {"prompt": before + prompt, "completion": [answer]} | _template_inputs(values, problems)
+        return {"prompt": before + prompt, "completion": answers} | _template_inputs(values, problems)
     problems += check_text("instruction", instruction)
     more = values.get("input")
     if more is not None:
@@ -198,8 +194,21 @@ def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     if problems:
         return {}
     question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
-    messages = [*before, {"role": "user", "content": question}, answer]
+    messages = [*before, {"role": "user", "content": question}, *answers]
     return {"messages": messages} | _template_inputs(values, problems)
+
+
+def _answers(output: Any, reasoning: Any, problems: Problems) -> list[Message]:
+    """The column ``output``, a string or a list of messages, as messages, with the column ``reasoning_content``."""
+    if isinstance(output, list):
+        if reasoning:
+            problems.append(Problem("reasoning_content", "given beside a list of messages", "it in the message"))
+        return read_messages("output", output, problems, may_begin=False)
+    problems += check_text("output", output)
+    if not reasoning:
+        return [{"role": "assistant", "content": output}]
+    problems += check_text("reasoning_content", reasoning)
+    return [{"role": "assistant", "content": output, "reasoning_content": reasoning}]
 
 
 def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:

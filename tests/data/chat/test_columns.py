@@ -79,7 +79,8 @@ TRANSCRIPT = "\n\nHuman: Hi\n\nAssistant: Hello"
     [
         ({"chosen": CHOSEN}, "chosen=messages"),
         ({"prompt": "Hi", "chosen": CHOSEN}, "chosen=messages"),
-        ({"prompt": ASKED, "chosen": [ANSWER]}, "prompt=prompt,chosen=completion"),
+        ({"prompt": ASKED, "chosen": [ANSWER]}, "prompt=instruction,chosen=output"),
+        ({"prompt": ASKED, "chosen": [ANSWER], "tools": [{"name": "add"}]}, "prompt=prompt,chosen=completion"),
         ({"chosen": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "chosen=conversations"),
         ({"prompt": "Hi", "chosen": "Hello"}, "prompt=instruction,chosen=output"),
         ({"system": "Be kind", "question": "Hi", "chosen": "Hello"}, "question=instruction,chosen=output"),
@@ -172,6 +173,8 @@ CALLS = json.dumps([{"name": "add", "arguments": {"a": 2}}])
         ({"data": ["Hi", "Hello"], "id": "1"}, "data=alternating_turns"),
         ({"conversation": [{"input": "Hi", "output": "Hello"}]}, "conversation=alternating_turns"),
         ({"prompt": [USER], "completion": "Hello"}, "prompt=instruction,completion=output"),
+        ({"messages": [USER], "answer": "Hello"}, "messages=instruction,answer=output"),
+        ({"messages": [USER], "question": [3], "answer": "Hello"}, "messages=instruction,answer=output"),
         ({"content": "a", "url": "b"}, "content=text"),
     ],
 )
@@ -191,6 +194,11 @@ def test_question_and_answer_are_proposed_as_a_chat_and_as_plain_text():
     )
     context = refusal({"instruction": "a", "context": "c", "response": "b"})
     assert "plain text" not in context  # the context would be lost
+
+
+def test_columns_with_more_text_than_the_answer_are_named():
+    row = {"question": "a", "answer": "bb", "trace": ["ccc"], "grade": "d", "system_prompt": "eee", "id": 17}
+    assert refusal(row).endswith("; longer than answer, and not read: trace (map thoughts to reasoning_content)")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +240,13 @@ def test_a_proposed_flag_keeps_what_is_to_be_ignored():
     thoughts = {"dialog": [{**USER, "thinking": "a"}, ANSWER]}  # refused: only answers have thoughts
     flag = "dialog=messages,dialog.thinking=ignore"
     assert refusal(thoughts, mapping={"dialog.thinking": "ignore"}).endswith(f"--dataset_columns {flag}")
+
+
+def test_preference_pairs_whose_prompts_have_the_columns_of_a_format_are_said_too():
+    row = {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "a"}, "rejected": {}}
+    message = refusal(row)
+    assert message.startswith("error: train.jsonl conversations: no assistant turn")
+    assert "preference pairs are not trained on yet; none of the formats holds the chosen answers" in message
 
 
 @pytest.mark.parametrize(

@@ -267,13 +267,22 @@ def test_bad_alternating_turns_are_reported(given, message):
 def test_an_instruction_may_be_a_list_of_messages_of_which_nothing_is_learned():
     prompt = [USER, ANSWER, {"role": "user", "content": "Bye"}]
     expected = {"prompt": [SYSTEM, *prompt], "completion": [{"role": "assistant", "content": "Bye now"}]}
-    for given in (prompt, json.dumps(prompt)):
-        assert sample_of({"instruction": given, "output": "Bye now", "system": "Be kind"}) == expected
+    assert sample_of({"instruction": prompt, "output": "Bye now", "system": "Be kind"}) == expected
     row = {"instruction": [SYSTEM, *prompt], "output": "Bye now"}
     assert sample_of(row) == expected
     assert "instruction[0].role: a system message behind others" in problems_of(row | {"system": "Be kind"})
     assert "input: given beside an instruction that is a list of messages" in problems_of(row | {"input": "4"})
     assert "history: given beside an instruction that is" in problems_of(row | {"history": [["Hi", "Hello"]]})
+    assert sample_of({"instruction": "Hi", "output": [ANSWER]}) == {"messages": [USER, ANSWER]}
+    as_json = [json.dumps(messages) for messages in ([USER], [ANSWER])]
+    for instruction, output in (([USER], [ANSWER]), as_json):
+        assert sample_of({"instruction": instruction, "output": output}) == {"prompt": [USER], "completion": [ANSWER]}
+    assert sample_of({"instruction": "Hi", "output": as_json[1]})["messages"][1]["content"] == as_json[1]  # one is text
+    assert sample_of({"instruction": as_json[0], "output": "Hello"})["messages"][0]["content"] == as_json[0]
+    assert "output: no assistant turn" in problems_of({"instruction": "Hi", "output": [USER]})
+    assert "reasoning_content: given beside a list of messages" in problems_of(
+        {"instruction": "Hi", "output": [ANSWER], "reasoning_content": "A guest"}
+    )
     assert sample_of({"instruction": "[1, 2]", "output": "3"})["messages"][0]["content"] == "[1, 2]"
 
 
@@ -305,6 +314,8 @@ def test_a_system_turn_that_the_column_repeats_is_taken_once():
         {"from": "gpt", "value": "Hello"},
     ]
     assert sample_of({"conversations": turns, "system": "Be kind"}) == {"messages": [SYSTEM, USER, ANSWER]}
+    openai = {"messages": [{"role": "system", "content": "Be kind"}, USER, ANSWER], "system": "Be kind"}
+    assert sample_of(openai, conversations="messages") == {"messages": [SYSTEM, USER, ANSWER]}
     message = problems_of({"conversations": turns, "system": "Be brief"})
     assert message.startswith("conversations[0].role: a system message behind others")
     turns[2]["value"] = ""
