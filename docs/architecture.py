@@ -27,7 +27,7 @@ CORE = [
 TOOLS = [["tools"], ["cli"]]
 FLOORS = [*CORE, *TOOLS]
 # The same inside kit/data/.
-DATA_FLOORS = [["read", "chat"], ["samples"], ["feed"], ["open"]]
+DATA_FLOORS = [["strict_json"], ["read", "chat"], ["samples"], ["feed"], ["open"]]
 # The same inside kit/tools/.
 TOOLS_FLOORS = [["plan"], ["doctor", "report", "api"]]
 

@@ -25,7 +25,8 @@ class Row(NamedTuple):
 ROWS = [
     Row(
         "chat data in the forms that are in use",
-        "data/chat/formats data/chat/messages data/chat/columns data/chat/unused data/chat/shown data/chat/fixes",
+        "data/chat/formats data/chat/messages data/chat/columns data/chat/unused data/chat/watched data/chat/shown "
+        "data/chat/fixes",
         "rows as they are on the hub; a report of columns and keys that would be ignored",
     ),
     Row(
@@ -35,7 +36,8 @@ ROWS = [
     ),
     Row(
         "files as data",
-        "data/read/text data/read/cells data/read/tables data/read/parts data/read/sources data/read/slices",
+        "data/read/text data/read/cells data/read/tables data/read/parts data/read/sources data/read/slices "
+        "data/strict_json",
         "JSON, CSV, text and parquet, with the line of each mistake; globs, folders and slices",
     ),
     Row("archives as data", "data/read/archives", "files in archives and compressed files, without unpacking them"),

@@ -181,6 +181,7 @@ def open_data(
     eval_stores: list[Store] = []
     notes: list[str] = []
     for dataset in datasets:
+        notes += dataset.source.notes
         with problems.caught():
             notes += _reading_notes(dataset, encoder)
             if settings.streaming and not dataset.is_evaluation:

@@ -174,9 +174,9 @@ class _Proposals:
         question, answer = self._find(QUESTIONS), self._find(ANSWERS)
         if not answer:
             return ""
-        context = self._find(CONTEXTS)
+        context = next((column for column in self._named(CONTEXTS) if column != question), "")
         chat = {question: "instruction", answer: "output"}
-        if context and question.lower() == "instruction":
+        if context:
             chat = {question: "instruction", context: "input", answer: "output"}
         text = {question: "prompt", answer: "completion"}
         if not question or not self._works(chat):

@@ -5,9 +5,11 @@ as ``messages[2].role``. Functions that raise ``UserError`` say so.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kit.data.strict_json import RepeatedKey, parse
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
@@ -25,6 +27,22 @@ SPEAKERS = ROLES | {
     "observation": "tool",
     "ipython": "tool",
 }
+# The names of a call's arguments: OpenAI's, Llama's, LangChain's and Anthropic's.
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+# The names of a call's id. Where OpenAI's Responses API gives two, results refer to ``call_id``.
+IDS = ("tool_call_id", "call_id", "id")
+# The keys of a call, and of its function, that are read or say nothing: its number in a list, the state of an answer.
+CALL_KEYS = frozenset((*IDS, "function", "type", "index", "status"))
+FUNCTION_KEYS = frozenset((*ARGUMENTS, "name"))
+# The names of the JSON schema of a tool's parameters: OpenAI's, Anthropic's and that of MCP.
+SCHEMAS = ("parameters", "input_schema", "inputSchema")
+A_TOOL = 'an object such as {"type": "function", "function": {"name": "search", "parameters": {...}}}'
+# Space, control characters, what Unicode calls default ignorable code points, and the blank of Braille: text of nothing
+# else looks empty.
+INVISIBLE = re.compile(
+    "[\\s\0-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]*"
+)
 Message = dict[str, Any]
 
 
@@ -32,8 +50,9 @@ def check_text(where: str, value: Any, may_be_empty: bool = False) -> list[Probl
     """The problem of a value that is no string, is blank, or cannot be encoded as UTF-8; empty if there is none."""
     if not isinstance(value, str):
         return [Problem(where, kind(value), "a string")]
-    if not may_be_empty and not value.strip():
-        return [Problem(where, "empty", "text")]
+    if not may_be_empty and INVISIBLE.fullmatch(value):
+        found = f"only invisible characters (U+{ord(value.strip()[0]):04X})" if value.strip() else "empty"
+        return [Problem(where, found, "text")]
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -221,41 +240,103 @@ def _tool_calls(where: str, calls: Any) -> list[Message]:
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list):
         raise UserError(Problem(where, kind(calls), "a list of calls"))
-    made = []
-    for i, call in enumerate(calls):
-        at = f"{where}[{i}]"
-        call = _parsed(at, call)
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
-        given = function.get("arguments", {})
-        # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
-        arguments = _parsed(f"{at}.arguments", given or {})
-        if not isinstance(arguments, dict):
-            raise UserError(Problem(f"{at}.arguments", kind(arguments), "an object"))
-        identity = {"id": call["id"]} if "id" in call else {}
-        made.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}} | identity)
-    return _writable(where, made)
+    return _writable(where, [_tool_call(f"{where}[{i}]", call) for i, call in enumerate(calls)])
+
+
+def _tool_call(at: str, call: Any) -> Message:
+    call = _parsed(at, call)
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise UserError(Problem(at, "no call", 'an object such as {"name": "search", "arguments": {...}}'))
+    # Parsed, because templates write the arguments as JSON themselves: a JSON string would be quoted a second time.
+    given = {key: _parsed(f"{at}.{key}", function[key]) for key in ARGUMENTS if not _is_blank(function.get(key))}
+    given = {key: value for key, value in given.items() if not _is_blank(value)}  # such as the string "{}"
+    arguments = _one_of(at, given) if given else {}
+    if not isinstance(arguments, dict):
+        raise UserError(Problem(f"{at}.{next(iter(given))}", kind(arguments), "an object"))
+    ids = [call[key] for key in IDS if not _is_blank(call.get(key))]
+    made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return made | {"id": ids[0]} if ids else made
+
+
+def unread_call_keys(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys of a message's calls that nothing reads, each with its value. The message may have any form.
+
+    A key is named with the key of the message that holds the calls: ``tool_calls.result``.
+    """
+    holders = ["tool_calls", "function_call"]
+    if message.get("role", message.get("from")) == "function_call":
+        holders.append("content" if "role" in message else "value")
+    for holder in holders:
+        try:
+            calls = _parsed("", message.get(holder) or [])
+            for call in calls if isinstance(calls, list) else [calls]:
+                call = _parsed("", call)
+                if not isinstance(call, dict):
+                    continue
+                function = call.get("function")
+                parts = [(call, CALL_KEYS | FUNCTION_KEYS)]
+                if isinstance(function, dict):
+                    parts = [(call, CALL_KEYS), (function, FUNCTION_KEYS)]
+                for part, read in parts:
+                    for key in sorted(part.keys() - read):
+                        yield f"{holder}.{key}", part[key]
+        except UserError:  # reading the calls reports it
+            pass
 
 
 def read_tools(where: str, tools: Any) -> list[Any]:
-    """Return the tools that an assistant may call, as a list of objects; a JSON string is parsed.
+    """Return the tools that an assistant may call, as a list of objects in OpenAI's form; a JSON string is parsed.
 
-    Raises ``UserError`` if ``tools`` is neither a list of objects, nor a JSON string of one.
+    Raises ``UserError`` if ``tools`` is neither a list of such objects, nor a JSON string of one.
     """
     tools = _parsed(where, tools or [])
     if not isinstance(tools, list):
         raise UserError(Problem(where, kind(tools), "a list of tools"))
-    tools = [_parsed(f"{where}[{i}]", tool) for i, tool in enumerate(tools)]
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict):
-            raise UserError(Problem(f"{where}[{i}]", kind(tool), "an object"))
-        function = tool.get("function", tool)
-        if not isinstance(function, dict):
-            raise UserError(Problem(f"{where}[{i}].function", kind(function), "an object with a name"))
-        if not isinstance(function.get("name", ""), str):
-            raise UserError(Problem(f"{where}[{i}].name", kind(function["name"]), "a string"))
-    return _writable(where, tools)
+    return _writable(where, [_tool(f"{where}[{i}]", tool) for i, tool in enumerate(tools)])
+
+
+def _tool(at: str, tool: Any) -> Message:
+    """Return a tool in OpenAI's form, which chat templates expect. One in that form is returned as it is.
+
+    What describes a tool is only moved and never rewritten, so that a tool is the same text in both forms.
+    """
+    tool = _parsed(at, tool)
+    if not isinstance(tool, dict):
+        raise UserError(Problem(at, kind(tool), "an object"))
+    function = tool.get("function", tool)
+    if not isinstance(function, dict):
+        raise UserError(Problem(f"{at}.function", kind(function), "an object with a name"))
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        found = "empty" if name == "" else kind(name) if "name" in function else "missing"
+        raise UserError(Problem(f"{at}.name", found, f"a string, in {A_TOOL}"))
+    if "function" in tool:
+        return tool if tool.get("type") else {"type": "function"} | {k: v for k, v in tool.items() if k != "type"}
+    if "parameter_definitions" in tool:  # Cohere's form, which only its own templates read, and as it is
+        return tool
+    if tool.get("type") not in (None, "function", "custom"):  # of OpenAI's Responses API, and of Anthropic
+        raise UserError(Problem(f"{at}.type", f"a tool of type {tool['type']!r}"[:80], A_TOOL))
+    made: Message = {}
+    for key, value in tool.items():
+        if key in SCHEMAS:
+            made["parameters"] = _one_of(at, {key: tool[key] for key in SCHEMAS if not _is_blank(tool.get(key))})
+        elif key != "type":
+            made[key] = value
+    return {"type": "function", "function": made}
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def _one_of(at: str, given: Mapping[str, Any]) -> Any:
+    """The one value that is given under several keys; None if there is no key. Raises ``UserError`` if they differ."""
+    first = next(iter(given), "")
+    for key, value in given.items():
+        if value != given[first]:
+            raise UserError(Problem(f"{at}.{key}", f"differs from {first}", "one of them"))
+    return given.get(first)
 
 
 def read_kwargs(where: str, kwargs: Any) -> Message:
@@ -277,8 +358,10 @@ def _parsed(where: str, value: Any) -> Any:
     """
     try:
         while isinstance(value, str):
-            value = json.loads(value)
+            value = parse(value)
         return value
+    except RepeatedKey as error:
+        raise UserError(Problem(where, error.found, error.expected)) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
             Problem(where, f"not JSON ({str(error).split(':')[0]})", "a JSON string, or what it stands for")

@@ -3,34 +3,23 @@
 Promises:
 
 - Columns and keys of messages that nothing reads are counted, so that they can be shown.
-- One that would change what is learned, such as ``images``, is a problem, unless the user has said to ignore it.
+- One that would change what is learned, such as ``images``, is a problem, unless the user has said to ignore it. So is
+  any key of a call that nothing reads.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from kit.data.chat.formats import FORMATS, IGNORE, format_of, listed
-from kit.data.chat.messages import REASONING
+from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of, listed
+from kit.data.chat.messages import ARGUMENTS, REASONING, SPEAKERS, unread_call_keys
+from kit.data.chat.watched import MESSAGE_KEYS, SUBJECTS, subject_of_key
 from kit.errors import Problem
 
-# The keys of a message that ``kit.data.chat.messages`` reads.
-MESSAGE_KEYS = frozenset(
-    ("role content from value name tool_calls tool_call_id function_call train weight " + " ".join(REASONING)).split()
-)
-MEDIA = "image images video videos audio audios pixel_values".split()
-ROW_WEIGHTS = ("weight", "loss_weight", "sample_weight")
-MASKS = "attention_mask loss_mask completion_mask assistant_masks".split()
-# Columns in which a value may change what is learned, see ``Unused._effect_of_column``.
-WATCHED = (
-    *(*MEDIA, *ROW_WEIGHTS, *MASKS, "train", "history", "system", "system_prompt", "tools", "functions"),
-    *("label", "kto_tag", "role", "parent_id", "position_ids", "labels"),
-)
-# Keys of a message that say how much of it is learned, but that the kit does not read.
-LEARNED_KEYS = {"training": "train", "loss": "train", "loss_weight": "weight", "loss_scale": "weight"}
-DETAILS = ("train_detail", "training_detail")
 NO_PREFERENCES = "preferences are not trained on yet: remove such rows, which leaves the good answers"
 PART_CHOSEN = "which part is learned, and only whole messages can be chosen"
+NOTHING = ("", "")  # instead of an effect and a way to use it
 
 
 def read_keys(ignored: Collection[str]) -> list[str]:
@@ -74,7 +63,7 @@ class Unused:
             for column in sorted(extra):
                 if not _is_empty(row[column]):
                     self.counts[column] += 1
-                    if column in WATCHED and column not in self._ignored:
+                    if column in SUBJECTS and column not in self._ignored:
                         found, fix = self._effect_of_column(column, row[column], row)
                         if found:
                             problems.append(_problem(column, found, fix))
@@ -83,37 +72,73 @@ class Unused:
             for name, found, fix in _unused_keys(column, row.get(column)):
                 is_harmful = found and name not in self._ignored
                 keys[name] = keys.get(name) or (_problem(name, found, fix) if is_harmful else None)
+        if self._format.columns[0] == "tool_calls":
+            column = self._fields["tool_calls"]
+            for key, value in unread_call_keys({"tool_calls": row.get(column)}):
+                if not _is_empty(value):
+                    name = f"{column}{key.removeprefix('tool_calls')}"
+                    keys[name] = None if name in self._ignored else _problem(name, *_effect_of_call_key(value))
         self.counts.update(keys.keys())
         return problems + [problem for problem in keys.values() if problem]
 
     def _effect_of_column(self, column: str, value: Any, row: Mapping[str, Any]) -> tuple[str, str]:
         """What would be learned wrongly if ``value`` were ignored, and a way to use it; empty if nothing."""
+        subject = SUBJECTS[column]
         name = self._format.columns[0]
-        if column in MEDIA:
+        if subject == "media" or (subject == "link" and name not in ("input_ids", "text")):
             return "media, and only text is learned from", ""
-        if column == "train" and _is_false(value):
-            return "false: a row that is not to be learned from", "remove such rows"
-        if column in ROW_WEIGHTS and not _is_one(value):
+        if subject == "train" and _is_false(value, zero=True):
+            return f"{_short(value)}: a row that is not to be learned from", "remove such rows"
+        if subject == "weight" and not _is_one(value):
             return f"a weight of the row ({_short(value)})", "write it as the weight of its assistant messages"
         if name == "input_ids":
-            return _effect_on_ids(column, value, row.get(self._fields["input_ids"]))
-        if name == "text":
-            if column in ("role", "parent_id"):
-                return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
-            return "", ""
-        if column in ("label", "kto_tag") and _is_false(value, zero=True):
+            return _effect_on_ids(subject, value, row.get(self._fields["input_ids"]))
+        if subject == "mask" and column != "attention_mask":  # that one masks padding
+            return self._effect_of_mask(value)
+        if subject == "labels" and IGNORED in _flat(value):
+            fix = "--dataset_columns input_ids=input_ids,labels=labels reads these" if "input_ids" in row else ""
+            return f"labels of tokens, of which {IGNORED} is not to be learned, beside {self._format}", fix
+        if subject == "message" and name == "text":
+            return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
+        if subject == "label" and name != "text" and (_is_false(value, zero=True) or _is_negative(value)):
             return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
-        if column == "history":
+        if subject == "history":
             takers = ", or ".join(str(format) for format in FORMATS if "history" in format.optional)
-            return f"earlier turns, which only {takers} can have", self._as_instruction("history")
-        if column in ("system", "system_prompt"):
-            return self._effect_of_system(column)
-        if column in ("tools", "functions"):
+            return f"earlier turns, which only {takers} can have", self._as_instruction(column, "history", row)
+        if subject == "system" and not self._is_shown(value, row):
+            return self._effect_of_system(column, row)
+        if subject == "tools":
             takes_tools = "tools" in self._format.optional
             return "tools of the assistant", f"--dataset_columns {column}=tools" if takes_tools else ""
-        return "", ""
+        if subject == "calls" and name != "text" and isinstance(listed(value), list | dict):
+            return f"calls beside {self._format}", "write them as the tool_calls of an assistant message"
+        if subject == "reasoning" and name != "text":
+            fix = self._as_instruction(column, "reasoning_content", row)
+            return f"the reasoning of an answer beside {self._format}", fix
+        if subject == "documents" and name != "text":
+            return "documents that a chat template would put into the prompt", "write them into the messages"
+        if subject == "variable" and "chat_template_kwargs" in self._format.optional:
+            fix = f'write it into a column chat_template_kwargs, as {{"{column}": ...}}'
+            return f"a value of a variable of the chat template ({_short(value)})", fix
+        if subject == "more" and name in ("prompt", "instruction") and not self._is_shown(value, row):
+            if name == "instruction":
+                fix = (
+                    ""
+                    if "input" in self._fields and not _is_empty(row.get(self._fields["input"]))
+                    else f"--dataset_columns {column}=input"
+                )
+            else:
+                fix = self._as_instruction(column, "input", row)
+            return f"more text for the question, which {self._format} would be learned without", fix
+        return NOTHING
 
-    def _effect_of_system(self, column: str) -> tuple[str, str]:
+    def _effect_of_mask(self, value: Any) -> tuple[str, str]:
+        if _are_ones(value):
+            return NOTHING
+        fix = "give assistant messages a weight, 0 to learn nothing from them" if self._format.holds_messages else ""
+        return "masks what is learned, and only whole messages can be chosen", fix
+
+    def _effect_of_system(self, column: str, row: Mapping[str, Any]) -> tuple[str, str]:
         """What would be learned wrongly without a column of system prompts, and a way to use it."""
         if "system" in self._format.optional:
             is_mapped = "system" in self._fields and self._fields["system"] != "system"
@@ -123,15 +148,25 @@ class Unused:
             if column != "system":
                 flag += f",{column}=system"
             return "a system prompt beside messages", flag
-        return f"a system prompt beside {self._format}", self._as_instruction(column)
+        return f"a system prompt beside {self._format}", self._as_instruction(column, "system", row)
 
-    def _as_instruction(self, column: str) -> str:
-        """The flag that reads prompt and completion as Alpaca's columns, with ``column``; empty for other formats."""
-        if self._format.columns != ("prompt", "completion"):
+    def _as_instruction(self, column: str, ours: str, row: Mapping[str, Any]) -> str:
+        """The flag that reads prompt and completion as Alpaca's columns, with ``column`` as our field ``ours``.
+
+        Empty for other formats, and if they are lists of messages.
+        """
+        if self._format.columns != ("prompt", "completion") or not isinstance(row.get(self._fields["prompt"]), str):
             return ""
         prompt, completion = self._fields["prompt"], self._fields["completion"]
-        more = ",system_prompt=system" if column == "system_prompt" else ""
+        more = "" if column == ours else f",{column}={ours}"
         return f"--dataset_columns {prompt}=instruction,{completion}=output{more} reads a chat with it"
+
+    def _is_shown(self, value: Any, row: Mapping[str, Any]) -> bool:
+        """Whether the text, the question or the first message holds ``value``, so that nothing is lost."""
+        first = listed(row.get(self._fields[self._format.columns[0]]))
+        if isinstance(first, list) and first and isinstance(first[0], dict):
+            first = first[0].get("content", first[0].get("value"))
+        return isinstance(value, str) and isinstance(first, str) and value.strip() in first
 
 
 def _problem(name: str, found: str, fix: str) -> Problem:
@@ -140,14 +175,21 @@ def _problem(name: str, found: str, fix: str) -> Problem:
     return Problem(name, found, fix=f"{fix}; or {ignore}" if fix else ignore)
 
 
-def _effect_on_ids(column: str, value: Any, ids: Any) -> tuple[str, str]:
-    if column == "labels":
+def _effect_on_ids(subject: str, value: Any, ids: Any) -> tuple[str, str]:
+    """What a column beside ``input_ids`` says of them, and a way to use it; empty if it says nothing."""
+    if subject == "labels":
         return "given here, and not in the first row", "give labels in every row, or in none"
-    if column in MASKS and isinstance(value, list) and not all(value):
+    if subject == "mask" and not _are_ones(value):
         return "masks tokens, which would be learned", "give labels, -100 where nothing is learned; leave padding out"
-    if column == "position_ids" and isinstance(ids, list) and value != list(range(len(ids))):
+    if subject == "positions" and isinstance(ids, list) and _flat(value) != list(range(len(ids))):
         return "not 0, 1, 2, ...: packed samples would see each other", "give each sample a row; --packing packs them"
-    return "", ""
+    if (
+        (subject == "lengths" and len(_flat(value)) > 1)
+        or (subject == "borders" and len(_flat(value)) > 2)
+        or (subject == "numbers" and len(set(map(str, _flat(value)))) > 1)
+    ):
+        return "several samples in a row, which would see each other", "give each sample a row; --packing packs them"
+    return NOTHING
 
 
 def _unused_keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
@@ -155,48 +197,135 @@ def _unused_keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(messages, str):
         messages = listed(messages)
     for message in messages if isinstance(messages, list) else []:
-        if not isinstance(message, dict) or not message.keys() & {"role", "from"}:  # a string may hold any other JSON
+        if not isinstance(message, dict) or not ("role" in message or "from" in message):  # strings may hold any JSON
             continue
-        for key in sorted(message.keys() - MESSAGE_KEYS) if len(message) > 2 else ():
-            if not _is_empty(message[key]):
-                is_answer = message.get("role", message.get("from")) not in ("system", "user", "human", "tool")
-                yield f"{column}.{key}", *_effect_of_key(key, message[key], is_answer)
+        speaker = message.get("role", message.get("from"))
+        if len(message) > 2 or speaker == "function_call":
+            for key, found, fix in _unused_keys_of(message, speaker):
+                yield f"{column}.{key}", found, fix
         parts = message.get("content", message.get("value"))
         for part in parts if isinstance(parts, list) else ():
             for key in sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) else ():
                 if not _is_empty(part[key]):
-                    chooses = key in DETAILS or key in LEARNED_KEYS or key in ("train", "weight")
-                    found = PART_CHOSEN if chooses and not _is_one(part[key]) else ""
-                    yield f"{column}.content.{key}", found, ""
+                    yield f"{column}.content.{key}", _effect_of_part(key, part[key]), ""
 
 
-def _effect_of_key(key: str, value: Any, is_answer: bool) -> tuple[str, str]:
+def _unused_keys_of(message: Mapping[str, Any], speaker: Any) -> Iterator[tuple[str, str, str]]:
+    """The keys of a message, and of its calls, that are not used, as ``_unused_keys`` gives them."""
+    role = SPEAKERS.get(speaker, "assistant") if isinstance(speaker, str) else "assistant"
+    for key in sorted(message.keys() - MESSAGE_KEYS):
+        if not _is_empty(message[key]):
+            yield key, *_effect_of_key(key, message[key], role, message)
+    for key, found in _other_names(message):
+        yield key, found, ""
+    if role == "assistant":
+        for key, value in unread_call_keys(message):
+            if not _is_empty(value):
+                yield key, *_effect_of_call_key(value)
+
+
+def _effect_of_call_key(value: Any) -> tuple[str, str]:
+    fix = f"a call has a name, and arguments that are called {', '.join(ARGUMENTS[:-1])} or {ARGUMENTS[-1]}"
+    return f"a key of a call that nothing reads ({_short(value)})", fix
+
+
+def _other_names(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The keys ``from`` and ``value`` beside ``role`` and ``content`` that say something else, and what is wrong."""
+    has_role = message.get("role") is not None
+    for theirs, ours in (("from", "role"), ("value", "content")):
+        one, other = message.get(theirs), message.get(ours)
+        if _is_empty(one) or _is_empty(other):
+            continue
+        if ours == "role" and isinstance(one, str) and isinstance(other, str):
+            one, other = SPEAKERS.get(one), SPEAKERS.get(other)  # None: no role, but perhaps the name of somebody
+        if one != other:
+            unread, read = (theirs, ours) if has_role else (ours, theirs)
+            are_alike = isinstance(one, str) and isinstance(other, str)
+            yield unread, f"differs from {read}: only one of them can be meant" if are_alike else ""
+
+
+def _effect_of_key(key: str, value: Any, role: str, message: Mapping[str, Any]) -> tuple[str, str]:
     """What would be learned wrongly if a key of a message were ignored, and a way to use it; empty if nothing."""
-    if key in DETAILS:
+    subject = subject_of_key(key)
+    is_answer = role == "assistant"
+    if not subject:
+        return NOTHING
+    if subject == "detail":
         return PART_CHOSEN, ""
-    if key in LEARNED_KEYS:
-        is_harmful = not _is_one(value) if is_answer else bool(value)
+    if subject == "learned":
+        is_harmful = not _are_ones(value) if is_answer else not all(_is_false(each, zero=True) for each in _flat(value))
+        if is_harmful and isinstance(value, list):
+            return PART_CHOSEN, ""
         if is_harmful:
-            fix = f"call it {LEARNED_KEYS[key]}, on assistant turns"
+            fix = f"call it {'train' if isinstance(value, bool) else 'weight'}, on assistant turns"
             return f"{_short(value)}: how much is learned from a message", fix
-    if key in ("label", "kto_tag") and _is_false(value):
+    if subject == "masked" and is_answer and (key == "mask" or not _is_false(value, zero=True)):  # mask may mean either
+        return f"{_short(value)}: how much is learned from a message", 'write "train": false on assistant turns'
+    if subject == "label" and (_is_false(value) or _is_negative(value)):
         return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
-    if key in MEDIA:
+    if subject == "media":
         return "media, and only text is learned from", ""
-    return "", ""
+    if subject == "reasoning" and is_answer and not isinstance(value, bool | int | float):
+        content = message.get("content", message.get("value"))
+        are_read = any(message.get(name) for name in REASONING) or "</think>" in str(content)
+        if not are_read:  # elsewhere too, as by APIs that give the same thoughts twice
+            return "the reasoning of an answer, under a name that is not read", f"call it {REASONING[0]}, as a string"
+    if subject == "call":
+        found = "a call or the result of one, under a name that is not read"
+        return found, "calls are tool_calls of an assistant turn, and a result is a message of the role tool"
+    if subject in ("call_id", "tool_name") and role == "tool":
+        return "a name that is not read", f"call it {'tool_call_id' if subject == 'call_id' else 'name'}"
+    if subject == "channel" and is_answer and value in ("analysis", "commentary"):
+        found = f"{value}: a thought, or a call, would be learned as an answer"
+        return found, f"write thoughts as {REASONING[0]}, and calls as tool_calls, of the answer"
+    if subject == "recipient" and is_answer and value not in ("all", "assistant", "user"):
+        return f"{_short(value)}: a call would be learned as an answer", "write it as tool_calls"
+    if subject == "kwargs" and isinstance(value, dict):  # of LangChain, which usually says the same in tool_calls
+        hidden = [name for name in ("tool_calls", "function_call", *REASONING) if value.get(name)]
+        if hidden and not any(message.get(name) for name in hidden[:1]):
+            return f"it holds {hidden[0]}, which would not be learned", f"write {hidden[0]} beside the content"
+    return NOTHING
+
+
+def _effect_of_part(key: str, value: Any) -> str:
+    """What would be learned wrongly if a key of a part of a message were ignored; empty if nothing."""
+    subject = subject_of_key(key)
+    if subject in ("learned", "masked", "detail") and not _is_one(value):
+        return PART_CHOSEN
+    return "media, and only text is learned from" if subject == "media" else ""
+
+
+def _flat(value: Any) -> list[Any]:
+    """The values of a list, which may be given as a string; a single value as a list of it."""
+    value = listed(value)
+    return value if isinstance(value, list) else [value]
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | list | dict) and not value)
+    if isinstance(value, str):
+        return not value or value.strip() in ("", "[]", "{}", "null")
+    return value is None or (isinstance(value, list | dict) and not value)
 
 
 def _is_false(value: Any, zero: bool = False) -> bool:
-    words = ("false", "0") if zero else ("false",)
+    words = ("false", "no", "0", "0.0") if zero else ("false", "no")
     return value is False or (zero and value == 0) or (isinstance(value, str) and value.strip().lower() in words)
 
 
+def _is_negative(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(re.fullmatch(r"\s*-\d+(\.\d+)?\s*", value))
+    return isinstance(value, int | float) and value < 0
+
+
+def _are_ones(value: Any) -> bool:
+    """Whether all values of a mask are 1."""
+    values = _flat(value)
+    return values.count(1) == len(values) or all(map(_is_one, values))
+
+
 def _is_one(value: Any) -> bool:
-    return value == 1 or (isinstance(value, str) and value.strip().lower() in ("1", "1.0", "true"))
+    return value == 1 or (isinstance(value, str) and value.strip().lower() in ("1", "1.0", "true", "yes"))
 
 
 def _short(value: Any) -> str:

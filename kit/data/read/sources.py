@@ -5,11 +5,13 @@ Promises:
 - If nothing has that name, or it cannot be read, the message says what exists instead.
 - Nothing is unpickled, executed or unpacked to disk.
 - The digest depends on the content, not on the path.
+- What a folder or an archive holds besides data files is counted, so that nothing is left out unseen.
 """
 
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
@@ -49,6 +51,7 @@ class Source:
     columns: list[str]  # names of the columns, from the first good row
     parts: tuple[Part, ...]
     stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
+    notes: tuple[str, ...] = ()  # what of a folder or an archive is not read, for the user
 
     def changed(self) -> list[Path]:
         """The files that were changed or removed since ``digest`` was computed."""
@@ -104,10 +107,13 @@ def open_source(
         if with_config:
             name, config = with_config[1], _one_config(with_config[2], config, flag)
         files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
+        notes: tuple[str, ...] = ()
         if saved:
             found = open_saved(name, path, split_of(split), flag)
         elif files:
-            found = _open_files(name, files, flag, streaming)
+            others = list(map(str, _data_files(path)[1])) if path.is_dir() else []
+            found = _open_files(name, files, flag, streaming, others)
+            notes = _unread(found, others)
         else:
             found = open_hub(name, split, flag, config, streaming)
         if (saved or files) and "[" in split:
@@ -120,7 +126,7 @@ def open_source(
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
-    return Source(found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps)
+    return Source(found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes)
 
 
 def _one_config(in_name: str, config: str | None, flag: str) -> str:
@@ -172,14 +178,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
 
 def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
     """The data files in and below a folder, each under the name to show; only those of ``split`` if all name one."""
-    files = {}
-    for file in sorted(_walk(path)):
-        relative = file.relative_to(path)
-        is_known = (split_name(file.name)[0] in SUFFIXES and file.name not in NOT_DATA) or is_archive(file.name)
-        if is_known and file.is_file() and not any(part.startswith(".") for part in relative.parts):
-            files[relative] = file
-    # Beside other data files a .txt file is usually a README.
-    files = {each: file for each, file in files.items() if split_name(file.name)[0] != ".txt"} or files
+    files, _ = _data_files(path)
     if not files:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
         raise UserError(Problem(flag, f"{name!r} is a folder without state.json and without data files", expected))
@@ -203,6 +202,36 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
 
+def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
+    """The data files in and below a folder by their path in it, and the other files. Hidden files are neither."""
+    files = {}
+    others = []
+    for file in sorted(_walk(path)):
+        relative = file.relative_to(path)
+        if file.name in NOT_DATA or any(part.startswith(".") for part in relative.parts):
+            continue
+        if (split_name(file.name)[0] in SUFFIXES or is_archive(file.name)) and file.is_file():
+            files[relative] = file
+        else:
+            others.append(relative)
+    # Beside other data files a .txt file is usually a README.
+    if chosen := {each: file for each, file in files.items() if split_name(file.name)[0] != ".txt"}:
+        others += [each for each in files if each not in chosen]
+    return chosen or files, others
+
+
+def _unread(found: Found, others: Sequence[str]) -> tuple[str, ...]:
+    """A note about the files that give no rows, if there are any. ``others``: those that are no data files."""
+    counts = []
+    if others:
+        endings = Counter(os.path.splitext(other)[1].lower() or "no ending" for other in others)
+        listed = ", ".join(f"{ending} ({count})" for ending, count in sorted(endings.items()))
+        counts.append(f"{len(others)} that are no data files: {listed}")
+    if empty := [part.name for part in found.parts if part.size == 0]:
+        counts.append(f"{len(empty)} empty, first {empty[0]}")
+    return (f"{found.name}: files that are not read: {'; '.join(counts)}",) if counts else ()
+
+
 def _walk(path: Path) -> Iterator[Path]:
     """All files in and below a folder. Follows links to folders, but visits no folder twice."""
     seen = set()
@@ -219,12 +248,13 @@ def _few(paths: Sequence[Path]) -> str:
     return ", ".join(path.as_posix() for path in paths[:3]) + more
 
 
-def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -> Found:
+def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool, others: list[str]) -> Found:
+    """Open files. What lies in archives besides data files is added to ``others``."""
     problems = Problems()
     parts: list[Part] = []
     for shown_name, path in files.items():
         with problems.caught():
-            parts += _parts_of(shown_name, path, flag)
+            parts += _parts_of(shown_name, path, flag, others)
     problems.raise_if_any()
     paths = list(files.values())
     base = commonpath([path.absolute().parent for path in paths])
@@ -233,14 +263,19 @@ def _open_files(name: str, files: dict[str, Path], flag: str, streaming: bool) -
     return Found(name, parts, paths, marks)
 
 
-def _parts_of(name: str, path: Path, flag: str) -> list[Part]:
-    """The parts of a file: one, or in an archive one for each data file. Raises ``UserError`` if there is none."""
+def _parts_of(name: str, path: Path, flag: str, others: list[str]) -> list[Part]:
+    """The parts of a file: one, or in an archive one for each data file. Raises ``UserError`` if there is none.
+
+    The other files in an archive are added to ``others``.
+    """
     if is_archive(path.name):
-        inside = [_part(f"{name}!{location.member}", location) for location in members(name, str(path))]
-        known = [part for part in inside if part is not None]
+        inside = members(name, str(path))
+        known = [part for at in inside if (part := _part(f"{name}!{at.member}", at))]
         parts = [part for part in known if not isinstance(part, TextFile)] or known  # as in a folder: no README.txt
         if not parts:
             raise UserError(Problem(name, "an archive without a data file", f"files that end in {', '.join(SUFFIXES)}"))
+        read = {part.name for part in parts}
+        others += [at.member for at in inside if f"{name}!{at.member}" not in read]
         return parts
     part = _part(name, Location(str(path), path.stat().st_size))
     if part is None:

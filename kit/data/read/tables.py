@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from kit.data.read.archives import Location, open_location, split_name, type_and_message
 from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
-from kit.data.read.text import Row
+from kit.data.read.text import Ending, Row
 from kit.errors import Problem, UserError
 
 
@@ -41,6 +41,10 @@ class _Table:
         import pyarrow
 
         table = pyarrow.ipc.open_stream(block.payload).read_all()
+        names = table.column_names
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+            found = f"two columns are called {twice[0]!r}"
+            return iter([(block.first, Ending(self.name, found, "columns with different names"))])
         try:
             rows = _to_dicts(table)
         except Exception:  # a value that Python cannot represent, or text that is not valid UTF-8

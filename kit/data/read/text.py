@@ -5,6 +5,7 @@ Promises:
 - What cannot be used becomes a ``Problem`` with its line or row, and reading continues after it. The exception is a
   syntax error in a JSON array: after it nothing shows where the next element begins, so the rows end there.
 - Memory use does not grow with the size of the file, nor with the length of a line.
+- A JSON object that has a key twice becomes a ``Problem`` too.
 """
 
 import codecs
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
+from kit.data.strict_json import RepeatedKey, decode
 from kit.errors import Problem, kind
 
 Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a dict, a Problem, or None if it is blank
@@ -25,8 +27,6 @@ READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
 ONE_A_LINE = "one JSON object a line"
 SPREAD = "is it one object over several lines? write each sample on one line, or all as a JSON array"
-
-_decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,16 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
 
 
 def _decode_line(text: str) -> Any:
-    """Parse one JSON value. Raises ``json.JSONDecodeError`` too if anything follows it."""
-    value, end = _decoder.raw_decode(text)
+    """Parse one JSON value, see ``strict_json.decode``. Raises ``json.JSONDecodeError`` too if anything follows it."""
+    value, end = decode(text)
     if end < len(text):
         raise json.JSONDecodeError("Extra data", text, end)
     return value
 
 
 def _object(value: Any, where: str) -> Any:
+    if isinstance(value, RepeatedKey):
+        return Problem(where, value.found, value.expected)
     return value if isinstance(value, dict) else Problem(where, kind(value), "an object in braces")
 
 
@@ -202,7 +204,7 @@ class _Array:
         self.peek()
         while True:
             try:
-                value, end = _decoder.raw_decode(self.text, self.at)
+                value, end = decode(self.text, self.at)
             except json.JSONDecodeError as error:
                 is_cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
                 if is_cut and not self.has_ended and len(self.text) - self.at <= MAX_LINE_BYTES:

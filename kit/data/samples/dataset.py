@@ -6,7 +6,8 @@ from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.formats import IGNORE
-from kit.data.chat.unused import WATCHED, read_keys
+from kit.data.chat.unused import read_keys
+from kit.data.chat.watched import is_watched
 from kit.data.read.sources import Source
 
 
@@ -32,5 +33,5 @@ class Dataset:
     @cached_property
     def columns(self) -> list[str]:
         """The columns to read: those of the fields, and those that must not be ignored unseen."""
-        watched = [name for name in WATCHED if name in self.source.columns and name not in self.ignored]
+        watched = [name for name in self.source.columns if is_watched(name) and name not in self.ignored]
         return list(dict.fromkeys([*self.fields.values(), *watched]))

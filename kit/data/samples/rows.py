@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.data.chat.formats import plain_text, to_sample
+from kit.data.chat.formats import Sample, plain_text, to_sample
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
@@ -28,6 +28,7 @@ from kit.errors import Problem
 CODE_VERSION = 5
 # The spaces and punctuation of ASCII. A regular expression for all of Unicode took a tenth of the whole time.
 NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalnum())
+AFTER_ANSWERS = "turns after the last answer are left out"
 START_CUT = "their start was cut off, because excess_length_strategy is keep_end"
 # One sample in the cache.
 SAMPLE = np.dtype(
@@ -151,6 +152,8 @@ class Encoder:
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
             piece.remarks.update({remark for encoded in result for remark in encoded.remarks})
+            if self.train_on != "all" and _ends_without_answer(sample):
+                piece.remarks[AFTER_ANSWERS] += 1
             letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
             text_hash = xxhash.xxh3_64_intdigest(letters)
             for encoded in result:
@@ -190,6 +193,12 @@ class Encoder:
         supervised = [sample for sample in cut if any(sample.weights[1:])]
         piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
         return supervised
+
+
+def _ends_without_answer(sample: Sample) -> bool:
+    """Whether the last message of a conversation is not an answer."""
+    messages = sample.get("messages") or sample.get("completion")
+    return isinstance(messages, list) and messages[-1]["role"] != "assistant"
 
 
 def _fill(piece: Piece, kept: Sequence[_Kept]) -> None:

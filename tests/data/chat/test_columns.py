@@ -146,7 +146,7 @@ CALLS = json.dumps([{"name": "add", "arguments": {"a": 2}}])
             {"instruction": "a", "context": "c", "response": "b"},
             "instruction=instruction,context=input,response=output",
         ),
-        ({"prompt": "a", "response": "b", "context": "c"}, "prompt=instruction,response=output"),
+        ({"prompt": "a", "response": "b", "context": "c"}, "prompt=instruction,context=input,response=output"),
         (
             {"query": "a", "response": "b", "system_prompt": "c"},
             "query=instruction,response=output,system_prompt=system",

@@ -10,6 +10,9 @@ from helpers import ROOT
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import FORMATS, format_of, plain_text, to_sample
 
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
 # What is read
 
 
@@ -22,7 +25,7 @@ from kit.data.chat.formats import FORMATS, format_of, plain_text, to_sample
         {"messages": [SYSTEM, USER, ANSWER, USER, ANSWER]},
         {"messages": [ANSWER]},  # a template may refuse that
         {"messages": [USER, ANSWER, {"role": "tool", "content": ""}, {"role": "assistant", "content": "ü 你好"}]},
-        {"messages": [USER, ANSWER | {"reasoning_content": "hm", "name": "Ann"}], "tools": [{"name": "add"}]},
+        {"messages": [USER, ANSWER | {"reasoning_content": "hm", "name": "Ann"}], "tools": [ADD]},
         {"messages": [USER, ANSWER | {"weight": 0.5}]},
         {"input_ids": [3, 0, 5]},
         {"input_ids": [3, 0, 5], "labels": [-100, 0, 5]},
@@ -142,7 +145,7 @@ def test_a_row_of_another_format_than_the_first_is_reported_with_its_columns():
 def test_an_optional_column_that_only_later_rows_have_is_read():
     fields = choose_fields(["messages"], {}, "train.jsonl")
     assert to_sample({"messages": [USER, ANSWER]}, fields) == {"messages": [USER, ANSWER]}
-    assert to_sample({"messages": [USER, ANSWER], "tools": [{"name": "add"}]}, fields)["tools"] == [{"name": "add"}]
+    assert to_sample({"messages": [USER, ANSWER], "tools": [ADD]}, fields)["tools"] == [ADD]
     fields = choose_fields(["instruction", "output"], {}, "train.jsonl")
     (system, user, _) = to_sample({"instruction": "a", "output": "b", "input": "c", "system": "d"}, fields)["messages"]
     assert (system["content"], user["content"]) == ("d", "a\n\nc")
@@ -243,8 +246,8 @@ def test_an_empty_system_turn_of_sharegpt_is_none():
 def test_alternating_turns_are_user_and_assistant(given):
     expected = turns("Hi", "Hello", "Bye", "Bye now")
     assert sample_of({"conversations": given}, alternating_turns="conversations") == {"messages": expected}
-    row = {"alternating_turns": given, "system": "Be kind", "tools": [{"name": "add"}]}
-    assert sample_of(row) == {"messages": [SYSTEM, *expected], "tools": [{"name": "add"}]}
+    row = {"alternating_turns": given, "system": "Be kind", "tools": [ADD]}
+    assert sample_of(row) == {"messages": [SYSTEM, *expected], "tools": [ADD]}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +302,7 @@ def test_the_answer_to_an_instruction_may_be_calls(as_text):
     calls = [{"name": "add", "arguments": {"a": 2}}, {"name": "add", "arguments": {"a": 3}}]
     row = {"instruction": "Hi", "tool_calls": json.dumps(calls) if as_text else calls, "tools": '[{"name": "add"}]'}
     sample = sample_of(row | {"system": "Be kind"})
-    assert sample["messages"][:2] == [SYSTEM, USER] and sample["tools"] == [{"name": "add"}]
+    assert sample["messages"][:2] == [SYSTEM, USER] and sample["tools"] == [ADD]
     answer = sample["messages"][2]
     assert answer["role"] == "assistant" and [call["function"] for call in answer["tool_calls"]] == calls
     assert "tool_calls: not JSON" in problems_of(row | {"tool_calls": "add(2)"})

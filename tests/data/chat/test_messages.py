@@ -6,6 +6,8 @@ import math
 import pytest
 from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
 
+from kit.data.chat.messages import ARGUMENTS, IDS
+
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
 
@@ -94,6 +96,89 @@ def test_calls_keep_their_id_and_answers_refer_to_it():
     assert messages_of(USER, calling, answer, ANSWER) == [USER, calling, answer, ANSWER]
 
 
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("others", [None, "", {}, "{}"])
+def test_the_arguments_of_a_call_are_read_under_any_of_their_names(name, others):
+    function = {"name": "add"} | dict.fromkeys(ARGUMENTS, others)
+    for arguments in ({"a": 1}, '{"a": 1}'):
+        for call in (
+            {"name": "add", name: arguments},
+            function | {name: arguments},
+            {"type": "function", "function": function | {name: arguments}},
+            {"type": "tool_call", "index": 0, "name": "add", name: arguments},
+        ):
+            said = [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": json.dumps(call)}]
+            made = [*sample_of({"conversations": said})["messages"]]
+            for holder in ({"tool_calls": [call]}, {"function_call": call}):
+                made += messages_of(USER, {"role": "assistant", "content": ""} | holder)
+            assert made == [USER, {"role": "assistant", "content": "", "tool_calls": [ADD]}] * 3
+
+
+@pytest.mark.parametrize("name", ARGUMENTS[1:])
+def test_arguments_under_two_names_must_be_the_same(name):
+    call = {"name": "add", "arguments": {"a": 1}, name: '{"a": 1}'}
+    assert messages_of({"role": "assistant", "tool_calls": [call]})[0]["tool_calls"] == [ADD]
+    calling = {"role": "assistant", "tool_calls": [call | {name: {"a": 2}}]}
+    assert f"tool_calls[0].{name}: differs from arguments; expected one of them" in problems_of({"messages": [calling]})
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_id_of_a_call_is_read_under_any_of_its_names(name):
+    calls = [{"name": "add", "arguments": {"a": 1}, "id": None, name: "c1"}]
+    assert messages_of({"role": "assistant", "tool_calls": calls})[0]["tool_calls"] == [ADD | {"id": "c1"}]
+    calls[0] |= {"id": "fc_1", "call_id": "c1"}  # of OpenAI's Responses API, where a result has the second
+    assert messages_of({"role": "assistant", "tool_calls": calls})[0]["tool_calls"][0]["id"] == "c1"
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ADD_TOOL = {"name": "add", "description": "Adds", "parameters": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        ADD_TOOL,
+        {"type": "function"} | ADD_TOOL,
+        {"function": ADD_TOOL},
+        {"type": None, "function": ADD_TOOL},
+        {"name": "add", "description": "Adds", "input_schema": SCHEMA},
+        {"type": "custom", "name": "add", "description": "Adds", "input_schema": SCHEMA},
+        {"name": "add", "description": "Adds", "inputSchema": SCHEMA},
+    ],
+)
+def test_a_tool_in_any_form_is_the_same_text_as_in_openais(tool):
+    openai = json.dumps([{"type": "function", "function": ADD_TOOL}])
+    for tools in ([tool], json.dumps([tool]), [json.dumps(tool)]):
+        assert json.dumps(sample_of({"messages": [USER, ANSWER], "tools": tools})["tools"]) == openai  # in this order
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": ADD_TOOL, "strict": True},
+        {"function": ADD_TOOL, "type": "function"},
+        {"type": "function", "function": {"name": "add", "parameters": {"a": {"type": "int", "description": "One"}}}},
+        {"name": "add", "description": "Adds", "parameter_definitions": {"a": {"type": "int"}}},  # Cohere's
+    ],
+)
+def test_what_describes_a_tool_is_not_rewritten(tool):
+    assert json.dumps(sample_of({"messages": [USER, ANSWER], "tools": [tool]})["tools"]) == json.dumps([tool])
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ({"description": "Adds"}, "tools[0].name: missing; expected a string, in an object such as"),
+        ({"type": "function", "function": {"name": ""}}, "tools[0].name: empty; expected a string"),
+        ({"type": "web_search_20250305", "name": "web_search"}, "tools[0].type: a tool of type 'web_search_20250305'"),
+        (ADD_TOOL | {"input_schema": {"type": "object"}}, "tools[0].input_schema: differs from parameters"),
+        ('{"name": "add", "name": "sub"}', "tools[0]: an object has the key 'name' twice"),
+    ],
+)
+def test_what_is_no_tool_is_reported(tool, message):
+    assert message in problems_of({"messages": [USER, ANSWER], "tools": [tool]})
+
+
 @pytest.mark.parametrize("arguments", [None, "", {}, "{}"])
 def test_a_call_without_arguments_has_none(arguments):
     calls = [{"name": "now", "arguments": arguments}]
@@ -104,7 +189,7 @@ def test_a_call_without_arguments_has_none(arguments):
 @pytest.mark.parametrize("tools", ['[{"name": "add", "default": null}]', ['{"name": "add", "default": null}']])
 def test_tools_as_json_strings_are_parsed_and_keep_their_nulls(tools):
     row = {"messages": [USER, ANSWER], "tools": tools}
-    assert sample_of(row)["tools"] == [{"name": "add", "default": None}]
+    assert sample_of(row)["tools"] == [{"type": "function", "function": {"name": "add", "default": None}}]
 
 
 @pytest.mark.parametrize("tools", [None, "", [], "[]"])
@@ -115,7 +200,7 @@ def test_an_empty_list_of_tools_is_left_out(tools):
 def test_keys_of_a_message_that_are_null_are_as_if_absent_and_nulls_further_down_are_meant():
     filled = {"tool_calls": None, "name": None, "weight": None, "train": None, "reasoning_content": None}
     assert messages_of(USER | filled, ANSWER | filled) == [USER, ANSWER]
-    tools = [{"name": "add", "parameters": {"a": {"type": "int"}, "b": None}}]
+    tools = [ADD | {"function": {"name": "add", "parameters": {"a": {"type": "int"}, "b": None}}}]
     made = sample_of({"messages": [USER, ANSWER], "tools": tools})["tools"]
     assert made == tools
 
@@ -140,6 +225,11 @@ def test_train_and_weight_of_an_answer_become_one_weight(said, weight):
     answer = messages_of(USER, ANSWER | said)[1]
     assert answer == (ANSWER if weight is None else ANSWER | {"weight": weight})
     assert type(answer.get("weight", 1.0)) is float
+
+
+@pytest.mark.parametrize("text", ["\u200bHi", "H\u00ad", "\U0001f44d\ufe0f", "\u0e33", "\ufffd", "\u1160\u1161"])
+def test_text_with_a_visible_character_is_text(text):
+    assert messages_of(USER, ANSWER | {"content": text})[1]["content"] == text
 
 
 def test_developer_becomes_system_and_unknown_keys_are_left_out():
@@ -169,6 +259,10 @@ BAD_MESSAGES = [
     ([{"role": "assistant", "content": None, "reasoning_content": "hm"}], "messages[0].content: null"),
     ([USER, {"role": "assistant", "content": " "}], "messages[1].content: empty"),
     ([{"role": "user", "content": ""}, ANSWER], "messages[0].content: empty"),
+    *[
+        ([USER, ANSWER | {"content": text}], f"messages[1].content: only invisible characters (U+{ord(text[-1]):04X})")
+        for text in (*"\u200b\ufeff\u2060\u00ad\u3164\u2800\U000e0020\x00", " \u200b")
+    ],
     ([{"role": "tool", "content": {"sum": 2}}, ANSWER], "messages[0].content: an object; expected a string"),
     ([{"role": "tool"}, ANSWER], "messages[0].content: missing"),
     ([{"role": "user", "content": ["Hi"]}, ANSWER], "messages[0].content[0]: not a part with text"),
@@ -192,6 +286,10 @@ BAD_MESSAGES = [
     ([ANSWER | {"tool_calls": 3}], "messages[0].tool_calls: a number; expected a list of calls"),
     ([ANSWER | {"tool_calls": [3]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"arguments": {}}]}], "messages[0].tool_calls[0]: no call"),
+    (
+        [ANSWER | {"tool_calls": [{"name": "add", "arguments": '{"a": 1, "a": 2}'}]}],
+        "messages[0].tool_calls[0].arguments: an object has the key 'a' twice; expected each key once",
+    ),
     ([ANSWER | {"tool_calls": [{"function": "add"}]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"name": "add", "arguments": "a=1"}]}], "tool_calls[0].arguments: not JSON"),
     (

@@ -1,11 +1,13 @@
 """What a row holds besides its format: counted where it does no harm, refused where it would change what is learned."""
 
 import json
+import re
 
 import pytest
-from data_helpers import ANSWER, USER, open_all, write
+from data_helpers import ANSWER, SYSTEM, USER, open_all, write
 
 from kit.data.chat.columns import choose_fields
+from kit.data.chat.formats import to_sample
 from kit.data.chat.messages import ROLES
 from kit.data.chat.unused import Unused
 from kit.errors import UserError
@@ -13,6 +15,8 @@ from kit.errors import UserError
 PAIR = {"prompt": "a", "completion": "b"}
 CHAT = {"messages": [USER, ANSWER]}
 ALPACA = {"instruction": "a", "output": "b"}
+IDS = {"input_ids": [1, 2]}
+CALL = {"name": "add", "arguments": {"a": 1}}
 
 
 def looked(row, mapping=None):
@@ -38,11 +42,91 @@ HARMFUL = [
     (PAIR | {"kto_tag": 0}, "kto_tag", "0: an answer marked as bad"),
     (ALPACA | {"weight": 0.5}, "weight", "a weight of the row (0.5)"),
     (CHAT | {"loss_weight": "2"}, "loss_weight", "a weight of the row (2)"),
-    (CHAT | {"train": False}, "train", "a row that is not to be learned from"),
+    *[(CHAT | {"train": value}, "train", "a row that is not to be learned from") for value in (False, 0, "0", "no")],
+    (PAIR | {"training": False}, "training", "false: a row that is not to be learned from"),
+    *[(PAIR | {"label": value}, "label", "an answer marked as bad would be learned") for value in (-1, "-1", -0.5)],
+    (CHAT | {"loss_multiplier": 0.0}, "loss_multiplier", "a weight of the row (0.0)"),
+    *[
+        (row | {name: value}, name, "only whole messages can be chosen")
+        for row in (CHAT, PAIR, {"text": "a"})
+        for name, value in (("loss_mask", [0, 1]), ("response_mask", "[0, 1]"), ("loss_mask", 0), ("mask", "User"))
+    ],
+    (PAIR | {"labels": [-100, 5]}, "labels", "labels of tokens, of which -100 is not to be learned"),
+    (CHAT | IDS | {"labels": [-100, 2]}, "labels", "--dataset_columns input_ids=input_ids,labels=labels reads these"),
+    (CHAT | {"documents": [{"title": "a"}]}, "documents", "write them into the messages"),
+    (CHAT | {"enable_thinking": False}, "enable_thinking", "a value of a variable of the chat template (false)"),
+    (PAIR | {"context": "Once"}, "context", "--dataset_columns prompt=instruction,completion=output,context=input"),
+    (PAIR | {"input": "2, 2"}, "input", "--dataset_columns prompt=instruction,completion=output reads a chat with it"),
+    (ALPACA | {"context": "Once"}, "context", "--dataset_columns context=input"),
+    (PAIR | {"chat_history": [["a", "b"]]}, "chat_history", "completion=output,chat_history=history reads a chat"),
+    ({"text": "a", "history": [["a", "b"]]}, "history", "earlier turns"),
+    (PAIR | {"tool_calls": [CALL]}, "tool_calls", "calls beside prompt and completion"),
+    (PAIR | {"reasoning_content": "Hm"}, "reasoning_content", "completion=output reads a chat with it"),
+    (CHAT | {"reasoning_content": "Hm"}, "reasoning_content", "the reasoning of an answer beside messages"),
+    ({"instruction": "a", "tool_calls": [CALL | {"result": 4}]}, "tool_calls.result", "a key of a call"),
+    ({"text": "a", "system": "Be kind"}, "system", "a system prompt beside text"),
+    ({"text": "a", "tools": [{"name": "add"}]}, "tools", "tools of the assistant"),
+    (PAIR | {"image_url": "a.png"}, "image_url", "media"),
     (answer(train_detail=[{"begin_offset": 0}]), "messages.train_detail", "only whole messages can be chosen"),
     (answer(loss_weight=0.5), "messages.loss_weight", "call it weight, on assistant turns"),
     (answer(loss=False), "messages.loss", "false: how much is learned from a message\n    -> call it train"),
     (answer(training=False), "messages.training", "call it train"),
+    (answer(loss_mask=0), "messages.loss_mask", "0: how much is learned from a message\n    -> call it weight"),
+    (answer(loss_mask=[0, 1]), "messages.loss_mask", "only whole messages can be chosen"),
+    (answer(step_loss_mask=0), "messages.step_loss_mask", "call it weight, on assistant turns"),
+    (answer(trainable=False), "messages.trainable", "call it train"),
+    (answer(masked=True), "messages.masked", 'write "train": false on assistant turns'),
+    *[(answer(mask=value), "messages.mask", "how much is learned") for value in (1, 0, True)],  # it may mean either
+    (answer(label=-1), "messages.label", "-1: an answer marked as bad"),
+    *[
+        (answer(**{name: "Hm"}), f"messages.{name}", "call it reasoning_content, as a string")
+        for name in (
+            "thought",
+            "thoughts",
+            "cot",
+            "reasoning_text",
+            "chain_of_thought",
+            "reasoningContent",
+            "tool_plan",
+        )
+    ],
+    (answer(reasoning_details=[{"text": "Hm"}]), "messages.reasoning_details", "the reasoning of an answer"),
+    *[
+        ({"messages": [USER | {name: ["a.png"]}, ANSWER]}, f"messages.{name}", "media, and only text is learned from")
+        for name in ("image_url", "attachments", "files", "video_path", "input_audio")
+    ],
+    (answer(content=[{"type": "text", "text": "a", "image": "x"}]), "messages.content.image", "media"),
+    (answer(toolCalls=[CALL]), "messages.toolCalls", "calls are tool_calls of an assistant turn"),
+    (answer(additional_kwargs={"tool_calls": [CALL]}), "messages.additional_kwargs", "it holds tool_calls"),
+    (answer(channel="analysis"), "messages.channel", "analysis: a thought, or a call, would be learned"),
+    (answer(recipient="functions.add"), "messages.recipient", "a call would be learned as an answer"),
+    (
+        {"messages": [{"role": "tool", "content": "2", "tool_use_id": "c1"}, ANSWER]},
+        "messages.tool_use_id",
+        "call it tool_call_id",
+    ),
+    (answer(value="Bye"), "messages.value", "differs from content: only one of them can be meant"),
+    ({"messages": [USER | {"from": "gpt"}, ANSWER]}, "messages.from", "differs from role"),
+    (
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "content": "c"}]},
+        "conversations.content",
+        "differs from value",
+    ),
+    *[
+        (answer(tool_calls=calls), "messages.tool_calls.result", "a key of a call that nothing reads (4)")
+        for calls in ([CALL | {"result": 4}], [{"function": CALL | {"result": 4}}], [{"function": CALL, "result": 4}])
+    ],
+    (
+        answer(tool_calls=[{"function": {"name": "add"}, "arguments": {"a": 1}}]),
+        "messages.tool_calls.arguments",
+        "call",
+    ),
+    (answer(function_call=json.dumps(CALL | {"kwargs": {"b": 2}})), "messages.function_call.kwargs", "arguments"),
+    (
+        {"conversations": [{"from": "function_call", "value": json.dumps(CALL | {"params": {"b": 2}})}]},
+        "conversations.value.params",
+        "arguments that are called arguments, parameters, args or input",
+    ),
     ({"messages": [USER | {"loss": True}, ANSWER]}, "messages.loss", "true: how much is learned"),
     (answer(label=False), "messages.label", "an answer marked as bad"),
     (answer(content=[{"type": "text", "text": "a", "train": False}]), "messages.content.train", "only whole messages"),
@@ -54,7 +138,14 @@ HARMFUL = [
     (CHAT | {"functions": [{"name": "add"}]}, "functions", "--dataset_columns functions=tools"),
     ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask", "masks tokens, which would be learned"),
     ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask", "give labels, -100"),
+    *[
+        (IDS | {"attention_mask": mask}, "attention_mask", "masks tokens, which would be learned")
+        for mask in ("[1, 0]", "1 0", [1, 2], [1.0, 0.0])  # as in a table of cells; the number of a packed sample
+    ],
     ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids", "packed samples would see each other"),
+    (IDS | {"seq_lengths": [1, 1]}, "seq_lengths", "several samples in a row"),
+    (IDS | {"cu_seqlens": [0, 1, 2]}, "cu_seqlens", "several samples in a row"),
+    (IDS | {"segment_ids": [0, 1]}, "segment_ids", "several samples in a row"),
 ]
 
 
@@ -72,8 +163,22 @@ def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_pu
     [
         PAIR | {"images": [], "history": None, "label": True, "weight": 1.0, "train": True},
         CHAT | {"label": 3, "system": "", "weight": "1"},
+        CHAT | {"loss_mask": [1, 1], "response_mask": "[1, 1]", "attention_mask": [0, 1], "labels": ["a"], "mask": 1},
+        CHAT | {"documents": "[]", "tools": "[]", "functions": "{}", "images": "null", "system_prompt": " "},
+        {"messages": [SYSTEM, USER, ANSWER], "system": SYSTEM["content"]},
+        {"prompt": "Once upon a time. Who?", "completion": "b", "context": "Once upon a time."},
+        {"text": "a", "image_url": "a.png", "label": -1, "documents": ["a"], "context": "b"},
+        PAIR | {"image_id": 3, "reasoning": "on", "cot": "Hm"},
+        answer(reasoning="Hm", reasoning_details=[{"text": "Hm"}]),
+        answer(content="<think>Hm</think>Hello", thought="Hm"),
+        answer(reasoning_tokens=5, stop_reason="end", finish_reason="stop", file=None, image_url="", channel="final"),
+        answer(tool_calls=[CALL | {"index": 0, "type": "tool_call", "id": "a", "status": "completed", "result": None}]),
+        answer(tool_calls=[CALL], additional_kwargs={"tool_calls": [CALL]}),
+        {"messages": [USER | {"loss_mask": 0, "masked": True, "mask": 1, "thought": "Hm", "from": "human"}, ANSWER]},
+        {"messages": [USER | {"from": "Ann", "value": 3}, ANSWER | {"value": ANSWER["content"], "loss_mask": 1}]},
         {"text": "a", "label": 0, "role": None},
         {"input_ids": [1, 2], "attention_mask": [1, 1], "position_ids": [0, 1], "label": 0},
+        IDS | {"attention_mask": "[1, 1]", "seq_lengths": [2], "cu_seqlens": [0, 2], "segment_ids": [3, 3]},
         {"messages": [USER | {"loss": False, "loss_weight": 0}, ANSWER | {"loss": True, "loss_weight": 1.0}]},
         answer(train=False, weight=0, name="Ann", reasoning_content="hm"),
         ALPACA | {"history": [["a", "b"]], "system": "Be kind"},
@@ -88,6 +193,23 @@ def test_json_in_a_string_that_is_no_message_has_no_keys_that_could_be_read():
     assert looked({"prompt": "a", "completion": records}) == looked({"instruction": "a", "output": records}) == ("", {})
     messages = json.dumps([USER | {"image": "a.png"}])
     assert "instruction.image: media" in looked({"instruction": messages, "output": "b"})[0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row, name, _ in HARMFUL if re.search(r"--dataset_columns \S+=\S+ ?", looked(row)[0].split("; or")[0])],
+)
+def test_a_mapping_that_a_message_names_reads_what_would_be_lost(row):
+    """It is tried: the row is no longer refused, and the sample holds the value."""
+    reported, _ = looked(row)
+    name, _, rest = reported.partition(":")
+    flag = re.search(r"--dataset_columns (\S+=[^\s;]+)", rest)[1]
+    mapping = dict(pair.split("=") for pair in flag.split(","))
+    assert not looked(row, mapping)[0]
+    sample = to_sample(row, choose_fields(list(row), mapping, "train.jsonl"))
+    value = row[name][0] if isinstance(row[name], list) else row[name]
+    value = value[0] if isinstance(value, list) else value.get("name") if isinstance(value, dict) else value
+    assert str(value) in str(sample)
 
 
 def test_what_is_not_used_is_counted_once_a_row():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 
 import pytest
 from data_helpers import contents, json_lines, problems, refused, rows_of, source_of, text_rows, write_any
@@ -47,6 +48,26 @@ def test_a_folder_gives_its_files_or_those_of_the_split(folder):
     reported = refused("sorted", "validatoin")
     assert "dataset_split: sorted has no file of split 'validatoin'; expected train, validation, test" in reported
     assert "did you mean 'validation'?" in reported
+
+
+def test_what_of_a_folder_is_not_read_is_counted_by_its_ending(folder):
+    data = folder / "data"
+    make_folder(data, "a.jsonl", "b.xlsx", "c.XLSX", "LICENSE", "notes.txt", "more/d.md", ".git/e", "dataset_info.json")
+    (data / "f.jsonl").touch()
+    (data / "g.csv").symlink_to("nowhere.csv")
+    (note,) = source_of("data").notes
+    assert note == (
+        "data: files that are not read: 6 that are no data files: .csv (1), .md (1), .txt (1), .xlsx (2), "
+        "no ending (1); 1 empty, first data/f.jsonl"
+    )
+    assert source_of("data", "train[:1]").notes == (note,)
+    make_folder(folder / "clean", "a.jsonl", ".hidden", "dataset_infos.json")
+    assert source_of("clean").notes == () == source_of("data/a.jsonl").notes
+    with zipfile.ZipFile("data.zip", "w") as archive:
+        for name in ("a.jsonl", "b.xlsx", "README"):
+            archive.writestr(name, '{"text": "a"}')
+    (note,) = source_of("data.zip").notes
+    assert note == "data.zip: files that are not read: 2 that are no data files: .xlsx (1), no ending (1)"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,14 @@ def test_a_row_that_python_cannot_hold_is_named():
     assert str(second).startswith("a.parquet row 2: cannot be read (UnicodeDecodeError")
 
 
+def test_two_columns_with_one_name_are_reported():
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), "a.parquet")
+    assert "a.parquet: two columns are called 'text'; expected columns with different names" in refused("a.parquet")
+
+
 def test_a_block_holds_no_more_than_its_rows():
     write_any("stream.arrow", [{"text": "a" * 100}] * 20_000)
     assert max(len(block.payload) for block in source_of("stream.arrow").parts[0].blocks()) < 120_000

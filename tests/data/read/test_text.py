@@ -32,6 +32,8 @@ def bad_lines(line, after=b'{"text": "b"}\n', name="train.jsonl"):
         (b'{"n": ' + b"[" * 200_000, "train.jsonl:2: nested too deeply"),
         (b'{"text": "\xff"}', "train.jsonl:2: not UTF-8 at byte 11 of the line; expected UTF-8 text"),
         (b'{"te\xef\xbb\xbfxt": "\xc3"}', "train.jsonl:2: not UTF-8"),
+        (b'{"text": "a", "text": "b"}', "train.jsonl:2: an object has the key 'text' twice; expected each key once"),
+        (b'{"m": [{"role": "user", "te\\u0078t": 1, "text": 1}]}', "train.jsonl:2: an object has the key 'text' twice"),
     ],
 )
 def test_a_bad_line_is_named_and_reading_goes_on_behind_it(line, message):
@@ -58,6 +60,16 @@ def test_a_byte_order_mark_before_bad_bytes_is_no_part_of_the_first_line(folder)
 
 
 # JSON arrays
+
+
+def test_an_element_with_a_key_twice_is_named_and_reading_goes_on_behind_it(folder):
+    long = "a" * (1 << 19)  # so that the element with it does not fit in the first window
+    rows = [{"text": "a"}, {"text": long}, {"text": "c"}]
+    text = json.dumps(rows).replace('{"text": "aa', '{"text": 1, "text": "aa')
+    (folder / "a.json").write_text(text)
+    first, second, third = rows_of(source_of("a.json"))
+    assert (first, third) == ((1, rows[0]), (3, rows[2]))
+    assert str(second[1]).startswith("a.json row 2: an object has the key 'text' twice")
 
 
 def array(content, name="a.json"):

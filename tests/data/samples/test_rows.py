@@ -50,6 +50,20 @@ def test_a_long_text_is_cut_in_pieces_and_each_token_but_the_first_is_learned_on
     assert "train.jsonl: 1 of 1 samples cut in pieces of 16 tokens" in opened.notes
 
 
+@pytest.mark.parametrize("fields", [("messages",), ("prompt", "completion")])
+def test_turns_after_the_last_answer_are_reported_unless_all_is_learned(fields, tmp_path, tokenizer):
+    turns = chat("Hi", "Hello", "Bye")["messages"]
+    rows = [{"messages": turns}, {"messages": turns[:2]}]
+    if "prompt" in fields:
+        rows = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in rows]
+    write(tmp_path / "train.jsonl", *rows)
+    note = "train.jsonl: 1 of 2 samples: turns after the last answer are left out"
+    opened = open_all(tokenizer, chat_template="chatml")
+    assert note in opened.notes and opened.train.lengths[0] == opened.train.lengths[1]
+    opened = open_all(tokenizer, chat_template="chatml", train_on="all")
+    assert note not in opened.notes and opened.train.lengths[0] > opened.train.lengths[1]
+
+
 def test_only_text_can_be_cut_in_pieces(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *pairs(3))
     with pytest.raises(UserError, match=r"excess_length_strategy: split, but train.jsonl holds prompt and completion"):
