@@ -25,7 +25,7 @@ from kit.run.asking import asked_once
 from kit.run.facts import compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
-from kit.strategy.accelerator import check_strategy
+from kit.strategy.accelerator import check_adapter_units, check_strategy
 from kit.strategy.agreement import Fact
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
@@ -128,6 +128,8 @@ def check(
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
+            if not problems:  # it needs adapters that fit
+                problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config, recipe.method)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
     if datasets and tokenizer and meta_model:

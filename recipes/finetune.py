@@ -139,7 +139,7 @@ def main() -> None:
     if state.evaluated_step != first_step:  # before a resume, a signal may have stopped the evaluation of the last step
         is_stopped = evaluate_if_due(first_step).was_stopped
     for step in range(first_step, total_steps):
-        if is_stopped or state.early_stop_reason(recipe):
+        if is_stopped or state.early_stop_reason(recipe, total_steps):
             break
         done = step + 1  # steps, when this one is done
         guard.enter(phases.READING, done)
@@ -170,7 +170,7 @@ def main() -> None:
         if not is_stopped:
             outcome = evaluate_if_due(done)
             is_stopped = outcome.was_stopped
-        is_last = done == total_steps or bool(state.early_stop_reason(recipe))
+        is_last = done == total_steps or bool(state.early_stop_reason(recipe, total_steps))
         keep_as_best = outcome.is_best and recipe.keep_best
         if is_last or is_stopped or keep_as_best or save_is_due(recipe, data, done):
             guard.enter(phases.SAVING, done)
@@ -182,9 +182,9 @@ def main() -> None:
     saver.wait()
     if not is_stopped:
         guard.enter(phases.WRITING_FINAL)
-        card = model_card(recipe, prepared.strategy, state.last_evaluation, state.step, stops)
+        card = model_card(recipe, prepared.strategy, state.current_evaluation, state.step, stops)
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
-    folder.end(state.step, is_stopped, state.early_stop_reason(recipe))
+    folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
     log.end(is_stopped, feed.closing_notes())
     if HAS_TOOLS:
         from kit.tools.report.run_page import write_report_at_end

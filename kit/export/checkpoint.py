@@ -51,11 +51,10 @@ def export_checkpoint(
     """
     run, strategy = read_run(run_file)
     run = run.model_copy(update={"model_name_or_path": settings.model_name_or_path})  # it may have moved
-    metrics = state.last_evaluation if state.evaluated_step == state.step else {}
     tokenizer, config, model = _open(settings)
     open_generation_config(settings, model)
     stops = new_stops(model, read_stop_tokens(run_file))
-    card = model_card(run, strategy, metrics, state.step, stops)
+    card = model_card(run, strategy, state.current_evaluation, state.step, stops)
     tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
     with _new_folder(output_dir) as folder:
         if settings.method == "full":

@@ -175,7 +175,7 @@ class Log:
     def summary(self) -> list[str]:
         """Return lines for the end of the run: first and last evaluation, and the best checkpoint."""
         first = self.state.first_evaluation
-        last = self.state.last_evaluation
+        last = self.state.current_evaluation  # that of an earlier start is no result of this one
         lines = []
         if first != last:
             names = [name for name in last if name in first and not name.startswith("eval_tokens")]
@@ -206,7 +206,7 @@ class Log:
             saved = f"after step {step} of {self.total_steps}, and saved" if step else "before the first step"
             say(f"stopped by a signal {saved}: the same command continues")
         else:
-            early = self.state.early_stop_reason(self.recipe) if self.state.step < self.total_steps else ""
+            early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
             say(*ended, *notes, *self.summary(), f"model: {self.path.parent / 'final'}")
 

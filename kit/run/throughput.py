@@ -71,7 +71,7 @@ class Throughput:
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
-        rate, memory = self._tokens / passed, _peak_memory_bytes()
+        rate, memory = self._tokens / passed, _peak_memory_bytes(self._accelerator.device)
         row: dict[str, Any] = {"tokens_per_second": rate, "peak_memory_bytes": memory}
         row["data_wait_share"] = self._waited_seconds / passed
         if self._computed_tokens:
@@ -141,9 +141,9 @@ def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:
     return {"rank_wait_share": share, "slowest_rank": slowest.index(max(slowest))}
 
 
-def _peak_memory_bytes() -> int:
-    """Peak memory of this process: allocated on its GPU; without a GPU, resident memory."""
-    if torch.accelerator.is_available():
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: allocated on its GPU; of a run on the CPU, GPU or not, resident memory."""
+    if device.type != "cpu":
         return torch.accelerator.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -4,12 +4,14 @@ Promises: the run uses the strategy that was asked for, or stops before it loads
 sharding and collectives run on the CPU (a rehearsal).
 """
 
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.data.feed.ranks import Ranks
 from kit.errors import Problem, TrainingError
 from kit.model.plan import LoadPlan
@@ -148,6 +150,24 @@ def check_strategy(topology: Topology, meta_model: "torch.nn.Module") -> list[Pr
         found = f"{topology.config_name}: layers of {type(meta_model).__name__} share weights ({shared})"
         problems.append(Problem("config", found, "layers that can be sharded apart", "--config ddp"))
     return problems
+
+
+def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model: "torch.nn.Module") -> list[Problem]:
+    """Check that FSDP1 can make a unit of each module that trains whole beside adapters.
+
+    A weight that two modules share would be flattened into both units. ``meta_model`` is not changed.
+    """
+    if topology.strategy.name != "fsdp1" or settings.method == "full" or not _is_tied(meta_model):
+        return []
+    from kit.model.adapter import attach_adapter
+
+    adapted: Any = attach_adapter(copy.deepcopy(meta_model), settings)
+    head = adapted.get_base_model().get_output_embeddings()
+    if not adapted.peft_config["default"].modules_to_save or not any(p.requires_grad for p in head.parameters()):
+        return []
+    found = "the embedding, to which the head is tied, under FSDP1: one weight cannot be in two units"
+    where = "adapter_name_or_path" if settings.adapter_name_or_path else "lora_modules_to_save"
+    return [Problem(where, found, fix="use --config fsdp")]
 
 
 def _shared_weight(model: "torch.nn.Module", classes: tuple[str, ...]) -> str:

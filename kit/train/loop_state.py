@@ -107,9 +107,16 @@ class LoopState:
             self.best = {"step": step, "eval_loss": metrics["eval_loss"]}
         return is_best
 
-    def early_stop_reason(self, settings: "EvalSettings") -> str:
+    @property
+    def current_evaluation(self) -> dict[str, float]:
+        """The metrics of the evaluation after the last step done; empty if there was none."""
+        return self.last_evaluation if self.evaluated_step == self.step else {}
+
+    def early_stop_reason(self, settings: "EvalSettings", total_steps: int) -> str:
         """Return why the run ends before its last step: its patience is exhausted. Else an empty string."""
         if settings.early_stopping_patience is None or self.stale_evaluations < settings.early_stopping_patience:
+            return ""
+        if self.step >= total_steps:  # it ends here anyway, and may go on with more steps
             return ""
         threshold = settings.early_stopping_threshold
         enough = f" by more than {threshold:g}" if threshold else ""

@@ -41,6 +41,7 @@ def step_with(log, step, loss, grad_norm=1.0, of=None, rate=1e-3, metrics=None):
 
 def evaluate(log, step, evaluation):
     """As the loop logs an evaluation. Returns whether it is the best so far."""
+    log.state.step = step
     log.evaluation(step, evaluation)
     return log.state.end_evaluation(step, evaluation.metrics)
 
@@ -270,6 +271,15 @@ def test_the_summary_goes_from_the_first_evaluation_to_the_last_through_a_resume
         "eval_perplexity: 2.0000 -> 2.0000",
         "eval_exact_match: 0.2500 -> 1.0000",
     ]
+
+
+def test_an_evaluation_of_an_earlier_start_is_no_result_of_this_one(start):
+    log = start()
+    evaluate(log, 0, evaluation(3.0))
+    evaluate(log, 4, evaluation(2.0))
+    again = start(state=kept(log))  # without evaluation data
+    again.state.step = 8
+    assert again.summary() == []
 
 
 def test_a_measure_that_a_resumed_run_was_first_asked_for_is_not_compared(start):

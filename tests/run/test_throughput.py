@@ -52,6 +52,14 @@ def test_one_rank_says_nothing_of_others_and_exchanges_nothing(clock):
     assert set(row) == {"tokens_per_second", "peak_memory_bytes", "data_wait_share"}
 
 
+@pytest.mark.parametrize(("device", "on_gpu"), [("cpu", False), ("cuda", True), ("xpu", True)])
+def test_peak_memory_is_that_of_the_device_of_the_run_not_of_the_machine(clock, monkeypatch, device, on_gpu):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 7 if on_gpu else 0)  # with use_cpu unused
+    row = taken(clock, group(device=device))
+    assert (row["peak_memory_bytes"] == 7) == on_gpu and row["peak_memory_bytes"] > 0
+
+
 def test_an_evaluation_between_two_lines_is_left_out_and_the_steps_before_it_are_not(clock):
     throughput, counts = Throughput(group()), np.array([100])
     for seconds_of_evaluation in (0.0, 50.0, 0.0):
@@ -87,6 +95,7 @@ def test_many_ranks_are_summed_up_and_not_listed(clock):
 def test_utilisation_is_that_of_all_gpus_and_the_driver_is_not_asked_at_each_line(clock, monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "utilization", lambda: asked.append(1) or 90)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 7)
     accelerator = group([(0.0, 0.0, 1.0, 0.5)], "cuda")
     monkeypatch.setattr(torch.Tensor, "to", lambda table, device: table)
     throughput = Throughput(accelerator)
@@ -102,6 +111,7 @@ def test_without_nvml_utilisation_is_absent(clock, monkeypatch):
         raise ModuleNotFoundError("pynvml")
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 7)
     assert "gpu_utilisation" not in taken(clock, group(device="cuda"))
 
 

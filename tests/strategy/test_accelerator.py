@@ -5,13 +5,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
 from kit.errors import TrainingError
-from kit.model.load import build_meta_model, open_config
-from kit.strategy.accelerator import check_strategy, data_ranks, layer_classes, planned_strategy, prepare, start
+from kit.model.load import build_meta_model, build_model, open_config
+from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
+from kit.strategy.accelerator import (
+    check_adapter_units,
+    check_strategy,
+    data_ranks,
+    layer_classes,
+    planned_strategy,
+    prepare,
+    start,
+)
 from kit.strategy.strategies import DDP, FSDP1, FSDP2, SINGLE
 from kit.strategy.topology import Topology
 from kit.train.optim import build_optimizer
@@ -123,3 +135,37 @@ def test_the_share_of_a_process_is_summed_over_all(accelerate_starts_afresh, rec
     ranks = data_ranks(accelerator)
     assert (ranks.index, ranks.count) == (0, 1)
     assert ranks.sum(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+
+
+SHARED = "to which the head is tied"
+
+
+@pytest.mark.parametrize(
+    ("tied", "changes", "found"),
+    [
+        (True, {"lora_modules_to_save": ["embed_tokens"]}, SHARED),
+        (True, {"lora_modules_to_save": ["embed_tokens", "lm_head"]}, SHARED),
+        (True, {"lora_modules_to_save": ["norm"]}, ""),
+        (True, {}, ""),
+        (False, {"lora_modules_to_save": ["embed_tokens", "lm_head"]}, ""),
+        (True, {"trainable_tokens": ["<|im_end|>"]}, ""),  # of an adapter from files: it trains as on one process
+    ],
+)
+@pytest.mark.parametrize("from_files", [False, True])
+def test_a_weight_in_two_units_of_fsdp1_is_refused_before_weights_are_read(tmp_path, tied, changes, found, from_files):
+    folder = make_model(tmp_path / "model", tie_word_embeddings=tied)
+    settings = MethodSettings(model_name_or_path=str(folder), **changes)
+    if from_files:
+        adapter = build_model(settings, open_config(settings), LoadPlan(compute_dtype="float32", device="cpu"))
+        adapter.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+        open_tokenizer(settings).save_pretrained(tmp_path / "adapter")
+        settings = MethodSettings(model_name_or_path=str(folder), adapter_name_or_path=str(tmp_path / "adapter"))
+    meta_model = build_meta_model(settings, open_config(settings))
+    problems = check_adapter_units(topology(FSDP1), settings, meta_model)
+    assert bool(problems) == bool(found)
+    for problem in problems:
+        assert found in problem.found and problem.fix == "use --config fsdp"
+        assert problem.where == ("adapter_name_or_path" if from_files else "lora_modules_to_save")
+    assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
+    full = settings.model_copy(update={"method": "full"})
+    assert check_adapter_units(topology(FSDP1), full, meta_model) == []

@@ -121,6 +121,21 @@ def test_evaluations_without_improvement_are_counted_through_resumes(threshold, 
         state.end_evaluation(step, {"eval_loss": loss}, threshold)
         state = through_a_checkpoint(state)
         counted.append(state.stale_evaluations)
-        assert bool(state.early_stop_reason(recipe)) == (counted[-1] >= 2)
+        assert bool(state.early_stop_reason(recipe, 100)) == (counted[-1] >= 2)
     assert counted == stale
-    assert LoopState(stale_evaluations=9).early_stop_reason(Recipe(model_name_or_path="m", dataset="d")) == ""
+    assert LoopState(stale_evaluations=9).early_stop_reason(Recipe(model_name_or_path="m", dataset="d"), 100) == ""
+
+
+@pytest.mark.parametrize(("step", "ends_early"), [(3, True), (4, False)])
+def test_a_patience_that_ends_with_the_last_step_ends_nothing_early(step, ends_early):
+    recipe = Recipe(model_name_or_path="m", dataset="d", early_stopping_patience=2)
+    assert bool(LoopState(step=step, stale_evaluations=2).early_stop_reason(recipe, 4)) == ends_early
+
+
+def test_an_evaluation_of_an_earlier_step_is_not_the_current_one():
+    state = LoopState(step=4)
+    assert state.current_evaluation == {}
+    state.end_evaluation(4, {"eval_loss": 1.0})
+    assert through_a_checkpoint(state).current_evaluation == {"eval_loss": 1.0}
+    state.step = 8  # of a start without evaluation data
+    assert through_a_checkpoint(state).current_evaluation == {}
