@@ -13,6 +13,7 @@ from typing import Any
 
 from kit.data.chat.formats import FIELDS, FORMATS, IGNORE, Sample, listed, to_sample
 from kit.data.chat.unused import Unused, read_keys, without_keys
+from kit.data.chat.watched import SUBJECTS
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
 # Names of columns that are well known elsewhere.
@@ -24,8 +25,6 @@ ANSWERS = tuple(
 )
 CONTEXTS = ("input", "context")  # more text beside an instruction
 CALLS = tuple("tool_calls calls function_calls answers answer output".split())  # may hold calls of tools
-SYSTEMS = ("system", "system_prompt")
-TOOLS = ("tools", "functions")
 # May hold lists of messages, or of strings.
 LISTS = tuple("messages conversations conversation dialog dialogs chat chats turns message data".split())
 TEXTS = tuple("content document article body sentence code story".split())
@@ -236,8 +235,8 @@ class _Proposals:
         """``mapping`` with the columns of system prompts and tools that its format takes, under other names."""
         format = next(each for each in FORMATS if set(mapping.values()) <= set(each.fields))
         more = {}
-        for ours, words in (("system", SYSTEMS), ("tools", TOOLS)):
-            theirs = self._find(words)
+        for ours in ("system", "tools"):
+            theirs = self._find(name for name, subject in SUBJECTS.items() if subject == ours)
             if theirs and theirs != ours and ours in format.fields:
                 more[theirs] = ours
         return {**mapping, **more}

@@ -140,6 +140,9 @@ class Unused:
 
     def _effect_of_system(self, column: str, row: Mapping[str, Any]) -> tuple[str, str]:
         """What would be learned wrongly without a column of system prompts, and a way to use it."""
+        first = _first_message(row.get(self._fields[self._format.columns[0]]))
+        if first.get("role", first.get("from")) in ("system", "developer"):
+            return "a system prompt, and the messages begin with another one", ""
         if "system" in self._format.optional:
             is_mapped = "system" in self._fields and self._fields["system"] != "system"
             return "a system prompt", "" if is_mapped else f"--dataset_columns {column}=system"
@@ -163,10 +166,16 @@ class Unused:
 
     def _is_shown(self, value: Any, row: Mapping[str, Any]) -> bool:
         """Whether the text, the question or the first message holds ``value``, so that nothing is lost."""
-        first = listed(row.get(self._fields[self._format.columns[0]]))
-        if isinstance(first, list) and first and isinstance(first[0], dict):
-            first = first[0].get("content", first[0].get("value"))
+        given = row.get(self._fields[self._format.columns[0]])
+        message = _first_message(given)
+        first = message.get("content", message.get("value")) if message else given
         return isinstance(value, str) and isinstance(first, str) and value.strip() in first
+
+
+def _first_message(messages: Any) -> Mapping[str, Any]:
+    """The first message of a list, which may be given as a string; empty if there is none."""
+    messages = listed(messages)
+    return messages[0] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else {}
 
 
 def _problem(name: str, found: str, fix: str) -> Problem:

@@ -27,6 +27,11 @@ def looked(row, mapping=None):
     return reported, dict(unused.counts)
 
 
+def mapping_of_text(row):
+    """What says that ``row`` is read as plain text, where that is not clear."""
+    return {"text": "text"} if "text" in row else {}
+
+
 def answer(**keys):
     return {"messages": [USER, ANSWER | keys]}
 
@@ -186,6 +191,31 @@ def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_pu
 )
 def test_what_changes_nothing_is_not_refused(row):
     assert looked(row)[0] == ""
+
+
+@pytest.mark.parametrize(("row", "name"), [case[:2] for case in HARMFUL])
+def test_a_flag_that_is_named_reads_the_column(row, name):
+    for flag in re.findall(r"--dataset_columns (\w+=\w+(?:,\w+=\w+)*)", looked(row, mapping_of_text(row))[0]):
+        mapping = dict(pair.split("=") for pair in flag.split(","))
+        fields = choose_fields(list(row), mapping, "train.jsonl")
+        assert isinstance(to_sample(row, fields), dict)
+        assert name not in [problem.where for problem in Unused(fields, ()).check(row)]
+
+
+@pytest.mark.parametrize("column", ["system", "system_prompt"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        {"messages": [{"role": "system", "content": "Be kind"}, USER, ANSWER]},
+        {"conversations": [{"from": "system", "value": "Be kind"}, {"from": "gpt", "value": "Hello"}]},
+    ],
+)
+def test_for_a_second_system_prompt_no_flag_is_named(messages, column):
+    reported = looked(messages | {column: "Be brief"})[0]
+    assert "--dataset_columns " not in reported.replace("to --dataset_columns", "")
+    if "messages" in messages or column != "system":
+        assert f"{column}: a system prompt, and the messages begin with another one" in reported
+    assert looked(messages | {column: "Be kind"})[0] == ""
 
 
 def test_json_in_a_string_that_is_no_message_has_no_keys_that_could_be_read():
