@@ -21,7 +21,11 @@ from kit.errors import UserError
 MOVED = "the chat template writes the text before an answer otherwise than the prompt at inference, which is taken"
 OPEN_THOUGHT = "the prompt opens a thought that the answer does not close, so it is learned as a thought"
 EMPTY_THOUGHT = "an answer without reasoning closes at once the thought that the prompt opens, and this is learned"
-OTHER_PROMPT = "the chat template marks an answer after a text that differs from the prompt at inference"
+OTHER_PROMPT = (
+    "the {% generation %} blocks of the chat template mark an answer after another text than the prompt at inference"
+)
+MARKED_LESS = "the {% generation %} blocks of the chat template leave out a part of what the model must write"
+MARKED_MORE = "the {% generation %} blocks of the chat template mark text behind the end of an answer"
 CLOSED = "the chat template leaves a last answer open: it was closed with the token that another turn would begin with"
 
 # What opens or closes a part of a turn: <think>, </think>, <|channel>, [THINK].
@@ -72,6 +76,7 @@ class AnswerFinder:
         Returns None if the text after the prompt at inference cannot be found, and so not whose the blocks are.
         """
         text, blocks = self._template.render_marked(messages[: i + 1], tools)
+        whole = text
         prompt = self.prompt(messages, i, tools, text)
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
@@ -97,6 +102,9 @@ class AnswerFinder:
         remarks += _thought_remarks(prompt, answer)
         if all(start != len(prompt) for start, _ in spans):
             remarks = (*remarks, OTHER_PROMPT)
+        with suppress(UserError):  # nothing is known of where the answer ends
+            own_end = self._end(text, prompt, whole, messages, i, tools)
+            remarks += _marks_remarks(text, spans, len(prompt), own_end)
         return RenderedAnswer(text, spans, remarks)
 
     def prompt(self, messages: Messages, i: int, tools: Tools, text: str) -> str:
@@ -257,6 +265,14 @@ def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
     if not thought.strip():
         remarks.append(EMPTY_THOUGHT)
     return tuple(remarks)
+
+
+def _marks_remarks(text: str, spans: list[Span], start: int, end: int) -> tuple[str, ...]:
+    """Remarks on ``spans``, marked in ``text``, if the model would write other text than that: ``text[start:end]``."""
+    borders = [start, *(border for span in spans for border in span), end]
+    unmarked = [text[left:right] for left, right in zip(borders[::2], borders[1::2], strict=True)]
+    remarks = (MARKED_LESS,) if any(part.strip() for part in unmarked) else ()
+    return (*remarks, MARKED_MORE) if text[end : spans[-1][1]].strip() else remarks
 
 
 def _continued(opening: str, message: dict[str, Any], answer: str) -> str | None:

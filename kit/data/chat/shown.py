@@ -11,6 +11,10 @@ from kit.data.chat.template import Messages, Template, Tools
 from kit.errors import UserError
 
 THINK = re.compile("</?think>")
+_OPENING_TAG, _CLOSING_TAG = r"(?:<[^<>\s/]*think[^<>\s/]*>|\[THINK\])", r"(?:</[^<>\s]*think[^<>\s]*>|\[/THINK\])"
+# A content that begins with a thought: its tag, the thought, and what comes after it.
+_BEGINS_WITH_THOUGHT = re.compile(rf"\s*({_OPENING_TAG})(.*?){_CLOSING_TAG}(.*)", re.IGNORECASE | re.DOTALL)
+_ENDS_WITH_THOUGHT = re.compile(rf"{_CLOSING_TAG}\s*$", re.IGNORECASE)
 # What a template does with a message, for reports.
 _TEXT = "leaves its text out, or changes it"
 _PART = "leaves part of the answer out, or changes it"
@@ -73,6 +77,38 @@ def check_answer(template: Template, text: str, message: dict[str, Any], i: int)
     _, found = _place(text, 0, message, True)
     if found:
         raise template.refusal(f"messages[{i}]: the template {found}")
+
+
+def check_thought(template: Template, text: str, moved_text: str, message: dict[str, Any], i: int) -> None:
+    """Raise ``UserError`` if the content of an answer begins with a thought that the model would not write there.
+
+    That is so if the template writes a thought of its own before it, or reasoning in another form.
+
+    Args:
+        text: the rendering up to ``message``, the answer with the number ``i``.
+        moved_text: the same with the thought given as reasoning; empty if the template does not take it.
+    """
+    parts = thought_of(message)
+    if not parts:
+        return
+    tag, thought, _ = parts
+    at = len(text)
+    for _ in range(message["content"].count(tag)):
+        at = max(text.rfind(tag, 0, at), 0)
+    if _ENDS_WITH_THOUGHT.search(text[:at]):
+        found = f"messages[{i}]: the template writes a thought of its own before the thought in the content"
+        raise template.refusal(found)
+    if thought.strip() in moved_text and "".join(moved_text.split()) != "".join(text.split()):
+        found = f"messages[{i}]: the content begins with {tag}, and the template writes reasoning in another form"
+        raise template.refusal(found)
+
+
+def thought_of(message: dict[str, Any]) -> tuple[str, str, str] | None:
+    """The tag, the thought and the rest of an answer whose content begins with a thought, and that has no reasoning."""
+    found = _BEGINS_WITH_THOUGHT.match(message["content"])
+    if not found or message.get("reasoning_content") or not found[2].strip():
+        return None
+    return found[1], found[2], found[3]
 
 
 def keeps_reasoning(text: str, message: dict[str, Any]) -> bool:

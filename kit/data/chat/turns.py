@@ -17,7 +17,15 @@ from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shown import check_answer, check_extras, check_shown, keeps_reasoning, reads
+from kit.data.chat.shown import (
+    check_answer,
+    check_extras,
+    check_shown,
+    check_thought,
+    keeps_reasoning,
+    reads,
+    thought_of,
+)
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import Jinja, Messages, Span, Template, Tools
 from kit.errors import Problem, UserError
@@ -67,6 +75,8 @@ class Drafter:
         learned = [i for i in learned if weights[i]]
         messages = [self._prepared(message) for message in messages]
         check_extras(self._template, messages, tools, learned)
+        for i in learned:
+            self._check_thought(messages, i, tools)
         try:
             return self._drafts(messages, learned, tools, weights)
         except UserError:
@@ -112,6 +122,19 @@ class Drafter:
                 Draft(text, spans, remarks=(*remarks, *self._remarks(text, learned_texts), *_forgotten(text, read)))
             )
         return drafts[::-1]
+
+    def _check_thought(self, messages: Messages, i: int, tools: Tools) -> None:
+        """Raise ``UserError`` if the content of answer ``i`` has a thought that the template writes otherwise."""
+        parts = thought_of(messages[i])
+        if parts:
+            _, thought, rest = parts
+            moved = self._prepared(messages[i] | {"reasoning_content": thought.strip(), "content": rest.strip()})
+            text = moved_text = ""
+            with suppress(UserError):
+                text = self._template.render(messages[: i + 1], tools)
+                if self._names:
+                    moved_text = self._template.render([*messages[:i], moved], tools)
+            check_thought(self._template, text, moved_text, messages[i], i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""

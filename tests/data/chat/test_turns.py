@@ -22,7 +22,7 @@ from data_helpers import (
 )
 from transformers.utils import chat_template_utils
 
-from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MOVED, OTHER_PROMPT
+from kit.data.chat.answers import CLOSED, EMPTY_THOUGHT, MARKED_LESS, MARKED_MORE, MOVED, OTHER_PROMPT
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import FIXED_DATE, TODAY, resolve_template
 from kit.data.chat.tokens import UNROLLED, Encoded, encode
@@ -198,6 +198,35 @@ def test_reasoning_of_an_answer_that_is_only_read_may_be_left_out_and_a_remark_s
         assert kept.remarks == () and "A guest" in marked(kept, tokenizer)
 
 
+# How templates write reasoning, and what of it is before the content of an answer that has none.
+REASONING_BLOCKS = {
+    "same": "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}",
+    "channel": "{{ '<|channel|>' + m.reasoning_content + '<|end|>' if m.reasoning_content }}",
+    "never": "{{ '<think></think>' if m.role == 'assistant' }}{# reasoning_content #}",
+    "closed": "{{ '<think>' + (m.reasoning_content or '') + '</think>' if m.role == 'assistant' }}",
+    "unread": "{{ '[THINK][/THINK]' if m.role == 'assistant' }}",
+}
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+@pytest.mark.parametrize("block", REASONING_BLOCKS)
+def test_a_thought_in_the_content_is_refused_where_the_model_would_not_write_it(block, train_on, tokenizer):
+    """As gpt-oss's template, which has a channel for thoughts, and Kimi K2's, which writes an empty one itself."""
+    template = HEADER + REASONING_BLOCKS[block] + SIMPLE
+    if block == "same":
+        assert "<think>A guest</think>Hello" in marked(
+            encode(THOUGHT, tokenizer, template, train_on=train_on), tokenizer
+        )
+        return
+    reason = "writes reasoning in another form" if block == "channel" else "a thought of its own before the thought"
+    with pytest.raises(UserError, match=rf"messages\[1\]: .*{reason}"):
+        encode(THOUGHT, tokenizer, template, train_on=train_on)
+    named = chat("Hi", "It is written <think>so</think>")
+    encode(named, tokenizer, template, train_on=train_on)
+    only_read = with_keys(THOUGHT, assistant_0={"weight": 0}, assistant_1={"content": "Bye now"})
+    encode(only_read, tokenizer, template)
+
+
 def test_a_call_of_an_answer_that_is_only_read_must_be_in_the_context(tokenizer):
     sample = with_keys(CALLED, assistant_0={"weight": 0})
     assert '"weather"' in marked(encode(sample, tokenizer, CALLING.replace("KEPT", "true")), tokenizer)
@@ -314,6 +343,34 @@ def test_generation_blocks_that_belong_to_no_answer_are_refused_where_it_matters
         sample, tokenizer, "{{ messages | length }}" + split.replace("model", "assistant"), train_on="last"
     )
     assert marked(by_place[0], tokenizer).count("[[") == 1 and by_place[0].remarks == (MOVED,)
+
+
+@pytest.mark.parametrize(
+    ("before", "marked_text", "after", "remark"),
+    [
+        ("", "<think></think>{{ m['content'] }}<|im_end|>", "", ()),
+        ("", "{{ '<think></think>' }}{{ m['content'] }}", "<|im_end|>", ()),
+        ("<think></think>", "{{ m['content'] }}<|im_end|>", "", (OTHER_PROMPT, MARKED_LESS)),
+        ("", "<think>{% endgeneration %}</think>{% generation %}{{ m['content'] }}<|im_end|>", "", (MARKED_LESS,)),
+        ("", "<think></think>{{ m['content'] }}<|im_end|>\n<|endoftext|>", "", (MARKED_MORE,)),
+    ],
+)
+def test_generation_blocks_that_differ_from_what_the_model_would_write_are_remarked_on(
+    before, marked_text, after, remark, tokenizer
+):
+    """As Phi 3's with EOS behind the end of turn, and those that leave an empty thought out."""
+    template = HEADER + (
+        "{% if m['role'] == 'assistant' %}"
+        + f"{before}{{% generation %}}{marked_text}{{% endgeneration %}}{after}"
+        + "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' if not loop.last or add_generation_prompt }}"
+        + "{% endfor %}"
+        + PROMPT
+    )
+    template = template.replace("\n<|endoftext|>", "{{ '\n<|endoftext|>' if loop.last and not add_generation_prompt }}")
+    [encoded] = encode(CHATS["single"], tokenizer, template)
+    assert encoded.remarks == remark
+    [encoded] = encode(CHATS["single"], tokenizer, HEADER + SIMPLE)
+    assert encoded.remarks == ()
 
 
 def test_generation_blocks_with_thoughts_that_are_forgotten_are_unrolled(tokenizer):
