@@ -15,7 +15,7 @@ from typing import Any
 from kit.data.chat.answers import OPEN_THOUGHT
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import SHIPPED
-from kit.data.chat.shown import reads
+from kit.data.chat.shown import parameters, reads
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafter, TrainOn
@@ -39,6 +39,7 @@ class _Row:
     """A conversation, and how it is learned from. A fix changes one of its fields, or several."""
 
     messages: Messages
+    tools: Tools
     template: Template
     stops: Stops
     train_on: TrainOn
@@ -79,10 +80,10 @@ class Fixes:
         kind = re.split("[('\"]", re.sub(r"\d+", "", problem.found))[0]
         num_tried = self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
         helped = self._helped.setdefault(kind, set())
-        candidates = dict(self._candidates(template, messages, kwargs))
+        candidates = dict(self._candidates(template, messages, tools, kwargs))
         if num_tried > MAX_TRIALS:
             candidates = {fix: row for fix, row in candidates.items() if fix in helped}
-        working = (fix for fix, row in candidates.items() if self._works(row, first, tools))
+        working = (fix for fix, row in candidates.items() if self._works(row, first))
         fix = next(working, "")
         names = [fix, *working] if fix in SHIPPED else []  # they come last: a user may choose among them
         helped.update(names or [fix])
@@ -94,24 +95,30 @@ class Fixes:
             fix += "; it takes a template file of your own, or other rows"
         return replace(problem, fix=fix) if fix else problem
 
-    def _works(self, row: _Row, first: int, tools: Tools) -> bool:
+    def _works(self, row: _Row, first: int) -> bool:
         """Whether nothing of the row is lost when it is encoded."""
         try:
-            drafts = Drafter(row.template, row.stops, row.train_on).drafts(row.messages, first, tools)
+            drafts = Drafter(row.template, row.stops, row.train_on).drafts(row.messages, first, row.tools)
         except UserError:
             return False
         return all(_is_sound(draft) for draft in drafts)
 
     def _candidates(
-        self, template: Template | None, messages: Messages, kwargs: Mapping[str, Any]
+        self, template: Template | None, messages: Messages, tools: Tools, kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[str, _Row]]:
         """Yield fixes, as a message names them, and the row to which each has been applied; templates of the kit last.
 
         They are ordered by what they change: settings first, what is learned last.
         """
         if template is not None:
-            row = _Row(messages, template, self._stops, self._train_on)
-            for fixes in (self._values(row, kwargs), self._thoughts(row), self._learned(row), self._ends(row)):
+            row = _Row(messages, tools, template, self._stops, self._train_on)
+            for fixes in (
+                _schemas(row),
+                self._values(row, kwargs),
+                self._thoughts(row),
+                self._learned(row),
+                self._ends(row),
+            ):
                 yield from fixes
             if any(message.get("reasoning_content") for message in messages):
                 yield "leave the reasoning out", row.with_answers(lambda answer: answer | {"reasoning_content": None})
@@ -120,7 +127,7 @@ class Fixes:
             # Another template than its own is nothing for a chat model, unless it has the same tokens.
             own = [token for token in SHIPPED[name].tokens if token not in ("bos_token", "eos_token")]
             if not source or source in _SOURCES or (own and all(token in source for token in own)):
-                yield name, _Row(messages, shipped, self._stops, self._train_on)
+                yield name, _Row(messages, tools, shipped, self._stops, self._train_on)
 
     def _values(self, row: _Row, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Row]]:
         names = sorted(name for name in row.template.variables if re.search("think|reason", name))
@@ -195,6 +202,20 @@ def _tags_in(text: str) -> Iterator[Tags]:
         closing = next(iter(closings), f"{opening[0]}/{opening[1:]}")
         if closing in text:
             yield opening, closing
+
+
+def _schemas(row: _Row) -> Iterator[tuple[str, _Row]]:
+    """Write the parameters of tools as JSON schemas, where they are an object for each parameter."""
+    tools = []
+    for tool in row.tools or []:
+        function = tool.get("function", tool)
+        given = function.get("parameters")
+        if parameters(function) and "properties" not in given:
+            tool = {"type": "function", "function": function | {"parameters": {"type": "object", "properties": given}}}
+        tools.append(tool)
+    if tools != (row.tools or []):
+        fix = 'write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}'
+        yield fix, replace(row, tools=tools)
 
 
 def _into_content(answer: dict[str, Any], tags: Tags) -> dict[str, Any]:

@@ -52,9 +52,13 @@ def check_shown(
         without = ""
         with suppress(UserError):  # a template for tools only fails
             without = template.render(messages, None)  # the name may also occur in a call of the tool
-        for name in (tool.get("function", tool).get("name", "") for tool in tools):
+        for function in (tool.get("function", tool) for tool in tools):
+            name = function.get("name", "")
             if text.count(name) <= without.count(name):
                 raise template.refusal(f"the template leaves out the tool {name!r}")
+            for parameter in parameters(function):
+                if not any(form in text for form in _json_forms(parameter)):
+                    raise template.refusal(f"the template leaves out the parameter {parameter!r} of the tool {name!r}")
     missing = _first_missing(text, messages, learned)
     if missing is None:
         return
@@ -67,6 +71,14 @@ def check_shown(
             extras = ((k, _extra(messages[k], k in learned)) for k in range(i - 1, -1, -1))
             i, found = next((k, extra) for k, extra in extras if extra)
     raise template.refusal(f"messages[{i}]: the template {found}")
+
+
+def parameters(function: dict[str, Any]) -> list[str]:
+    """The names of a tool's parameters, by a JSON schema, or by an object for each, which only some templates write."""
+    given = function.get("parameters")
+    if isinstance(given, dict) and ("properties" in given or isinstance(given.get("type"), str)):
+        given = given.get("properties")
+    return [name for name, value in given.items() if isinstance(value, dict)] if isinstance(given, dict) else []
 
 
 def check_answer(template: Template, text: str, message: dict[str, Any], i: int) -> None:

@@ -221,13 +221,15 @@ def _unused_keys(column: str, messages: Any) -> Iterator[tuple[str, str, str]]:
 
 def _unused_keys_of(message: Mapping[str, Any], speaker: Any) -> Iterator[tuple[str, str, str]]:
     """The keys of a message, and of its calls, that are not used, as ``_unused_keys`` gives them."""
-    role = SPEAKERS.get(speaker, "assistant") if isinstance(speaker, str) else "assistant"
-    for key in sorted(message.keys() - MESSAGE_KEYS):
-        if not _is_empty(message[key]):
-            yield key, *_effect_of_key(key, message[key], role, message)
-    for key, found in _other_names(message):
-        yield key, found, ""
-    if role == "assistant":
+    if unread := message.keys() - MESSAGE_KEYS:
+        role = SPEAKERS.get(speaker, "assistant") if isinstance(speaker, str) else "assistant"
+        for key in sorted(unread):
+            if not _is_empty(message[key]):
+                yield key, *_effect_of_key(key, message[key], role, message)
+    if ("role" in message or "content" in message) and ("from" in message or "value" in message):
+        for key, found in _other_names(message):
+            yield key, found, ""
+    if "tool_calls" in message or "function_call" in message or speaker == "function_call":
         for key, value in unread_call_keys(message):
             if not _is_empty(value):
                 yield key, *_effect_of_call_key(value)

@@ -20,3 +20,13 @@ def test_a_value_of_the_template_that_works_is_named(tokenizer):
     sample = chat("Hi", "Hello")
     assert fix_of(sample, tokenizer, SWITCHED) == "--chat_template_kwargs enable_thinking=false"
     encode({**sample, "chat_template_kwargs": {"enable_thinking": False}}, tokenizer, SWITCHED)
+
+
+def test_parameters_of_tools_that_a_template_drops_are_written_as_it_reads_them(tokenizer):
+    listed = "{% for t in tools or [] %}{{ t.function.name }}({{ t.function.parameters.properties }}){% endfor %}"
+    given = {"city": {"type": "str", "description": "Where"}}
+    sample = chat("Hi", "Hello") | {"tools": [{"type": "function", "function": {"name": "add", "parameters": given}}]}
+    fix = fix_of(sample, tokenizer, listed + HEADER + SIMPLE)
+    assert fix.startswith('write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}')
+    sample["tools"][0]["function"]["parameters"] = {"type": "object", "properties": given}
+    encode(sample, tokenizer, listed + HEADER + SIMPLE)

@@ -192,3 +192,35 @@ def test_a_name_that_json_escapes_is_found(tokenizer):
     template = Template("{{ messages[0].tool_calls[0].function | tojson }}", tokenizer)
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     check_answer(template, template.render([message], None), message, 0)
+
+
+NAMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+PROPERTIES = (
+    NAMES + "{% for t in tools or [] %}{{ (t.function.parameters.properties or {}).keys() | list }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "parameters", "is_shown"),
+    [
+        ("{{ tools | tojson }}", {"type": "object", "properties": {"plâce": {"type": "string"}}}, True),
+        ("{{ tools | tojson }}", {"plâce": {"type": "str"}}, True),
+        (PROPERTIES, {"type": "object", "properties": {"plâce": {"type": "string"}}}, True),
+        (PROPERTIES, {"plâce": {"type": "str"}}, False),  # as gpt-oss and Gemma 4 would drop them
+        (PROPERTIES, {"type": {"type": "str"}}, False),
+        (NAMES, {"type": "object", "properties": {"plâce": {"type": "string"}}}, False),
+        (NAMES, {"type": "object", "properties": {}, "$defs": {"a": {}}}, True),
+        (NAMES, {"type": "object"}, True),
+        (NAMES, None, True),
+    ],
+)
+def test_the_parameters_of_a_tool_must_be_in_the_text(source, parameters, is_shown, tokenizer):
+    messages = chat("Hi", "Hello")["messages"]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    template = Template(source + SHOW, tokenizer)
+    text = template.render(messages, tools)
+    if is_shown:
+        check_shown(template, text, messages, tools)
+    else:
+        with pytest.raises(UserError, match=r"the template leaves out the parameter '.*' of the tool 'weather'"):
+            check_shown(template, text, messages, tools)
