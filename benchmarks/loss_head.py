@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import torch
+import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,6 +29,8 @@ VARIANTS = {
     "kit-trained": "loss head, trained",
     "plain-frozen": "plain transformers, frozen head",
     "kit-frozen": "loss head, frozen",
+    "values-trained": "loss head, trained, label smoothing as a function of the logits",
+    "values-frozen": "loss head, frozen, label smoothing as a function of the logits",
 }
 
 
@@ -56,10 +59,14 @@ def measure(args: argparse.Namespace) -> tuple[int, float]:
     model.config.use_cache = False
     model.lm_head.requires_grad_(args.variant.endswith("trained"))
     ids = torch.randint(args.vocabulary, (1, args.tokens))
-    inputs = {"input_ids": ids, "labels": ids}
-    if args.variant.startswith("kit"):
+    inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if not args.variant.startswith("plain"):
         install_loss_head(model)
         inputs = {"input_ids": ids, "target_positions": torch.arange(args.tokens - 1), "targets": ids[0, 1:]}
+    if args.variant.startswith("values"):
+        inputs["target_values"] = lambda logits, rows: F.cross_entropy(
+            logits, ids[0, 1:][rows], reduction="none", label_smoothing=0.1
+        )
     for parameter in model.parameters():  # where they train, they are held whether logits are chunked or not
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     before, seconds = psutil.Process().memory_info().rss, []

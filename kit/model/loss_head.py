@@ -10,6 +10,9 @@ the backward pass:
 - If the head is trained, the backward pass computes the logits again. The gradient of the head's weights is a sum over
   all targets, so it needs the gradients that arrive for their losses, which only the backward pass knows.
 
+A caller may give a function of the logits, whose values take the place of the losses. Then the backward pass computes
+the logits again, whether the head trains or not: one path, and any number of values for a target.
+
 If the forward of a model class does something unknown between decoder and logits, its own full logits are used: this
 needs more memory and time, but is never wrong.
 """
@@ -17,20 +20,26 @@ needs more memory and time, but is never wrong.
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kit.errors import Problem, UserError
 from kit.model.attention import VARLEN, needs_mask, without_search_for_packs
 from kit.model.chunks import chunk_size
 
 # Arguments with the bounds of packed samples. Only variable-length attention uses them; others use position_ids.
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+# Computes values of the targets in a chunk, float32 [C] or [C, K], from their logits, float32 [C, V]. The slice says
+# which of the S targets these are; there may be none (C = 0).
+TargetValues = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_loss_coef: float = 0.0) -> None:
@@ -40,13 +49,15 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy of each target in nats,
     float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and Y int64 [S] the ids that they predict. Calls
     without ``targets`` work as before. In a packed call ``token_mask`` [B, T] is 0 for padding, which the auxiliary
-    loss leaves out.
+    loss leaves out. Two more arguments of a call with ``targets``:
+
+    - ``target_values``, a ``TargetValues``: the model returns its values, float32 [S] or [S, K], instead of the losses.
+    - ``with_router_loss=True``: the model returns a pair, of the losses or values, and of the auxiliary loss of the
+      routers times its coefficient, []; None if the model has no such loss.
 
     Args:
         chunk_tokens: positions per chunk of logits; None: see ``chunk_size``.
-        router_aux_loss_coef: in training, add this multiple of the auxiliary loss of the routers to the loss of each
-            target. A mean over targets then contains the auxiliary losses of the micro-batches, each weighted by its
-            targets. It is not a sum over tokens, so it depends on how a global batch is cut into micro-batches.
+        router_aux_loss_coef: the coefficient; 0: no auxiliary loss.
     """
     head = model.get_output_embeddings()
     plain_head_forward = head.forward
@@ -55,20 +66,43 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     model_losses = _ModelLosses(model, router_aux_loss_coef)
 
     # Functions bound to the modules: Accelerate takes the function out of ``model.forward``, and binds it again.
-    def head_forward(self: Any, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def head_forward(
+        self: Any,
+        hidden: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        target_values: TargetValues | None = None,
+    ) -> torch.Tensor:
         if targets is None:
             return plain_head_forward(hidden)
-        return head_losses(hidden, targets)
+        return head_losses(hidden, targets, target_values)
 
     def model_forward(
-        self: Any, *args: Any, targets: Any = None, target_positions: Any = None, token_mask: Any = None, **kwargs: Any
+        self: Any,
+        *args: Any,
+        targets: Any = None,
+        target_positions: Any = None,
+        token_mask: Any = None,
+        target_values: TargetValues | None = None,
+        with_router_loss: bool = False,
+        **kwargs: Any,
     ) -> Any:
         if targets is None:
             return plain_model_forward(*args, **kwargs)
-        return model_losses(self, targets, target_positions, token_mask, args, kwargs)
+        wanted = _Wanted(targets, target_positions, target_values, with_router_loss)
+        losses, router_loss = model_losses(self, wanted, token_mask, args, kwargs)
+        return (losses, router_loss) if with_router_loss else losses
 
     head.forward = MethodType(head_forward, head)
     model.forward = MethodType(model_forward, model)
+
+
+class _Wanted(NamedTuple):
+    """What a call of the model asks for."""
+
+    targets: torch.Tensor  # int64 [S]
+    target_positions: torch.Tensor  # int64 [S]
+    target_values: TargetValues | None  # instead of the losses
+    router_loss: bool
 
 
 class _HeadLosses:
@@ -83,25 +117,32 @@ class _HeadLosses:
             chunk_tokens = chunk_size(config.vocab_size, head.weight.shape[-1], self._trains)
         self._chunk_tokens = chunk_tokens
 
-    def __call__(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each target, float32 [S], from hidden states [S, h]."""
-        if torch.is_grad_enabled() and not self._trains:
-            return _LossWithGradient.apply(hidden, targets, self._plain_forward, self._transform, self._chunk_tokens)
-        # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
-        chunks = zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True)
+    def __call__(
+        self, hidden: torch.Tensor, targets: torch.Tensor, target_values: TargetValues | None = None
+    ) -> torch.Tensor:
+        """Return the loss of each target, float32 [S], or its values, from hidden states [S, h]."""
+        if target_values is None:
+            if torch.is_grad_enabled() and not self._trains:
+                return _LossWithGradient.apply(
+                    hidden, targets, self._plain_forward, self._transform, self._chunk_tokens
+                )
+            target_values = partial(_cross_entropy, targets)
         losses = []
+        start = 0
         with _weights_cast_once(hidden.device.type):
-            for chunk, chunk_targets in chunks:
+            # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
+            for chunk in hidden.split(self._chunk_tokens):
+                rows = slice(start, start + len(chunk))
+                start = rows.stop
                 if torch.is_grad_enabled():
-                    losses.append(checkpoint(self.chunk_loss, chunk, chunk_targets, use_reentrant=False))
+                    losses.append(checkpoint(self.chunk_loss, chunk, rows, target_values, use_reentrant=False))
                 else:
-                    losses.append(self.chunk_loss(chunk, chunk_targets))
+                    losses.append(self.chunk_loss(chunk, rows, target_values))
         return torch.cat(losses)
 
-    def chunk_loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each target [C] of a chunk, by way of its logits [C, V]."""
-        logits = self._transform(self._plain_forward(hidden).float())
-        return F.cross_entropy(logits, targets, reduction="none")
+    def chunk_loss(self, hidden: torch.Tensor, rows: slice, target_values: TargetValues) -> torch.Tensor:
+        """Return the loss of each target [C] of a chunk, or its values, by way of its logits [C, V]."""
+        return _checked_values(target_values, self._transform(self._plain_forward(hidden).float()), rows)
 
 
 class _ModelLosses:
@@ -116,40 +157,45 @@ class _ModelLosses:
         self._router_aux_loss_coef = router_aux_loss_coef
 
     def __call__(
-        self, model: Any, targets: torch.Tensor, target_positions: torch.Tensor, token_mask: Any, args: Any, kwargs: Any
-    ) -> torch.Tensor:
-        """Return the loss of each target, float32 [S]."""
-        adds_aux_loss = model.training and self._router_aux_loss_coef > 0
+        self, model: Any, wanted: _Wanted, token_mask: Any, args: Any, kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the loss of each target, float32 [S], or its values; and the routers' loss, if it is asked for."""
+        routers = wanted.router_loss and self._router_aux_loss_coef > 0
         uses_bounds = model.config._attn_implementation == VARLEN
         searches_for_packs = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
-        kwargs = self._decoder_arguments(kwargs, uses_bounds, adds_aux_loss)
-        aux_loss: Any = None
+        kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
         with nullcontext() if searches_for_packs else without_search_for_packs():
             if not self._head_is_known:
-                options = {"output_router_logits": True} if adds_aux_loss else {}
+                options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
-                logits = outputs.logits.flatten(0, 1).index_select(0, target_positions).float()  # [S, V]
-                losses = F.cross_entropy(logits, targets, reduction="none")
-                return losses + self._router_aux_loss_coef * outputs.aux_loss if adds_aux_loss else losses
-            if adds_aux_loss:
+                logits = outputs.logits.flatten(0, 1).index_select(0, wanted.target_positions).float()  # [S, V]
+                target_values = wanted.target_values or partial(_cross_entropy, wanted.targets)
+                losses = _checked_values(target_values, logits, slice(0, len(logits)))
+                return losses, self._router_loss(outputs.aux_loss) if routers else None
+            aux_loss = None
+            if routers:
                 with _routers_see(model, token_mask):
                     hidden, aux_loss = _hidden_and_aux_loss(self._plain_forward, self._decoder, *args, **kwargs)
             else:
                 hidden = self._decoder(*args, use_cache=False, **kwargs).last_hidden_state
         # [B, T, h] -> [S, h]: only positions that predict a supervised token.
-        hidden = hidden.flatten(0, 1).index_select(0, target_positions)
-        losses = model.get_output_embeddings()(hidden, targets=targets)
-        return losses + self._router_aux_loss_coef * aux_loss if adds_aux_loss else losses
+        hidden = hidden.flatten(0, 1).index_select(0, wanted.target_positions)
+        losses = model.get_output_embeddings()(hidden, targets=wanted.targets, target_values=wanted.target_values)
+        return losses, self._router_loss(aux_loss)
 
-    def _decoder_arguments(self, kwargs: dict[str, Any], uses_bounds: bool, adds_aux_loss: bool) -> dict[str, Any]:
+    def _router_loss(self, aux_loss: Any) -> torch.Tensor | None:
+        """The auxiliary loss times its coefficient. Families that may have experts give None or 0 if they have none."""
+        return self._router_aux_loss_coef * aux_loss if isinstance(aux_loss, torch.Tensor) else None
+
+    def _decoder_arguments(self, kwargs: dict[str, Any], uses_bounds: bool, routers: bool) -> dict[str, Any]:
         """The arguments that are given and that the decoder takes."""
         left_out = {"labels", "logits_to_keep", "return_dict"}  # peft adds these
         if not uses_bounds:
             left_out.update(BOUNDS)
         # Rows are padded on the right. Causal attention never looks there, and without a mask it has a faster kernel.
         # But the statistics of routers leave padding out.
-        if not self._needs_mask and not adds_aux_loss:
+        if not self._needs_mask and not routers:
             left_out.add("attention_mask")
         return {name: value for name, value in kwargs.items() if value is not None and name not in left_out}
 
@@ -159,6 +205,26 @@ def _weights_cast_once(device_type: str) -> Any:
     if not torch.is_autocast_enabled(device_type):
         return nullcontext()
     return torch.autocast(device_type, torch.get_autocast_dtype(device_type), cache_enabled=True)
+
+
+def _cross_entropy(targets: torch.Tensor, logits: torch.Tensor, rows: slice) -> torch.Tensor:
+    """The loss of each target [C]. ``_loss_and_gradient`` computes the same for a frozen head, in less memory."""
+    return F.cross_entropy(logits, targets[rows], reduction="none")
+
+
+def _checked_values(target_values: TargetValues, logits: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Compute values of the targets of a chunk. Raises ``UserError`` if they cannot be trained on."""
+    values = target_values(logits, rows)
+    found = ""
+    if values.ndim not in (1, 2) or len(values) != len(logits):
+        found = f"target_values returned shape {list(values.shape)} for {len(logits)} targets"
+    elif logits.requires_grad and not values.requires_grad:
+        found = "target_values returned values without a gradient: they do not depend on the logits"
+    if found:
+        raise UserError(
+            Problem("objective", found, "float32 [C] or [C, K] computed from the logits, a row each target")
+        )
+    return values.float()
 
 
 class _LossWithGradient(torch.autograd.Function):
@@ -215,8 +281,7 @@ def _hidden_and_aux_loss(model_forward: Any, decoder: Any, *args: Any, **kwargs:
         own = model_forward(*args, use_cache=False, output_router_logits=True, logits_to_keep=1, **kwargs)
     finally:
         hook.remove()
-    # None: a family that may have experts, but not in this model (Doge).
-    return outputs[0].last_hidden_state, 0.0 if own.aux_loss is None else own.aux_loss
+    return outputs[0].last_hidden_state, own.aux_loss
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Promises: as ``kit.strategy.weights``, every function here works under all strat
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kit.strategy.topology import strategy_name
 
@@ -46,7 +46,7 @@ def accumulating(accelerator: "Accelerator", model: "torch.nn.Module", is_last: 
 
 
 def rebuild_ddp_buckets(
-    accelerator: "Accelerator", model: "torch.nn.Module", inputs: "dict[str, Any]", check: Callable[[], None]
+    accelerator: "Accelerator", model: "torch.nn.Module", loss: "Callable[[], torch.Tensor]", check: Callable[[], None]
 ) -> None:
     """Let DDP rebuild its gradient buckets now, before the first step, and put the gradients into them.
 
@@ -56,15 +56,16 @@ def rebuild_ddp_buckets(
     hold them twice, in the buckets and beside them. Called by all ranks. Does nothing under other strategies.
 
     Args:
-        inputs: keyword arguments of the model. Their loss is multiplied by 0, so nothing is learned.
+        loss: calls the model and returns a loss that reaches what a step's reaches. It is multiplied by 0, so nothing
+            is learned.
         check: called when there are gradients. DDP itself ends with a traceback where one is missing.
     """
     if strategy_name(accelerator) != "ddp":
         return
     for _ in range(2):  # DDP rebuilds its buckets in the second forward pass
-        losses = model(**inputs)
-        if losses.requires_grad:
-            accelerator.backward(losses.sum() * 0.0)
+        value = loss()
+        if value.requires_grad:
+            accelerator.backward(value * 0.0)
         check()
         clear_gradients(accelerator, model)
 

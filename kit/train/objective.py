@@ -5,9 +5,9 @@ batch, divided by a number that every rank knows before the step; or several suc
 on how the batch is divided into micro-batches and ranks. A mean of means would.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,18 @@ class Objective(Protocol):
         micro-batches that hold its result. All ranks must call the model the same number of times.
         """
 
+    @property
+    def target_values(self) -> Callable[..., torch.Tensor] | None:
+        """None: ``terms`` gets the cross-entropy of each target, which is all that most objectives need.
+
+        Else a method ``target_values(self, micro_batch, logits, rows)``: ``terms`` gets its values instead, float32 [C]
+        or [C, K]. It computes them from the logits, float32 [C, V], of some targets of ``micro_batch``: those of the
+        slice ``rows``. The loss head calls it for one chunk after another, because the logits of all targets would not
+        fit. So the values of a target depend on no logits but its own, and C may be 0. Evaluations do not call it.
+
+        Price: memory for each tensor [C, V] that it makes; and under a frozen head the logits are computed twice.
+        """
+
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return for each term the number that divides its sum over the global batch; the same on every rank."""
 
@@ -48,9 +60,9 @@ class Objective(Protocol):
         """Compute the part of one micro-batch.
 
         Args:
-            losses: float32 [S], what the loss head returns: the cross-entropy of each target of ``micro_batch``, in
-                nats. ``-losses`` are the log-probabilities of the targets, unless the routers of the model have an
-                auxiliary loss: a share of it is then in each loss (kit/model/loss_head.py).
+            losses: float32 [S], the cross-entropy of each target of ``micro_batch``, in nats: ``-losses`` are the
+                log-probabilities of the targets. With ``target_values`` its values instead, float32 [S] or [S, K]. The
+                auxiliary loss of routers is not in them: ``train_step`` adds it to what is minimised.
 
         Returns:
             For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],
@@ -64,7 +76,7 @@ class Objective(Protocol):
             sums: the n numbers of ``terms``, summed over the global batch.
 
         Returns:
-            The metrics by name; ``loss`` is the number that was minimised.
+            The metrics by name; ``loss`` is the number that was minimised, without the auxiliary loss of routers.
         """
 
 
@@ -72,6 +84,7 @@ class Objective(Protocol):
 class SupervisedLoss:
     """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
+    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
     dataset_names: Sequence[str]
     settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
 

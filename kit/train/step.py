@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from kit.train.optim import set_learning_rate
 from kit.train.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
     from kit.data.feed.feed import GlobalBatch
     from kit.strategy.accelerator import Prepared
     from kit.train.objective import Objective
@@ -83,24 +84,39 @@ def train_step(
     scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
     stopwatch = None if prepared.strategy.sharded_layers else Stopwatch(model, accelerator.device)
     numbers = []  # for the metrics, float64 [n] of each micro-batch
+    # Each micro-batch's part of the mean of the routers' losses, weighted by the targets. They are no sums over tokens,
+    # so this mean depends on how the global batch is cut into micro-batches.
+    router_parts: list[torch.Tensor] = []
+    total_weight = float(batch.target_weights.sum())
     for i, micro_batch in enumerate(on_device(batch.micro_batches, accelerator.device), start=1):
         is_last = i == len(batch.micro_batches)
         with accumulating(accelerator, model, is_last):
-            losses = model(**micro_batch.model_inputs())
+            losses, router_loss = model(**_inputs(objective, micro_batch), with_router_loss=True)
             if not losses.requires_grad:
                 raise _no_gradient()
             terms, of_micro_batch = objective.terms(losses, micro_batch)
+            minimised = sum(term * scale for term, scale in zip(terms, scales, strict=True))
+            if router_loss is not None:
+                part = router_loss * (micro_batch.weights.sum() / total_weight)
+                router_parts.append(part.detach().double())
+                minimised = minimised + part * prepared.ranks.count
             if is_last and stopwatch:
                 stopwatch.stop()
-            accelerator.backward(sum(term * scale for term, scale in zip(terms, scales, strict=True)))
+            accelerator.backward(minimised)
         numbers.append(of_micro_batch)
-    stop_requested = torch.full((1,), float(stop), dtype=torch.float64, device=accelerator.device)
+    stop_requested = torch.full((), float(stop), dtype=torch.float64, device=accelerator.device)
+    of_routers = sum(router_parts, start=torch.zeros_like(stop_requested))
     # One collective for everything that is summed over the ranks.
-    sums = prepared.ranks.sum(torch.cat([functools.reduce(torch.add, numbers), stop_requested]))
+    sums = prepared.ranks.sum(
+        torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, stop_requested])])
+    )
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
     # The only synchronisation of the host with the device. With offloaded weights the norm is on the CPU.
-    *values, num_stop_requests, grad_norm = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
+    *values, router_loss, num_stop_requests, grad_norm = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
     metrics = objective.metrics(values, batch)
+    if router_parts:
+        metrics["loss"] += router_loss
+        metrics["router_loss"] = router_loss
     result = StepResult(
         loss=metrics.pop("loss"),
         grad_norm=grad_norm,
@@ -116,6 +132,15 @@ def train_step(
         optimizer.step()
     clear_gradients(accelerator, model)
     return result
+
+
+def _inputs(objective: "Objective", micro_batch: "MicroBatch") -> dict[str, Any]:
+    """The keyword arguments of the model for ``micro_batch``, with the objective's own function of the logits."""
+    if objective.target_values is None:
+        return micro_batch.model_inputs()
+    # In a `partial`, its tensors keep their dtype: FSDP casts those that it finds among the arguments to bf16.
+    target_values = functools.partial(objective.target_values, micro_batch)
+    return micro_batch.model_inputs() | {"target_values": target_values}
 
 
 def _check_gradients(prepared: "Prepared") -> None:
@@ -171,9 +196,14 @@ def rebuild_gradient_buckets(prepared: "Prepared", batch: "GlobalBatch") -> None
     Two backward passes with a loss of zero do it, on the first micro-batch; nothing is learned. Other strategies have
     no buckets, and nothing is computed.
     """
-    micro_batch = batch.micro_batches[0].to(prepared.accelerator.device)
+    inputs = batch.micro_batches[0].to(prepared.accelerator.device).model_inputs()
+
+    def loss() -> torch.Tensor:
+        losses, router_loss = prepared.model(**inputs, with_router_loss=True)
+        return losses.sum() if router_loss is None else losses.sum() + router_loss
+
     check = functools.partial(_check_gradients, prepared)
-    rebuild_ddp_buckets(prepared.accelerator, prepared.model, micro_batch.model_inputs(), check)
+    rebuild_ddp_buckets(prepared.accelerator, prepared.model, loss, check)
 
 
 def seed_everything(seed: int, step: int, rank: int) -> None:

@@ -1,11 +1,15 @@
 """The loss head gives the loss and gradients that the model's own logits give, without holding them all."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kit.errors import UserError
+from kit.model import loss_head
 from kit.model.loss_head import install_loss_head
 
 torch.set_num_threads(1)  # for models so small, more of them only wait for each other
@@ -76,6 +80,14 @@ def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def assert_same_gradients(ours, theirs):
+    assert set(ours) == set(theirs) and theirs
+    scale = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        difference = float((ours[name] - gradient).abs().max())
+        assert difference <= 1e-5 * max(float(gradient.abs().max()), 0.01 * scale), name
+
+
 def assert_same_loss_and_gradients(model, reference, inputs, wanted):
     """``reference`` is an untouched copy: its own logits, and torch's cross-entropy."""
     logits = reference(**inputs, use_cache=False).logits.float().flatten(0, 1)
@@ -86,12 +98,7 @@ def assert_same_loss_and_gradients(model, reference, inputs, wanted):
     (loss * share).sum().backward()
     assert loss.shape == wanted["targets"].shape and loss.dtype == torch.float32
     assert torch.allclose(loss, expected, rtol=1e-5, atol=1e-6)
-    ours, theirs = gradients(model), gradients(reference)
-    assert set(ours) == set(theirs) and theirs
-    scale = max(float(gradient.abs().max()) for gradient in theirs.values())
-    for name, gradient in theirs.items():
-        difference = float((ours[name] - gradient).abs().max())
-        assert difference <= 1e-5 * max(float(gradient.abs().max()), 0.01 * scale), name
+    assert_same_gradients(gradients(model), gradients(reference))
 
 
 def pair(family, **changes):
@@ -109,7 +116,7 @@ def test_it_is_the_loss_of_the_models_own_logits(family):
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_in_training_it_contains_the_auxiliary_loss_of_the_routers(recomputed):
+def test_the_auxiliary_loss_of_the_routers_is_returned_beside_the_losses_that_are_log_probabilities(recomputed):
     """The family's own loss: a mean over targets, and the coefficient times the auxiliary loss."""
     model, reference = pair("mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
     install_loss_head(model, router_aux_loss_coef=0.5)
@@ -121,15 +128,25 @@ def test_in_training_it_contains_the_auxiliary_loss_of_the_routers(recomputed):
     expected = reference(**inputs, labels=labels, use_cache=False)
     expected.loss.backward()
     assert expected.aux_loss > 1  # else the coefficient would not show
-    loss = model(**inputs, **wanted).mean()
-    loss.backward()
-    assert torch.allclose(loss, expected.loss, rtol=1e-6)
+    losses, router_loss = model(**inputs, **wanted, with_router_loss=True)
+    (losses.mean() + router_loss).backward()
+    assert torch.allclose(router_loss, 0.5 * expected.aux_loss, rtol=1e-6)
+    logits = expected.logits.flatten(0, 1)[wanted["target_positions"]]
+    own = logits.log_softmax(-1).gather(1, wanted["targets"][:, None])[:, 0]
+    assert torch.allclose(-losses, own, rtol=1e-5)
+    assert torch.allclose(losses.mean() + router_loss, expected.loss, rtol=1e-6)
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
-    model.eval()  # an evaluation is the cross-entropy alone
-    with torch.no_grad():
-        without = expected.loss - 0.5 * expected.aux_loss
-        assert torch.allclose(model(**inputs, **wanted).mean(), without, rtol=1e-5)
+    with torch.no_grad():  # an evaluation asks for the losses alone
+        assert torch.allclose(model(**inputs, **wanted), losses, rtol=1e-5)
+
+
+def test_a_model_without_routers_returns_no_loss_of_them():
+    model = tiny()
+    install_loss_head(model)
+    inputs, wanted = batch()
+    losses, router_loss = model(**inputs, **wanted, with_router_loss=True)
+    assert torch.equal(losses, model(**inputs, **wanted)) and router_loss is None
 
 
 def test_the_auxiliary_loss_leaves_out_the_padding_of_packs():
@@ -143,7 +160,8 @@ def test_the_auxiliary_loss_leaves_out_the_padding_of_packs():
         tokens = torch.cat([ids, padding[:, :num_padding]], dim=1)
         mask = torch.cat([torch.ones_like(ids), padding[:, :num_padding]], dim=1)
         positions = torch.cat([torch.arange(12), torch.arange(num_padding)])[None]
-        return model(input_ids=tokens, position_ids=positions, token_mask=mask, **wanted).mean()
+        inputs = {"input_ids": tokens, "position_ids": positions, "token_mask": mask}
+        return sum(part.mean() for part in model(**inputs, **wanted, with_router_loss=True))
 
     assert torch.allclose(loss(8), loss(0), atol=1e-6)
 
@@ -284,3 +302,108 @@ def test_never_more_logits_than_one_chunk_and_none_for_unsupervised_tokens(monke
     assert rows == [4, 4, 4, 1]  # 13 targets among 36 tokens
     loss.sum().backward()
     assert sorted(rows) == sorted([4, 4, 4, 1] * 2)  # computed again, not kept
+
+
+def cross_entropy(targets, logits, rows):
+    return F.cross_entropy(logits, targets[rows], reduction="none")
+
+
+def smoothed_and_entropy(targets, logits, rows):
+    """Two values of each target: its label-smoothed loss, and the entropy of what the model expects there."""
+    smoothed = F.cross_entropy(logits, targets[rows], reduction="none", label_smoothing=0.2)
+    return torch.stack([smoothed, torch.distributions.Categorical(logits=logits).entropy()], dim=1)
+
+
+def losses_and_gradients(model, inputs, wanted, **options):
+    model.zero_grad()
+    values = model(**inputs, **wanted, **options)
+    (values * torch.linspace(0.5, 2, values.numel()).reshape(values.shape)).sum().backward()
+    return values.detach(), gradients(model)
+
+
+def with_head(family, trains, chunk_tokens=5):
+    """A model with an untied head, and one that computes full logits."""
+    model, reference = pair(family, tie_word_embeddings=False)
+    for each in (model, reference):
+        each.get_output_embeddings().requires_grad_(trains)
+    install_loss_head(model, chunk_tokens)
+    return model, reference
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "phi"])
+def test_a_frozen_heads_own_way_to_the_loss_is_that_of_a_trained_one(family):
+    """A frozen head has a gradient written by hand. Whoever changes one of the two ways only fails here."""
+    frozen, _ = with_head(family, trains=False)
+    trained, _ = with_head(family, trains=True)
+    inputs, wanted = batch()
+    own, by_hand = losses_and_gradients(frozen, inputs, wanted)
+    loss, by_torch = losses_and_gradients(trained, inputs, wanted)
+    assert torch.allclose(own, loss, rtol=1e-6, atol=1e-6)
+    of_head = {name for name in by_torch if name.startswith("lm_head")}
+    assert of_head
+    assert_same_gradients(by_hand, {name: by_torch[name] for name in by_torch.keys() - of_head})
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_function_of_the_callers_replaces_the_loss_whether_the_head_trains_or_not(trains):
+    model, _ = with_head("gemma2", trains)
+    inputs, wanted = batch()
+    plain = losses_and_gradients(model, inputs, wanted)
+    same = losses_and_gradients(model, inputs, wanted, target_values=partial(cross_entropy, wanted["targets"]))
+    assert torch.allclose(plain[0], same[0], rtol=1e-6)
+    assert_same_gradients(same[1], plain[1])
+    double = partial(lambda *args: 2 * cross_entropy(*args), wanted["targets"])
+    doubled = losses_and_gradients(model, inputs, wanted, target_values=double)
+    assert torch.allclose(doubled[0], 2 * plain[0], rtol=1e-6)
+    assert_same_gradients(doubled[1], {name: 2 * gradient for name, gradient in plain[1].items()})
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 10_000])
+def test_values_of_the_logits_are_those_of_full_logits(monkeypatch, chunk_tokens, trains, known):
+    if not known:  # a model class whose forward does something else
+        monkeypatch.setattr(loss_head, "_head_is_known", lambda model: False)
+    model, reference = with_head("gemma2", trains, chunk_tokens)
+    inputs, wanted = batch()
+    logits = reference(**inputs, use_cache=False).logits.float().flatten(0, 1)[wanted["target_positions"]]
+    expected = smoothed_and_entropy(wanted["targets"], logits, slice(None))
+    (expected * torch.linspace(0.5, 2, expected.numel()).reshape(expected.shape)).sum().backward()
+    options = {"target_values": partial(smoothed_and_entropy, wanted["targets"])}
+    values, ours = losses_and_gradients(model, inputs, wanted, **options)
+    assert values.shape == (13, 2) and torch.allclose(values, expected, rtol=1e-5, atol=1e-6)
+    assert_same_gradients(ours, gradients(reference))
+    assert ("lm_head.weight" in ours) == trains
+    with torch.no_grad():
+        assert torch.allclose(model(**inputs, **wanted, **options), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_values_of_no_target_reach_every_weight_that_trains(trains):
+    model, _ = with_head("llama", trains)
+    inputs, wanted = batch((0, 0, 0))
+    values, found = losses_and_gradients(
+        model, inputs, wanted, target_values=partial(smoothed_and_entropy, wanted["targets"])
+    )
+    assert values.shape == (0, 2)
+    assert found.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not any(gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("values_of", "found"),
+    [
+        (lambda logits, rows: logits.sum(), r"shape \[\] for 5 targets"),
+        (lambda logits, rows: logits.sum(dim=-1)[:1], r"shape \[1\] for 5 targets"),
+        (lambda logits, rows: logits[:, None], r"shape \[5, 1, 151\] for 5 targets"),
+        (lambda logits, rows: logits.detach().sum(dim=-1), "values without a gradient"),
+    ],
+)
+def test_values_that_cannot_be_trained_on_are_refused_in_words(monkeypatch, values_of, found, known):
+    if not known:
+        monkeypatch.setattr(loss_head, "_head_is_known", lambda model: False)
+    model, _ = with_head("llama", trains=False)
+    inputs, wanted = batch((5, 0, 0))
+    with pytest.raises(UserError, match=rf"objective: target_values returned {found}[\s\S]*\[C\] or \[C, K\]"):
+        model(**inputs, **wanted, target_values=values_of)

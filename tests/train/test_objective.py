@@ -1,24 +1,29 @@
-"""Any objective trains as exactly as the supervised loss: here one over pairs of rows, with two terms."""
+"""Any objective trains as exactly as the supervised loss: over pairs of rows, and over the logits of each target."""
 
 from dataclasses import dataclass, replace
-from typing import get_args
+from functools import cache, partial
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from data_helpers import open_recipe_data
-from helpers import actual_strategy
+from helpers import actual_strategy, make_model, matrix, source_as_extended
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
-from kit.data.feed.batches import Collator
+from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
+from kit.train import objective as objectives
 from kit.train.objective import OBJECTIVES, SupervisedLoss, build_objective
 from kit.train.step import train_step
 
@@ -33,6 +38,7 @@ class PairedMargin:
     by the probability that the model gives to each of them before the step, from a pass without gradients.
     """
 
+    target_values = None
     margin: float
     num_pairs: int  # of the global batch
 
@@ -117,3 +123,133 @@ def test_a_second_objective_is_learned_and_reports_what_it_measures(train):
     results, _ = train(pairs_each=2, num_steps=30)
     assert results[-1].loss < 0.8 * results[0].loss
     assert results[-1].metrics["accuracy"] >= results[0].metrics["accuracy"]
+
+
+@cache
+def opened_teacher(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtBatch(MicroBatch):
+    """A micro-batch with what a teacher makes of it."""
+
+    teacher_states: torch.Tensor  # float32 [S, h]: its last hidden states at ``target_positions``
+
+
+class Distillation(SupervisedLoss):
+    """The divergence of the model's distribution of each target from the teacher's, over the whole vocabulary."""
+
+    teacher: ClassVar[str]  # its folder
+
+    def begin_step(self, prepared, batch):
+        decoder = opened_teacher(self.teacher).model
+        micro_batches = []
+        for micro_batch in batch.micro_batches:
+            states = decoder(micro_batch.input_ids, attention_mask=micro_batch.attention_mask).last_hidden_state
+            states = states.flatten(0, 1)[micro_batch.target_positions]
+            micro_batches.append(TaughtBatch(**vars(micro_batch), teacher_states=states))
+        return replace(batch, micro_batches=micro_batches)
+
+    def target_values(self, micro_batch, logits, rows):
+        wanted = opened_teacher(self.teacher).lm_head(micro_batch.teacher_states[rows]).log_softmax(dim=-1)  # [C, V]
+        return F.kl_div(logits.log_softmax(dim=-1), wanted, log_target=True, reduction="none").sum(dim=-1)
+
+
+def choose(name, teacher, rank=0):
+    """Let ``--objective sft`` be distillation, or the example of docs/architecture.md. Runs in each child too."""
+    extended = dict(vars(objectives))
+    exec(source_as_extended("kit/train/objective.py", "SmoothedLoss"), extended)
+    Distillation.teacher = teacher
+    OBJECTIVES["sft"] = {"smoothed": extended["OBJECTIVES"]["smoothed"], "distillation": Distillation}[name]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """The folder of another model with the same tokenizer."""
+    changes = {"hidden_size": 24, "num_hidden_layers": 1, "initializer_range": 0.3}
+    return str(make_model(tmp_path_factory.mktemp("teacher"), **changes))
+
+
+@pytest.fixture(params=["smoothed", "distillation"])
+def choice(request, teacher, monkeypatch):
+    """A function of a child's rank that chooses an objective, which is chosen here too."""
+    monkeypatch.setitem(OBJECTIVES, "sft", None)
+    choose(request.param, teacher)
+    return partial(choose, request.param, teacher)
+
+
+def on_full_logits(model, micro_batch, teacher):
+    """The values of the targets of a micro-batch [S], computed as a book has it from logits of all positions."""
+    inputs = {"input_ids": micro_batch.input_ids, "attention_mask": micro_batch.attention_mask}
+    logits = model(**inputs).logits.flatten(0, 1)[micro_batch.target_positions]
+    log_p = logits - logits.logsumexp(dim=-1, keepdim=True)
+    if OBJECTIVES["sft"] is Distillation:
+        q = opened_teacher(teacher)(**inputs).logits.flatten(0, 1)[micro_batch.target_positions].softmax(dim=-1)
+        return (q * (q.log() - log_p)).sum(dim=-1)
+    wanted = torch.full_like(logits, 0.1 / logits.shape[-1])
+    wanted.scatter_add_(1, micro_batch.targets[:, None], torch.full((len(logits), 1), 0.9))
+    return -(wanted * log_p).sum(dim=-1)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_an_objective_of_the_logits_has_the_loss_and_gradients_of_full_logits(recipe, choice, teacher, method):
+    recipe = recipe(method=method)
+    samples = open_recipe_data(recipe, open_tokenizer(recipe), 320).train
+    model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # else matrices A would get no gradient
+            torch.nn.init.normal_(parameter, std=0.05)
+    collator = Collator(2, 0, packing=False)
+    micro_batches = [collator.collate(samples, [np.array([i]) for i in pair]) for pair in PAIRS]
+    total, counts = sum(batch.weights.sum().item() for batch in micro_batches), np.ones(1, np.int64)
+    expected = 0.0
+    for micro_batch in micro_batches:
+        loss = on_full_logits(model, micro_batch, teacher).sum() / total
+        loss.backward()
+        expected += loss.item()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    theirs = {name: p.grad.clone() for name, p in trained.items()}
+    model.zero_grad()
+    ours = {}
+    result = train_step(
+        Prepared(
+            Accelerator(cpu=True),
+            Ranks(),
+            model,
+            torch.optim.SGD(trained.values(), lr=0.0),
+            actual_strategy(sharded_layers=None),
+        ),
+        build_objective(recipe, ["a"]),
+        GlobalBatch(micro_batches, np.array([total]), counts, counts, epoch=1.0, origins=[]),
+        0.0,
+        max_grad_norm=0,
+        before_update=lambda: ours.update({name: p.grad.clone() for name, p in trained.items()}),
+    )
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+    scale = max(gradient.abs().max().item() for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        assert torch.allclose(ours[name], gradient, rtol=1e-5, atol=1e-6 * scale), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "names"),
+    matrix([("lora", ["ddp", "fsdp"]), ("full", ["ddp", "fsdp"])], rest=[("lora", ["fsdp1"]), ("full", ["fsdp1"])]),
+)
+def test_an_objective_of_the_logits_is_the_same_under_each_strategy(finetune, fp32, choice, method, names):
+    flags = {"method": method, "max_steps": 4, "learning_rate": 2e-3, "eval_split_size": 8, "eval_on_start": True}
+    reference = finetune.ok("reference", config=fp32["single"], prepare=choice, **flags)
+    supervised = finetune.ok("supervised", config=fp32["single"], **flags)
+    # Before the first step both models are equal. An evaluation is the cross-entropy, whatever is trained.
+    plain, own = (next(row for row in run.rows if "eval_loss" in row) for run in (supervised, reference))
+    assert own["eval_loss"] == plain["eval_loss"] and reference.losses[0] != supervised.losses[0]
+    weights = load_file(next((reference.folder / "final").glob("*model.safetensors")))
+    for name in names:
+        run = finetune.ok(name, 2, config=fp32[name], prepare=choice, **flags)
+        rows, others = ([row for row in each.rows if "loss" in row] for each in (run, reference))
+        assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in others], rel=1e-6), name
+        assert run.grad_norms == pytest.approx(reference.grad_norms, rel=5e-6), name
+        for key, tensor in load_file(next((run.folder / "final").glob("*model.safetensors"))).items():
+            assert torch.allclose(tensor, weights[key], atol=1e-5), (name, key)

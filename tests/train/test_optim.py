@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import ROOT, matrix
+from helpers import matrix, source_as_extended
 from safetensors.torch import load_file
 from torch import nn
 
@@ -118,14 +118,7 @@ def test_groups_with_the_rate_of_the_schedule_have_every_bit_of_it_and_no_line()
 
 def follow_page(rank):
     """In the child: ``build_optimizer`` with the lines that docs/architecture.md adds for rates by group."""
-    source = (ROOT / "kit/train/optim.py").read_text()
-    page = (ROOT / "docs/architecture.md").read_text()
-    for body in re.findall(r"^`kit/train/optim.py`:\n\n```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
-        if "lora_B" in body:
-            old, new = ("".join(line[1:] for line in body.splitlines(True) if line[0] != sign) for sign in "+-")
-            assert source.count(old) == 1
-            source = source.replace(old, new)
-    exec(source, vars(optim))
+    exec(source_as_extended("kit/train/optim.py", "lora_B"), vars(optim))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from data_helpers import open_recipe_data
 from helpers import actual_strategy
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from kit.config.recipe import Recipe
 from kit.data.feed.batches import Collator, MicroBatch
@@ -15,6 +16,7 @@ from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
 from kit.errors import UserError
 from kit.model.load import build_model, open_config
+from kit.model.loss_head import install_loss_head
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
@@ -148,7 +150,7 @@ class Unused(torch.nn.Module):
         self.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)])
 
     def forward(self, input_ids, **others):
-        return self.layers[0](input_ids.float())[:, 0]
+        return self.layers[0](input_ids.float())[:, 0], None
 
 
 def learn(model, ranks):
@@ -181,3 +183,60 @@ def test_a_model_whose_loss_depends_on_no_trainable_weight_is_refused():
     model.layers[0].requires_grad_(False)
     with pytest.raises(UserError, match="the loss depends on no trainable weight"):
         learn(model, Ranks())
+
+
+class Spy(SupervisedLoss):
+    """Keeps the losses that it is given."""
+
+    def terms(self, losses, micro_batch):
+        self.seen.append(losses.detach())
+        return super().terms(losses, micro_batch)
+
+
+def test_the_routers_loss_is_minimised_and_reported_and_no_objective_sees_it():
+    """The mean of the micro-batches' auxiliary losses, weighted by their targets, as the model itself has them."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(vocab_size=50, num_hidden_layers=2, num_local_experts=4, **shape))
+    ids = torch.randint(50, (3, 9))
+    batches = []
+    for row, (count, weight) in enumerate([(8, 1.0), (3, 2.0), (1, 1.0)]):
+        positions = torch.arange(8 - count, 8)
+        targets = ids[row, positions + 1]
+        batches.append(
+            MicroBatch(
+                input_ids=ids[row][None],
+                attention_mask=torch.ones(1, 9, dtype=torch.int64),
+                target_positions=positions,
+                targets=targets,
+                weights=torch.full((count,), weight),
+                dataset_ids=torch.zeros_like(targets),
+            )
+        )
+    total, router_loss, expected, seen = 15.0, 0.0, 0.0, []
+    for batch in batches:
+        outputs = model(batch.input_ids, output_router_logits=True, use_cache=False)
+        log_p = outputs.logits[0, batch.target_positions].log_softmax(dim=-1)
+        seen.append(-log_p.gather(1, batch.targets[:, None])[:, 0])
+        part = 0.5 * outputs.aux_loss * batch.weights.sum() / total
+        loss = (seen[-1] * batch.weights).sum() / total + part
+        loss.backward()
+        router_loss, expected = router_loss + part.item(), expected + loss.item()
+    theirs = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    install_loss_head(model, router_aux_loss_coef=0.5)
+    ours = []
+    counts = np.ones(1, np.int64)
+    given = GlobalBatch(batches, np.array([total]), num_targets=counts, num_tokens=counts, epoch=1.0, origins=[])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    prepared = Prepared(Accelerator(cpu=True), Ranks(), model, optimizer, actual_strategy(sharded_layers=None))
+    objective, Spy.seen = Spy(["a"]), []
+    keep = lambda: ours.extend(p.grad.clone() for p in model.parameters())  # noqa: E731
+    result = train_step(prepared, objective, given, 0.0, 0, before_update=keep)
+    assert router_loss > 0.5
+    assert result.metrics == {"router_loss": pytest.approx(router_loss, rel=1e-6)}
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+    for losses, log_probabilities in zip(objective.seen, seen, strict=True):
+        assert torch.allclose(losses, log_probabilities, rtol=1e-5)
+    for gradient, wanted in zip(ours, theirs, strict=True):
+        assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-7)

@@ -177,7 +177,7 @@ def use_plain_loss() -> None:
         forward = model.forward
 
         def model_forward(self: Any, *args: Any, targets: Any = None, **kwargs: Any) -> Any:
-            for name in ("target_positions", "token_mask", "attention_mask", "labels"):
+            for name in ("target_positions", "token_mask", "with_router_loss", "attention_mask", "labels"):
                 kwargs.pop(name, None)
             with nullcontext() if "cu_seq_lens_q" in kwargs else without_search_for_packs():
                 return forward(*args, labels=kwargs["input_ids"], use_cache=False, **kwargs)
@@ -188,11 +188,13 @@ def use_plain_loss() -> None:
     prepare = kit.strategy.accelerator.prepare
 
     def prepared_with_loss(*args: Any) -> Any:
+        def as_loss_head(module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+            losses = outputs.loss.expand(len(kwargs["targets"]))
+            return (losses, None) if kwargs.get("with_router_loss") else losses
+
         prepared = prepare(*args)
         # After Accelerate's wrapper has made float32 of the logits.
-        prepared.model.register_forward_hook(
-            lambda module, args, kwargs, outputs: outputs.loss.expand(len(kwargs["targets"])), with_kwargs=True
-        )
+        prepared.model.register_forward_hook(as_loss_head, with_kwargs=True)
         return prepared
 
     kit.strategy.accelerator.prepare = prepared_with_loss  # type: ignore[assignment]

@@ -91,7 +91,8 @@ class ReportedRun:
     @property
     def has_one_loss(self) -> bool:
         """Whether ``loss`` and ``eval_loss`` are the same measure, so that they fit into one chart."""
-        return not self.objective and not self.recipe.router_aux_loss_coef
+        has_router_loss = self.recipe.router_aux_loss_coef or any("router_loss" in row for row in self.rows)
+        return not self.objective and not has_router_loss
 
     @property
     def status(self) -> str:

@@ -45,6 +45,7 @@ def test_the_two_losses_are_one_measure_unless_the_objective_is_another(tmp_path
     assert opened(tmp_path / "a").has_one_loss
     other = opened(tmp_path / "b", [step_row(1, objective="FocalLoss")])
     assert (other.objective, other.has_one_loss) == ("FocalLoss", False)
+    assert not opened(tmp_path / "c", [step_row(1, router_loss=0.1)]).has_one_loss
 
 
 def test_utilisation_needs_a_known_device(tmp_path):
