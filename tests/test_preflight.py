@@ -7,13 +7,14 @@ from dataclasses import replace
 from importlib.abc import MetaPathFinder
 
 import pytest
+from helpers import ROOT
 from preflight_helpers import ONE_PROCESS, wrong
 from safetensors.torch import load_file, save_file
 
 from kit import preflight
 from kit.config.recipe import Recipe
 from kit.errors import UserError
-from kit.strategy.strategies import FSDP2
+from kit.strategy.strategies import FSDP1, FSDP2
 from kit.strategy.topology import Topology
 
 
@@ -31,6 +32,11 @@ def test_model_data_and_strategy_are_all_reported_at_once(recipe, tmp_path):
     problems = wrong(mine, sharded, "mine")
     assert problems[:3] == ["max_length", "lora_target_modules", "fsdp_transformer_layer_cls_to_wrap"]
     assert len(problems) == 4 and problems[3].endswith("rows.jsonl:1 messages")
+
+
+def test_modules_that_fsdp1_cannot_train_whole_are_reported(recipe):
+    tied = recipe(model_name_or_path=str(ROOT / "recipes/tiny/model"), lora_modules_to_save=["embed_tokens"])
+    assert wrong(tied, replace(ONE_PROCESS, strategy=FSDP1), "mine") == ["lora_modules_to_save"]
 
 
 @pytest.mark.slow
