@@ -140,17 +140,19 @@ class Fixes:
 
     def _thoughts(self, row: _Row) -> Iterator[tuple[str, _Row]]:
         """Put the reasoning of answers into their content, or the other way round."""
+        for tags in _tags_in(
+            " ".join(message["content"] for message in row.messages if message["role"] == "assistant")
+        ):
+            yield (
+                f"write what is between {tags[0]} and {tags[1]} into reasoning_content",
+                row.with_answers(partial(_into_reasoning, tags=tags)),
+            )
         for tags in self._tags(row.template):
             example = "...".join(tags)
             if any(message.get("reasoning_content") for message in row.messages):
                 yield (
                     f"write the reasoning into the content, as {example}",
                     row.with_answers(partial(_into_content, tags=tags)),
-                )
-            if any(tags[0] in message["content"] for message in row.messages if message["role"] == "assistant"):
-                yield (
-                    f"write what is between {tags[0]} and {tags[1]} into reasoning_content",
-                    row.with_answers(partial(_into_reasoning, tags=tags)),
                 )
             if any(_lacks_thought(message, tags) for message in row.messages):
                 yield (

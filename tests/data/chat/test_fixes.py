@@ -30,3 +30,10 @@ def test_parameters_of_tools_that_a_template_drops_are_written_as_it_reads_them(
     assert fix.startswith('write the parameters of tools as JSON schemas: {"type": "object", "properties": {...}}')
     sample["tools"][0]["function"]["parameters"] = {"type": "object", "properties": given}
     encode(sample, tokenizer, listed + HEADER + SIMPLE)
+
+
+def test_a_thought_in_the_content_of_a_template_with_its_own_form_goes_into_reasoning_content(tokenizer):
+    """The tag is that of the row: the template knows none."""
+    template = HEADER + "{{ '<|channel|>' + m.reasoning_content + '<|end|>' if m.reasoning_content }}" + SIMPLE
+    fix = fix_of(chat("Hi", "<think>A guest</think>Hello"), tokenizer, template)
+    assert fix == "write what is between <think> and </think> into reasoning_content"
