@@ -15,13 +15,14 @@ from typing import Any
 from kit.data.chat.answers import OPEN_THOUGHT
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shipped import SHIPPED
-from kit.data.chat.shown import parameters, reads
+from kit.data.chat.shown import parameters
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import Messages, Template, Tools
 from kit.data.chat.turns import Draft, Drafter, TrainOn
 from kit.errors import Problem, UserError
 
-VALUES_TO_TRY = (False, True, "none", "low")  # of variables for thinking
+SWITCH = (False, True)  # values to try of a variable for thinking
+EFFORTS = ("none", "low", "high")  # and of one that says how much
 MAX_TRIALS = 10  # conversations for which all fixes of a kind of problem are tried; later only those that have helped
 
 # What opens a thought, and the replacements that make its closing tag: <think>, [THINK], <|START_THINKING|>.
@@ -31,6 +32,7 @@ _OPENING_TAG = re.compile(
 )
 _CLOSINGS = (("START", "END"), ("BEGIN", "END"), ("_start", "_end"), ("_begin", "_end"))
 _SOURCES = [one.source for one in SHIPPED.values()]
+_PROBE = "Let me think."
 Tags = tuple[str, str]  # what opens and closes a thought
 
 
@@ -57,7 +59,7 @@ class Fixes:
         self._tokenizer = tokenizer
         self._stops = Stops(tokenizer)
         self._train_on = train_on
-        self._helped: dict[str, set[str]] = {}  # by kind of problem: the fixes that have worked
+        self._helped: dict[str, dict[str, str]] = {}  # by kind of problem: the fixes that have worked, as reported
         self._num_tried: dict[str, int] = {}  # by kind of problem: for how many conversations all were tried
 
     def added(
@@ -79,86 +81,86 @@ class Fixes:
             return problem
         kind = re.split("[('\"]", re.sub(r"\d+", "", problem.found))[0]
         num_tried = self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
-        helped = self._helped.setdefault(kind, set())
+        helped = self._helped.setdefault(kind, {})
         candidates = dict(self._candidates(template, messages, tools, kwargs))
         if num_tried > MAX_TRIALS:
-            candidates = {fix: row for fix, row in candidates.items() if fix in helped}
-        working = (fix for fix, row in candidates.items() if self._works(row, first))
-        fix = next(working, "")
-        names = [fix, *working] if fix in SHIPPED else []  # they come last: a user may choose among them
-        helped.update(names or [fix])
-        if names:
-            fix = f"--chat_template {' | '.join(names)}"
-        elif not fix and num_tried <= MAX_TRIALS:
-            tried = [f"--chat_template {fix}" if fix in SHIPPED else fix for fix in candidates]
-            fix = "none of these works: " + "; ".join(tried) if tried else "no fix is known"
-            fix += "; it takes a template file of your own, or other rows"
-        return replace(problem, fix=fix) if fix else problem
+            working = (name for name in helped if name in candidates and self._works(candidates[name], first))
+            return replace(problem, fix=helped[name]) if (name := next(working, "")) else problem
+        working = (name for name, row in candidates.items() if self._works(row, first))
+        name = next(working, "")
+        if name in SHIPPED:  # a user may choose one
+            fix = f"--chat_template {' | '.join([name, *(other for other in working if other in SHIPPED)])}"
+        elif name:
+            fix = name
+        else:
+            names = (f"--chat_template {name}" if name in SHIPPED else name for name in candidates)
+            tried = dict.fromkeys(re.sub("=.*|, and add .*", "", name) for name in names)
+            fix = f"none of these works: {'; '.join(tried)}" if tried else "no fix is known"
+            return replace(problem, fix=fix + "; it takes another template, or other rows")
+        helped[name] = fix
+        return replace(problem, fix=fix)
 
     def _works(self, row: _Row, first: int) -> bool:
-        """Whether nothing of the row is lost when it is encoded."""
+        """Whether nothing of the row is lost when it is encoded, and what is learned is what the model shall write."""
         try:
             drafts = Drafter(row.template, row.stops, row.train_on).drafts(row.messages, first, row.tools)
         except UserError:
             return False
-        return all(_is_sound(draft) for draft in drafts)
+        return all(_is_sound(draft, row.messages) for draft in drafts)
 
     def _candidates(
         self, template: Template | None, messages: Messages, tools: Tools, kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[str, _Row]]:
-        """Yield fixes, as a message names them, and the row to which each has been applied; templates of the kit last.
+        """Yield fixes, as a message names them, and the row to which each has been applied.
 
-        They are ordered by what they change: settings first, what is learned last.
+        They are ordered by what they change: settings first, what is lost last.
         """
         if template is not None:
             row = _Row(messages, tools, template, self._stops, self._train_on)
-            for fixes in (
-                _schemas(row),
-                self._values(row, kwargs),
-                self._thoughts(row),
-                self._learned(row),
-                self._ends(row),
-            ):
-                yield from fixes
-            if any(message.get("reasoning_content") for message in messages):
-                yield "leave the reasoning out", row.with_answers(lambda answer: answer | {"reasoning_content": None})
+            yield from _schemas(row)
+            yield from self._values(row, kwargs)
+            yield from self._thoughts(row, kwargs)
+            yield from self._learned(row)
+            yield from self._ends(row)
         source = "" if template is None else template.source
         for name, shipped in self._shipped:
             # Another template than its own is nothing for a chat model, unless it has the same tokens.
             own = [token for token in SHIPPED[name].tokens if token not in ("bos_token", "eos_token")]
             if not source or source in _SOURCES or (own and all(token in source for token in own)):
                 yield name, _Row(messages, tools, shipped, self._stops, self._train_on)
+        if template is not None:
+            yield from self._without(row)
 
     def _values(self, row: _Row, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Row]]:
-        names = sorted(name for name in row.template.variables if re.search("think|reason", name))
-        for name in names:
-            for value in VALUES_TO_TRY if name not in kwargs else ():
-                shown = value if isinstance(value, str) else str(value).lower()
-                with suppress(UserError):
-                    template = row.template.with_values({name: value})
-                    yield f"--chat_template_kwargs {name}={shown}", replace(row, template=template)
+        """Give the variables of a template other values; those that the row gives stay."""
+        for name in sorted(name for name in row.template.variables if re.search("think|reason", name)):
+            for value in EFFORTS if "effort" in name else SWITCH:
+                if name not in kwargs:
+                    shown = value if isinstance(value, str) else str(value).lower()
+                    with suppress(UserError):  # the tokenizer gives the variable
+                        template = row.template.with_values({name: value})
+                        yield f"--chat_template_kwargs {name}={shown}", replace(row, template=template)
 
-    def _thoughts(self, row: _Row) -> Iterator[tuple[str, _Row]]:
+    def _thoughts(self, row: _Row, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Row]]:
         """Put the reasoning of answers into their content, or the other way round."""
-        for tags in _tags_in(
-            " ".join(message["content"] for message in row.messages if message["role"] == "assistant")
-        ):
-            yield (
-                f"write what is between {tags[0]} and {tags[1]} into reasoning_content",
-                row.with_answers(partial(_into_reasoning, tags=tags)),
-            )
+        answers = [message for message in row.messages if message["role"] == "assistant"]
+        changes: list[tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = []
+        for tags in _tags_in(" ".join(answer["content"] for answer in answers)):
+            fix = f"write what is between {tags[0]} and {tags[1]} into reasoning_content"
+            changes.append((fix, partial(_into_reasoning, tags=tags)))
         for tags in self._tags(row.template):
-            example = "...".join(tags)
-            if any(message.get("reasoning_content") for message in row.messages):
-                yield (
-                    f"write the reasoning into the content, as {example}",
-                    row.with_answers(partial(_into_content, tags=tags)),
-                )
-            if any(_lacks_thought(message, tags) for message in row.messages):
-                yield (
-                    f"begin each content that has no thought with {tags[0]}{tags[1]}",
-                    row.with_answers(partial(_with_empty_thought, tags=tags)),
-                )
+            if any(answer.get("reasoning_content") for answer in answers):
+                fix = f"write the reasoning into the content, as {tags[0]}...{tags[1]}"
+                changes.append((fix, partial(_into_content, tags=tags)))
+            if tags[0] in row.template.source and any(_lacks_thought(answer, tags) for answer in answers):
+                fix = f"begin each content that has no thought with {tags[0]}{tags[1]}"
+                changes.append((fix, partial(_with_empty_thought, tags=tags)))
+        for fix, change in changes:
+            changed = row.with_answers(change)
+            yield fix, changed
+            for value, both in self._values(changed, kwargs):
+                if value.endswith("=true"):
+                    yield f"{fix}, and add {value}", both
 
     def _learned(self, row: _Row) -> Iterator[tuple[str, _Row]]:
         """Learn from less."""
@@ -174,21 +176,26 @@ class Fixes:
         """Take the token that the template writes behind an answer for the tokenizer's EOS."""
         with suppress(UserError):
             text = row.template.render(row.messages, None)
-            content = next((m["content"] for m in reversed(row.messages) if m["role"] == "assistant"), "").strip()
-            behind = text.rpartition(content)[2].lstrip() if content else ""
+            contents = [message["content"].strip() for message in row.messages if message["role"] == "assistant"]
+            content = contents[-1] if contents else ""
+            behind = text.rpartition(content)[2].lstrip() if content and content in text else ""
             token = next((token for token in row.stops.special if behind.startswith(token)), "")
             if token and token != row.stops.eos:
                 stops = copy.copy(row.stops)
                 stops.eos = token
                 yield f"name {token} as eos_token in tokenizer_config.json", replace(row, stops=stops)
 
+    def _without(self, row: _Row) -> Iterator[tuple[str, _Row]]:
+        """Leave something out."""
+        if any(message.get("reasoning_content") for message in row.messages):
+            yield "leave the reasoning out", row.with_answers(lambda answer: answer | {"reasoning_content": None})
+        if row.tools and not any(message["role"] == "tool" or message.get("tool_calls") for message in row.messages):
+            yield "leave the tools out, which no answer calls", replace(row, tools=None)
+
     def _tags(self, template: Template) -> list[Tags]:
-        """The tags of thoughts that the template or the tokenizer has; <think> if neither knows of reasoning."""
-        text = template.source + " ".join(sorted(self._stops.all))
-        tags = dict.fromkeys(_tags_in(text))
-        if not tags and not any(reads(template, name) for name in REASONING):
-            return [("<think>", "</think>")]
-        return list(tags)
+        """The tags of thoughts that the template or the tokenizer has; <think> if the template writes no reasoning."""
+        tags = list(dict.fromkeys(_tags_in(template.source + " ".join(sorted(self._stops.all)))))
+        return tags if tags or _writes_reasoning(template) else [("<think>", "</think>")]
 
     @cached_property
     def _shipped(self) -> list[tuple[str, Template]]:
@@ -245,12 +252,29 @@ def _with_empty_thought(answer: dict[str, Any], tags: Tags) -> dict[str, Any]:
     return answer | {"content": f"{tags[0]}{tags[1]}{answer['content']}"} if _lacks_thought(answer, tags) else answer
 
 
-def _is_sound(draft: Draft) -> bool:
-    """Whether something is learned, no thought is left open, and none is opened again after an empty one."""
+def _writes_reasoning(template: Template) -> bool:
+    """Whether the template writes the reasoning of an answer, or of a call."""
+    question = {"role": "user", "content": "?"}
+    answer = {"role": "assistant", "content": "!"} | dict.fromkeys(REASONING, _PROBE)
+    call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"x": 1}}}
+    for message in (answer, {**answer, "content": "", "tool_calls": [call]}):
+        with suppress(UserError):
+            if _PROBE in template.render([question, message], None):
+                return True
+    return False
+
+
+def _is_sound(draft: Draft, messages: Messages) -> bool:
+    """Whether something is learned, and each thought in it is closed, not behind an empty one, and before the calls."""
     if OPEN_THOUGHT in draft.remarks or not (draft.spans or draft.rest):
         return False
-    pairs = (
-        re.escape(opening) + r"\s*" + re.escape(closing) + r"\s*" + re.escape(opening)
-        for opening, closing in _tags_in(draft.text)
-    )
-    return not any(re.search(pair, draft.text) for pair in pairs)
+    for opening, closing in _tags_in(draft.text):
+        if re.search(re.escape(opening) + r"\s*" + re.escape(closing) + r"\s*" + re.escape(opening), draft.text):
+            return False
+        for message in messages:
+            thought, closed, _ = message["content"].partition(closing)
+            for call in (message.get("tool_calls") or []) if closed else []:
+                at = draft.text.find(thought.strip())
+                if at >= 0 and call["function"]["name"] not in draft.text[at:]:
+                    return False
+    return True
