@@ -66,7 +66,7 @@ FIXED = {
         HEADER + "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}"
         "{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{% endfor %}" + PROMPT,
         THOUGHT,
-        "leaves the reasoning of the answer out",
+        "writes reasoning in another form",
         "write what is between <think> and </think> into reasoning_content",
         REASONED,
     ),
