@@ -71,6 +71,8 @@ GPUS = {
     "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
 }
 _OTHER_NAMES = {"a100-80": "a100", "a100-80gb": "a100", "a100-40gb": "a100-40", "h100-sxm": "h100", "h200-sxm": "h200"}
+_WITHOUT_BF16 = re.compile("(tesla)?(t4|v100|p100|p40|gtx|titan|(rtx)?20[678]0)")
+_FLOAT32 = "docs/strategies.md#gpus-without-bf16 says what trains on it, in float32; --dry_run on it plans that"
 # Where this machine has no GPU and none was named.
 USUAL = ("rtx4090", "l40s", "a100", "h100")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
@@ -93,6 +95,8 @@ def parse_gpu(text: str) -> Gpu:
             raise UserError(Problem("--gpu", f"{text}: no GPU has so much memory", "2 GiB to 2048 GiB"))
         return Gpu(name=text, memory=memory)
     expected = f"a memory such as 24GiB, or one of {', '.join(GPUS)}"
+    if _WITHOUT_BF16.match(plain):
+        raise UserError(Problem("--gpu", f"{text} has no bf16, in which a plan computes", expected, _FLOAT32))
     raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, did_you_mean(plain, GPUS)))
 
 

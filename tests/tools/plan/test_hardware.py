@@ -33,6 +33,11 @@ def test_a_memory_with_its_unit_is_a_gpu_of_unknown_speed(text, memory):
         ("9999GiB", "no GPU has so much memory"),
         ("h10", "did you mean 'h100'?"),
         ("-3GiB", "no GPU '-3GiB'"),
+        ("t4", "t4 has no bf16"),
+        ("Tesla T4", "has no bf16"),
+        ("V100", "has no bf16"),
+        ("RTX 2080 Ti", "has no bf16"),
+        ("gtx1080", "has no bf16"),
     ],
 )
 def test_what_is_no_gpu_is_reported(text, message):
