@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kit.data.chat.messages import SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
+from kit.data.strict_json import RepeatedKey, parse
 from kit.errors import Problem, Problems, kind
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
@@ -87,7 +88,7 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
-    given = listed(values["messages"])
+    given = _list_of("messages", values["messages"], problems)
     messages = read_messages("messages", given, problems)
     _explain_string(given, problems)
     return {"messages": messages} | _template_inputs(values, problems)
@@ -95,7 +96,7 @@ def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
     system = _system(values, problems)
-    given = listed(values["conversations"])
+    given = _list_of("conversations", values["conversations"], problems)
     # A first system turn without text is like a blank column ``system``: there is no system message. One that says
     # what the column says is the same message.
     first = _first_system_text(given)
@@ -127,6 +128,17 @@ def listed(value: Any) -> Any:
         return value
 
 
+def _list_of(where: str, value: Any, problems: Problems) -> Any:
+    """Return what ``listed`` does. An object in a JSON string that has a key twice is a problem."""
+    made = listed(value)
+    if isinstance(made, list) and isinstance(value, str):
+        try:
+            parse(value)
+        except RepeatedKey as error:
+            problems.append(Problem(where, error.found, error.expected))
+    return made
+
+
 def _are_messages(*values: Any) -> bool:
     """Whether all values are lists of messages that are written as a JSON string."""
     for value in values:
@@ -154,7 +166,7 @@ def _explain_string(given: Any, problems: Problems) -> None:
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
     prompt, completion = values["prompt"], values["completion"]
     if _are_messages(prompt, completion):
-        prompt, completion = listed(prompt), listed(completion)
+        prompt, completion = _list_of("prompt", prompt, problems), _list_of("completion", completion, problems)
     if isinstance(prompt, list) != isinstance(completion, list):
         found = f"prompt is {kind(prompt)}, completion {kind(completion)}"
         problems.append(Problem("prompt", found, "two strings, or two lists of messages"))
@@ -175,7 +187,8 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     instruction, output = values["instruction"], values["output"]
     if _are_messages(instruction, output):
-        instruction, output = listed(instruction), listed(output)
+        instruction = _list_of("instruction", instruction, problems)
+        output = _list_of("output", output, problems)
     before = _system(values, problems) + _history(values, problems)
     answers = _answers(output, values.get("reasoning_content"), problems)
     if isinstance(instruction, list):
@@ -215,7 +228,7 @@ def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
     """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
     if not values.get("history"):
         return []
-    history = listed(values["history"])
+    history = _list_of("history", values["history"], problems)
     if not isinstance(history, list):
         problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
         _explain_string(history, problems)
@@ -245,7 +258,7 @@ def _exchange(where: str, pair: Any, problems: Problems) -> list[Message]:
 
 def _from_alternating_turns(values: Mapping[str, Any], problems: Problems) -> Sample:
     messages = _system(values, problems)
-    turns = listed(values["alternating_turns"])
+    turns = _list_of("alternating_turns", values["alternating_turns"], problems)
     if not isinstance(turns, list) or not turns:
         found = "empty" if turns == [] else kind(turns)
         problems.append(Problem("alternating_turns", found, "a list of strings, or of [question, answer] pairs"))

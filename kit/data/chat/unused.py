@@ -236,7 +236,7 @@ def _unused_keys_of(message: Mapping[str, Any], speaker: Any) -> Iterator[tuple[
 
 
 def _effect_of_call_key(value: Any) -> tuple[str, str]:
-    fix = f"a call has a name, and arguments that are called {', '.join(ARGUMENTS[:-1])} or {ARGUMENTS[-1]}"
+    fix = f"a call is a name, and beside it its arguments, called {', '.join(ARGUMENTS[:-1])} or {ARGUMENTS[-1]}"
     return f"a key of a call that nothing reads ({_short(value)})", fix
 
 
@@ -270,8 +270,11 @@ def _effect_of_key(key: str, value: Any, role: str, message: Mapping[str, Any]) 
         if is_harmful:
             fix = f"call it {'train' if isinstance(value, bool) else 'weight'}, on assistant turns"
             return f"{_short(value)}: how much is learned from a message", fix
-    if subject == "masked" and is_answer and (key == "mask" or not _is_false(value, zero=True)):  # mask may mean either
-        return f"{_short(value)}: how much is learned from a message", 'write "train": false on assistant turns'
+    if subject == "masked" and is_answer and (key == "mask" or not _is_false(value, zero=True)):
+        fix = 'write "train": false, on assistant turns'
+        if key == "mask":
+            fix = 'write "train": true or false, on assistant turns: a mask may mean either'
+        return f"{_short(value)}: how much is learned from a message", fix
     if subject == "label" and (_is_false(value) or _is_negative(value)):
         return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
     if subject == "media":

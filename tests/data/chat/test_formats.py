@@ -175,6 +175,24 @@ def test_the_page_on_data_lists_the_formats_in_order_of_precedence():
             assert f"`{column}`" in page or f'"{column}":' in page, column
 
 
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"messages": [USER, ANSWER]}, "messages"),
+        ({"conversations": [USER, ANSWER]}, "conversations"),
+        ({"prompt": [USER], "completion": [ANSWER]}, "completion"),
+        ({"instruction": [USER], "output": [ANSWER]}, "instruction"),
+        ({"alternating_turns": [{"input": "a", "output": "b"}]}, "alternating_turns"),
+        ({"instruction": "a", "output": "b", "history": [{"input": "a", "output": "b"}]}, "history"),
+    ],
+)
+def test_a_key_that_an_object_in_a_cell_has_twice_is_a_problem(row, field):
+    cells = {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
+    assert sample_of(cells) == sample_of(row)
+    cells[field] = re.sub('"(content|input)": ', r'"\1": "lost", "\1": ', cells[field])
+    assert re.match(rf"{field}: an object has the key '(content|input)' twice", problems_of(cells))
+
+
 def test_each_example_of_the_page_on_data_is_read_as_its_format():
     for columns, examples in documented_formats():
         for example in examples:

@@ -80,7 +80,7 @@ HARMFUL = [
     (answer(loss_mask=[0, 1]), "messages.loss_mask", "only whole messages can be chosen"),
     (answer(step_loss_mask=0), "messages.step_loss_mask", "call it weight, on assistant turns"),
     (answer(trainable=False), "messages.trainable", "call it train"),
-    (answer(masked=True), "messages.masked", 'write "train": false on assistant turns'),
+    (answer(masked=True), "messages.masked", 'write "train": false, on assistant turns'),
     *[(answer(mask=value), "messages.mask", "how much is learned") for value in (1, 0, True)],  # it may mean either
     (answer(label=-1), "messages.label", "-1: an answer marked as bad"),
     *[
@@ -130,7 +130,7 @@ HARMFUL = [
     (
         {"conversations": [{"from": "function_call", "value": json.dumps(CALL | {"params": {"b": 2}})}]},
         "conversations.value.params",
-        "arguments that are called arguments, parameters, args or input",
+        "its arguments, called arguments, parameters, args or input",
     ),
     ({"messages": [USER | {"loss": True}, ANSWER]}, "messages.loss", "true: how much is learned"),
     (answer(label=False), "messages.label", "an answer marked as bad"),
