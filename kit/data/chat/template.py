@@ -13,8 +13,8 @@ import copy
 import datetime
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     return named if isinstance(source, dict) else named[""]
 
 
-def check_kwargs(kwargs: Iterable[str], variables: set[str]) -> None:
+def check_kwargs(kwargs: Iterable[str], variables: Set[str]) -> None:
     """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads."""
     free = sorted(variables - _GIVEN)
     for key in kwargs:
@@ -80,12 +80,22 @@ def check_kwargs(kwargs: Iterable[str], variables: set[str]) -> None:
             raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
 
 
-def _variables(compiled: jinja2.Template, source: str) -> set[str]:
+@lru_cache(maxsize=32)  # parsing takes longer than rendering, and templates are made anew for each block of rows
+def _variables(compiled: jinja2.Template, source: str) -> Set[str]:
     environment = compiled.environment
     return meta.find_undeclared_variables(environment.parse(source)) - set(environment.globals)
 
 
-def _with_defaults(source: str, kwargs: Mapping[str, Any], read: set[str]) -> str:
+@lru_cache(maxsize=32)
+def _literals(compiled: jinja2.Template, source: str) -> Set[str]:
+    """What looks like a special token in the texts of a template."""
+    tree = compiled.environment.parse(source)
+    texts = [node.data for node in tree.find_all(nodes.TemplateData)]
+    texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    return {literal for text in texts for literal in _SPECIAL.findall(text)}
+
+
+def _with_defaults(source: str, kwargs: Mapping[str, Any], read: Set[str]) -> str:
     """Put statements before ``source`` that give its variables values where they have none.
 
     The line break after a statement is not rendered.
@@ -208,11 +218,7 @@ class Template:
         """What looks like a special token in the template, but is split by the tokenizer."""
         if any(self.source == shipped.source for shipped in SHIPPED.values()):
             return []  # the tokens that it needs were checked, all else in it is plain text
-        tree = self._compiled.environment.parse(self.source)
-        texts = [node.data for node in tree.find_all(nodes.TemplateData)]
-        texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-        literals = {literal for text in texts for literal in _SPECIAL.findall(text)}
-        return sorted(literal for literal in literals if not is_one_token(self._tokenizer, literal))
+        return sorted(one for one in _literals(self._compiled, self.source) if not is_one_token(self._tokenizer, one))
 
     def render(self, messages: Messages, tools: Tools, add_generation_prompt: bool = False) -> str:
         """Return the conversation as text; with ``add_generation_prompt``, as the model is given it to write an answer.
@@ -262,6 +268,6 @@ class Template:
         return "add_generation_prompt" in self.variables
 
     @cached_property
-    def variables(self) -> set[str]:
+    def variables(self) -> Set[str]:
         """The variables that the template reads, such as ``messages`` and ``enable_thinking``."""
         return _variables(self._compiled, self.source)
