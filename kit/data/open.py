@@ -22,7 +22,7 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.data.chat.columns import NO_PAIRS, NUM_TRIED, PREFERENCES, choose_fields
-from kit.data.chat.formats import format_of, to_sample
+from kit.data.chat.formats import IGNORE, format_of, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import Mixture, Order
@@ -183,7 +183,7 @@ def open_data(
     for dataset in datasets:
         notes += dataset.source.notes
         with problems.caught():
-            notes += _reading_notes(dataset, encoder)
+            notes += _reading_notes(dataset, encoder, datasets)
             if settings.streaming and not dataset.is_evaluation:
                 max_id, beginning_notes = check_beginning(dataset, encoder, skips)
                 _check_ids(max_id, dataset.source.name, vocab_size)
@@ -304,8 +304,8 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
     return lines
 
 
-def _reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
-    """Say how the rows of a data set are read, where that may not be what the user expects."""
+def _reading_notes(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]) -> list[str]:
+    """Say how the rows of one of ``datasets`` are read, where that may not be what the user expects."""
     notes = []
     name, fields = dataset.source.name, dataset.fields
     learned = set(fields.values()) | dataset.ignored
@@ -313,26 +313,35 @@ def _reading_notes(dataset: Dataset, encoder: Encoder) -> list[str]:
         notes.append(f"{name}: {NO_PAIRS}: {' and '.join(PREFERENCES)} are not used, {next(iter(fields))} are learned")
     if encoder.template is not None and not encoder.prompts_as_chat and _has_prompts_as_strings(dataset):
         found = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
-        notes.append(f"{name}: {found}; {_way_to_chat(dataset, encoder)}")
+        notes.append(f"{name}: {found}; {_way_to_chat(dataset, encoder, datasets)}")
     return notes
 
 
-def _way_to_chat(dataset: Dataset, encoder: Encoder) -> str:
-    """The flag that makes chats of prompts and completions that are strings, tried with the first rows."""
-    fields = dataset.fields
-    columns = {**(dataset.entry.columns or {}), fields["prompt"]: "instruction", fields["completion"]: "output"}
+def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]) -> str:
+    """What makes chats of prompts and completions that are strings, tried with the first rows.
+
+    It is the flag if all ``datasets`` can be read with it, else an entry of the list of data sets.
+    """
+    source, fields = dataset.source, dataset.fields
+    given = {theirs: ours for theirs, ours in (dataset.entry.columns or {}).items() if theirs in source.columns}
+    given |= dict.fromkeys(sorted(dataset.ignored), IGNORE)
+    columns = {**given, fields["prompt"]: "instruction", fields["completion"]: "output"}
     entry = dataset.entry.model_copy(update={"columns": columns})
-    rows = list(islice(read_rows(dataset.source.parts, dataset.columns), NUM_TRIED))
+    rows = list(islice(read_rows(source.parts, dataset.columns), NUM_TRIED))
     try:
-        fields = choose_fields(dataset.source.columns, columns, dataset.source.name)
-        bad = encoder.encode(Dataset(entry, dataset.source, fields), rows).bad
+        bad = encoder.encode(Dataset(entry, source, choose_fields(source.columns, columns, source.name)), rows).bad
         refusals = [row.problem for row in bad]
     except UserError as error:
         refusals = error.problems
     if refusals:
         return f"as a chat the first rows would be refused: {refusals[0].found}"
-    flag = ",".join(f"{theirs}={ours}" for theirs, ours in columns.items())
-    return f"to make a chat of each row: --dataset_columns {flag}"
+    mapping = ",".join(f"{theirs}={ours}" for theirs, ours in columns.items())
+    try:
+        for each in datasets:
+            choose_fields(each.source.columns, columns, each.source.name, each.is_evaluation)
+    except UserError:
+        return f'to make a chat of each row, list it with columns: {{path: {dataset.entry.path}, columns: "{mapping}"}}'
+    return f"to make a chat of each row: --dataset_columns {mapping}"
 
 
 def _has_prompts_as_strings(dataset: Dataset) -> bool:

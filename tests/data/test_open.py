@@ -105,12 +105,24 @@ def test_the_flag_that_makes_a_chat_is_named_only_if_the_template_takes_the_firs
     assert "--dataset_columns" not in note
 
 
-def test_plain_text_to_evaluate_on_is_said_too(tmp_path, chat_tokenizer):
-    write(tmp_path / "train.jsonl", *[chat(f"Hi {i}", "Hello") for i in range(3)])
-    write(tmp_path / "eval.jsonl", *pairs(3))
-    assert [note for note in open_all(chat_tokenizer, eval_dataset="eval.jsonl").notes if PLAIN in note] == [
-        f"eval.jsonl: {PLAIN}; to make a chat of each row: --dataset_columns prompt=instruction,completion=output"
-    ]
+def test_plain_text_of_several_data_sets_is_said_with_what_fits_all_of_them(tmp_path, chat_tokenizer):
+    write(tmp_path / "train.jsonl", *[{"question": "Hi", "answer": "Hello"}] * 3)
+    write(tmp_path / "eval.jsonl", *[{"question": "Bye", "answer": "Bye now"}] * 3)
+    write(tmp_path / "ours.jsonl", *pairs(3))
+    write(tmp_path / "chat.jsonl", *[chat(f"Hi {i}", "Hello") for i in range(3)])
+
+    def ways(**changes):
+        return [note.partition(PLAIN)[2] for note in open_all(chat_tokenizer, **changes).notes if PLAIN in note]
+
+    columns = {"question": "prompt", "answer": "completion"}
+    flag = "; to make a chat of each row: --dataset_columns question=instruction,answer=output"
+    assert ways(eval_dataset="eval.jsonl", dataset_columns=columns) == [flag, flag]
+    entry = '{path: ours.jsonl, columns: "prompt=instruction,completion=output"}'
+    listed = f"; to make a chat of each row, list it with columns: {entry}"
+    assert ways(eval_dataset="ours.jsonl", dataset_columns=columns) == [flag, listed]
+    assert ways(dataset="chat.jsonl", eval_dataset="ours.jsonl") == [listed]
+    assert ways(dataset="chat.jsonl,ours.jsonl") == [listed]
+    assert ways(dataset=f"[{{path: chat.jsonl}}, {entry}]", eval_dataset=f"[{entry}]") == []
 
 
 def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
