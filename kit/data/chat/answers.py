@@ -8,6 +8,7 @@ Promises:
   is not part of it.
 """
 
+import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class AnswerFinder:
         end = self._end(text, prompt, whole, messages, i, tools)
         answer = text[len(prompt) : end]
         check_answer(self._template, answer, messages[i], i)
+        self._check_one_turn(answer, messages[i], i)
         return RenderedAnswer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
 
     def find_marked(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer | None:
@@ -226,6 +228,14 @@ class AnswerFinder:
             break
         reason = f"messages[{i}]: the text before the answer differs from the prompt at inference"
         raise self._template.refusal(reason + first_difference(text, prompt))
+
+    def _check_one_turn(self, answer: str, message: dict[str, Any], i: int) -> None:
+        """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS."""
+        eos = self._stops.eos
+        said = json.dumps(list(message.values()), ensure_ascii=False, default=str) if eos in answer else ""
+        if eos and answer.count(eos) > 1 + said.count(eos):
+            reason = f"messages[{i}]: the template writes {eos} inside the answer, where generation stops"
+            raise self._template.refusal(reason)
 
     def _after_header(self, text: str, header: str, limit: int, messages: Messages, i: int) -> int | None:
         """Where answer number ``i`` begins in ``text``: behind the last ``header`` that the whole answer follows.

@@ -10,7 +10,7 @@ Promises:
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from kit.data.chat.shown import (
     thought_of,
 )
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Jinja, Messages, Span, Template, Tools
+from kit.data.chat.template import Jinja, Messages, Template, Tools
 from kit.errors import Problem, UserError
 
 NO_END_OF_TURN = "the chat template ends an answer without a special token, so nothing teaches the model to stop"
@@ -108,19 +108,17 @@ class Drafter:
             check_shown(self._template, text, messages[: last + 1], tools)
             covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
             spans: list[tuple[int, int, float]] = []
-            learned_texts = []
+            have_ends = True
             remarks = dict.fromkeys(last_answer.remarks)
             for i in covered:
                 answer = answers.pop(i)
                 remarks |= dict.fromkeys(answer.remarks)
                 *earlier_spans, (start, end) = answer.spans
                 end = last_answer.end if i == last else self._stops.with_next(text, end)
-                learned_texts.append((answer.spans[0][0], end))
+                have_ends &= self._stops.ends_turn(text, answer.spans[0][0], end)
                 spans += [(left, right, weights[i]) for left, right in [*earlier_spans, (start, end)]]
             read = [messages[i] for i in weights if i < last and i not in learned]
-            drafts.append(
-                Draft(text, spans, remarks=(*remarks, *self._remarks(text, learned_texts), *_forgotten(text, read)))
-            )
+            drafts.append(Draft(text, spans, remarks=(*remarks, *_unended(have_ends), *_forgotten(text, read))))
         return drafts[::-1]
 
     def _check_thought(self, messages: Messages, i: int, tools: Tools) -> None:
@@ -145,11 +143,15 @@ class Drafter:
             text = answer.text[: answer.end]  # without a header of the next turn, which nobody wrote
         remarks: tuple[str, ...] = ()
         if weights.get(len(messages) - 1):
-            end = next(iter(self._stops.at_end(text, 0)), len(text))
-            given = RenderedAnswer(text, [(0, end)])
+            prompt = ""
+            with suppress(UserError):
+                prompt = self._finder.prompt(messages, len(messages) - 1, tools, text)
+            start = len(prompt) if text.startswith(prompt) else 0
+            end = next(iter(self._stops.at_end(text, start)), len(text))
+            given = RenderedAnswer(text, [(start, end)])
             last = self._finder.closed(given, messages, len(messages) - 1, tools)
             text = text if last is given else last.text
-            remarks = (*last.remarks, *self._remarks(text, [(0, last.end)]))
+            remarks = (*last.remarks, *_unended(self._stops.ends_turn(text, start, last.end)))
         spans = []
         for i, weight in weights.items():
             if weight == 1:
@@ -188,17 +190,14 @@ class Drafter:
             if owner in learned:
                 stops = self._stops.at_end(text[:end], start)
                 end = stops[0] if stops else self._stops.with_next(text, end)
-                ends[owner] = (start, end)
+                ends[owner] = end
                 spans.append((start, end, weights[owner]))
-        for owner, (_, end) in ends.items():
+        for owner, end in ends.items():
             check_answer(self._template, text[:end], messages[owner], owner)
         if not spans:
             raise self._template.refusal("its {% generation %} blocks mark nothing in this conversation")
-        return Draft(text, spans, remarks=(*self._remarks(text, ends.values()), OTHER_PROMPT))
-
-    def _remarks(self, text: str, answers: Iterable[Span]) -> tuple[str, ...]:
-        have_ends = all(self._stops.ends_turn(text, start, end) for start, end in answers)
-        return () if have_ends else (NO_END_OF_TURN,)
+        have_ends = all(self._stops.before(text, end) for end in ends.values())
+        return Draft(text, spans, remarks=(*_unended(have_ends), OTHER_PROMPT))
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as ``apply_chat_template`` would be given it."""
@@ -260,6 +259,10 @@ def _with_values(template: Template, kwargs: Mapping[str, Any]) -> Template:
 def _weight(message: dict[str, Any]) -> float:
     weight = message.get("weight")
     return 1.0 if weight is None else float(weight)
+
+
+def _unended(have_ends: bool) -> tuple[str, ...]:
+    return () if have_ends else (NO_END_OF_TURN,)
 
 
 def _forgotten(text: str, read: list[dict[str, Any]]) -> tuple[str, ...]:

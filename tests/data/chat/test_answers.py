@@ -71,6 +71,19 @@ def test_a_template_that_always_opens_the_next_turn_and_writes_no_eos_is_refused
     assert problem.fix.endswith("as eos_token in tokenizer_config.json")
 
 
+def test_an_answer_of_several_turns_is_refused(tokenizer):
+    """As Nemotron Nano 2's template makes of a text and a call: at inference only the first is written."""
+    ended = byte_level_tokenizer(eos_token="<|im_end|>")
+    template = HEADER + "{{ m.content }}<|im_end|>\n"
+    template += "{% if m.tool_calls %}<|im_start|>assistant\n{{ m.tool_calls | tojson }}<|im_end|>\n{% endif %}"
+    template += "{% endfor %}" + PROMPT
+    sample = {"messages": [*TWO["messages"][:1], {"role": "assistant", "content": "One moment", "tool_calls": [CALL]}]}
+    found = refusal(sample, ended, template).found
+    assert found == "messages[1]: the template writes <|im_end|> inside the answer, where generation stops"
+    learned(sample, tokenizer, template)  # here it is not where generation stops
+    learned(chat("Hi", "a<|im_end|>b"), ended, template)
+
+
 def test_a_template_that_knows_no_generation_prompt_but_opens_nothing_is_taken(sentencepiece):
     template = "{% for m in messages %}{{ m.content + (':' if m.role == 'user' else '</s>') }}{% endfor %}"
     [text], remarks = learned(TWO, sentencepiece, template)
