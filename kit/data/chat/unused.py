@@ -14,6 +14,7 @@ from typing import Any
 
 from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of, listed
 from kit.data.chat.messages import ARGUMENTS, REASONING, SPEAKERS, unread_call_keys
+from kit.data.chat.template import Jinja
 from kit.data.chat.watched import MESSAGE_KEYS, SUBJECTS, subject_of_key
 from kit.errors import Problem
 
@@ -41,12 +42,14 @@ def without_keys(row: Mapping[str, Any], names: Collection[str]) -> Mapping[str,
 class Unused:
     """What the rows of one data set hold besides the fields of its format."""
 
-    def __init__(self, fields: Mapping[str, str], ignored: Collection[str]) -> None:
+    def __init__(self, fields: Mapping[str, str], ignored: Collection[str], template: Jinja = None) -> None:
         """
         Args:
             fields: the columns that are read: our field to their column.
             ignored: columns, and keys such as ``messages.loss_weight``, that the user wants to be ignored.
+            template: the Jinja text of the chat template.
         """
+        self._template = "\n".join(template.values()) if isinstance(template, dict) else template or ""
         self._format = format_of(fields)
         self._fields = fields
         self._ignored = frozenset(ignored)
@@ -117,7 +120,7 @@ class Unused:
             return f"the reasoning of an answer beside {self._format}", fix
         if subject == "documents" and name != "text":
             return "documents that a chat template would put into the prompt", "write them into the messages"
-        if subject == "variable" and "chat_template_kwargs" in self._format.optional:
+        if subject == "variable" and self._is_variable(column, value, row):
             fix = f'write it into a column chat_template_kwargs, as {{"{column}": ...}}'
             return f"a value of a variable of the chat template ({_short(value)})", fix
         if subject == "more" and name in ("prompt", "instruction") and not self._is_shown(value, row):
@@ -163,6 +166,13 @@ class Unused:
         prompt, completion = self._fields["prompt"], self._fields["completion"]
         more = "" if column == ours else f",{column}={ours}"
         return f"--dataset_columns {prompt}=instruction,{completion}=output{more} reads a chat with it"
+
+    def _is_variable(self, column: str, value: Any, row: Mapping[str, Any]) -> bool:
+        """Whether the chat template would read ``value`` if it were among the row's ``chat_template_kwargs``."""
+        theirs = self._fields.get("chat_template_kwargs", "")
+        if not theirs or column in str(row.get(theirs)) or (column == "thinking" and not isinstance(value, bool)):
+            return False
+        return bool(re.search(rf"\b{column}\b", self._template))
 
     def _is_shown(self, value: Any, row: Mapping[str, Any]) -> bool:
         """Whether the text, the question or the first message holds ``value``, so that nothing is lost."""

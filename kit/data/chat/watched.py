@@ -31,7 +31,9 @@ _COLUMNS = {
     "documents": "documents",
     "calls": "tool_calls function_calls",
     "reasoning": "reasoning_content",
-    "variable": "enable_thinking reasoning_effort",
+    "variable": """enable_thinking thinking thinking_budget reasoning_effort reasoning_mode preserve_thinking
+        clear_thinking keep_past_thinking model_identity builtin_tools custom_tools custom_instructions date_string
+        controls response_format""",
     "more": "input context",
     "positions": "position_ids",
     "lengths": "seq_lengths seq_lens sequence_lengths seq_start_id",

@@ -19,10 +19,14 @@ IDS = {"input_ids": [1, 2]}
 CALL = {"name": "add", "arguments": {"a": 1}}
 
 
+TEMPLATE = "{{ messages if enable_thinking or thinking else reasoning_effort }}"
+
+
 def looked(row, mapping=None):
     """The problems of a row, as one string, and what is counted of it."""
     mapping = mapping or {}
-    unused = Unused(choose_fields(list(row), mapping, "train.jsonl"), [k for k, v in mapping.items() if v == "ignore"])
+    fields = choose_fields(list(row), mapping, "train.jsonl")
+    unused = Unused(fields, [k for k, v in mapping.items() if v == "ignore"], TEMPLATE)
     reported = "\n".join(map(str, unused.check(row)))
     return reported, dict(unused.counts)
 
@@ -60,6 +64,8 @@ HARMFUL = [
     (CHAT | IDS | {"labels": [-100, 2]}, "labels", "--dataset_columns input_ids=input_ids,labels=labels reads these"),
     (CHAT | {"documents": [{"title": "a"}]}, "documents", "write them into the messages"),
     (CHAT | {"enable_thinking": False}, "enable_thinking", "a value of a variable of the chat template (false)"),
+    (PAIR | {"reasoning_effort": "low"}, "reasoning_effort", "write it into a column chat_template_kwargs"),
+    (CHAT | {"thinking": True}, "thinking", "a value of a variable of the chat template (true)"),
     (PAIR | {"context": "Once"}, "context", "--dataset_columns prompt=instruction,completion=output,context=input"),
     (PAIR | {"input": "2, 2"}, "input", "--dataset_columns prompt=instruction,completion=output reads a chat with it"),
     (ALPACA | {"context": "Once"}, "context", "--dataset_columns context=input"),
@@ -169,6 +175,9 @@ def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_pu
         PAIR | {"images": [], "history": None, "label": True, "weight": 1.0, "train": True},
         CHAT | {"label": 3, "system": "", "weight": "1"},
         CHAT | {"loss_mask": [1, 1], "response_mask": "[1, 1]", "attention_mask": [0, 1], "labels": ["a"], "mask": 1},
+        CHAT | {"thinking_budget": 5, "thinking": "Hm", "model_identity": "You"},  # the template does not read them
+        CHAT | {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": False}},
+        {"text": "a", "enable_thinking": False},
         CHAT | {"documents": "[]", "tools": "[]", "functions": "{}", "images": "null", "system_prompt": " "},
         {"messages": [SYSTEM, USER, ANSWER], "system": SYSTEM["content"]},
         {"prompt": "Once upon a time. Who?", "completion": "b", "context": "Once upon a time."},
