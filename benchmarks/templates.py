@@ -194,7 +194,7 @@ def _lacks(text: str, message: dict[str, Any]) -> str:
         if at < 0:
             return f"lacks {part.strip()!r}"
         at += len(part.strip())
-    at = 0
+    at = -1
     for call in calls:
         at = text.find(call["name"], at + 1)
         if at < 0:
@@ -231,12 +231,16 @@ def check(encoded: list[Any], tokenizer: Any, source: str, sample: dict[str, Any
         runs += [(one.input_ids, start, end) for start, end in zip(starts, ends, strict=True)]
     if len(runs) != len(learned):
         return f"{len(runs)} stretches for {len(learned)} answers"
-    for i, (ids, start, end) in zip(learned, runs, strict=True):
+    prompts: dict[int, dict[tuple[int, ...], str]] = {}  # of each answer: the ids and the text
+    for i in learned:
+        texts = _renderings(tokenizer, source, messages[:i], tools, True, kwargs)
+        prompts[i] = {tuple(tokenizer(text, add_special_tokens=False).input_ids): text for text in texts}
+    for ids, start, end in runs:  # of an unrolled conversation, not in the order of the answers
         answer = tokenizer.decode(ids[start:end])
-        prompts = _renderings(tokenizer, source, messages[:i], tools, True, kwargs)
-        fitting = [text for text in prompts if tokenizer(text, add_special_tokens=False).input_ids == ids[:start]]
-        if not fitting:
-            return f"messages[{i}]: the tokens before it are not the prompt"
+        i = next((i for i in prompts if tuple(ids[:start]) in prompts[i]), -1)
+        if i < 0:
+            return f"messages[{min(prompts)}]: the tokens before it are not the prompt"
+        fitting = [prompts.pop(i)[tuple(ids[:start])]]
         opened = re.search(r"<\w*think\w*>\s*$|\[THINK\]\s*$", fitting[0])
         if missing := _lacks((opened[0] if opened else "") + answer, messages[i]):
             return f"messages[{i}]: {missing}: {answer[:200]!r}"
@@ -258,7 +262,7 @@ def check(encoded: list[Any], tokenizer: Any, source: str, sample: dict[str, Any
     return ""
 
 
-def _follows_marks(encoded: list[Any], tokenizer: Any, source: str, sample: dict[str, Any]) -> bool:
+def _follows_marks(encoded: list[Any], tokenizer: Any, source: str, sample: dict[str, Any], train_on: str) -> bool:
     if not re.search(r"\{%-?\s*generation", source) or len(encoded) != 1:
         return False
     try:
@@ -270,12 +274,11 @@ def _follows_marks(encoded: list[Any], tokenizer: Any, source: str, sample: dict
         return False
     ids, mask = marked["input_ids"], marked["assistant_masks"]
     one = encoded[0]
-    differing = sum(bool(weight) != bool(bit) for weight, bit in zip(one.weights, mask, strict=False))
-    return (
-        one.input_ids[: len(ids)] == ids[: len(one.input_ids)]
-        and sum(mask) > 0
-        and differing <= 2 * len(sample["messages"])
-    )
+    pairs = [(bool(weight), bool(bit)) for weight, bit in zip(one.weights, mask, strict=False)]
+    all_learned = train_on == "assistant" and all(message.get("weight") != 0 for message in sample["messages"])
+    beyond, missing = pairs.count((True, False)), pairs.count((False, True)) if all_learned else 0
+    limit = 2 * len(sample["messages"])  # the ends of answers
+    return one.input_ids[: len(ids)] == ids[: len(one.input_ids)] and any(mask) and max(beyond, missing) <= limit
 
 
 def _with_answers(sample: dict[str, Any], change: Any) -> dict[str, Any]:
@@ -349,7 +352,7 @@ def _outcome(tokenizer: Any, source: str, sample: dict[str, Any], train_on: str)
     except UserError as error:
         return "refused", str(error.problems[0])
     wrong = check(encoded, tokenizer, source, sample, train_on)
-    if wrong and train_on != "all" and _follows_marks(encoded, tokenizer, source, sample):
+    if wrong and train_on != "all" and _follows_marks(encoded, tokenizer, source, sample, train_on):
         return "marks", "; ".join(encoded[0].remarks)
     return ("open" if wrong == OPEN else "WRONG", wrong) if wrong else ("exact", "")
 

@@ -82,6 +82,8 @@ class Fixes:
         kind = re.split("[('\"]", re.sub(r"\d+", "", problem.found))[0]
         num_tried = self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
         helped = self._helped.setdefault(kind, {})
+        if num_tried > MAX_TRIALS and not helped:
+            return problem
         candidates = dict(self._candidates(template, messages, tools, kwargs))
         if num_tried > MAX_TRIALS:
             working = (name for name in helped if name in candidates and self._works(candidates[name], first))
