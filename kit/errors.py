@@ -6,7 +6,7 @@ block. A ``TrainingError`` ends it with status 1 and a message. Every other exce
 
 import errno
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -71,6 +71,12 @@ def raise_if(problems: Iterable[Problem]) -> None:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that is not empty; else the name of its class."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def listed(names: Sequence[str], num_shown: int = 3) -> str:
+    """Return the first ``num_shown`` names, and how many others there are: ``a, b, c and 9 others``."""
+    others = len(names) - num_shown
+    return ", ".join(names[:num_shown]) + (f" and {others} others" if others > 0 else "")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from kit.config.settings.method import MethodSettings
 from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
-from kit.export.final import describe_serving, give_usual_mode, model_card, refuse_untrained, write_model
+from kit.export.final import check_learned, describe_serving, give_usual_mode, model_card, write_model
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -98,7 +98,7 @@ def merge_adapter(settings: MethodSettings, run_file: Path, read: Read | None, o
         adapted: Any = build_model(settings, config, plan)
         if read:
             read(adapted)
-        refuse_untrained(dict(adapted.named_parameters()))
+        check_learned(dict(adapted.named_parameters()))
         merged = adapted.merge_and_unload(safe_merge=True)
         merged.config.use_cache = True
         merged.save_pretrained(folder)

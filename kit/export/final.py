@@ -18,9 +18,10 @@ import torch
 from kit import durable
 from kit.config.recipe import Recipe
 from kit.console import say
-from kit.errors import TrainingError
+from kit.errors import TrainingError, listed
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
+from kit.model.adapter import module_adapted_by
 from kit.model.serving import merge_command, why_not_served
 from kit.strategy.topology import ActualStrategy
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
@@ -102,7 +103,7 @@ def write_model(
         config.use_cache = use_cache
         config.dtype = own_dtype
     elif is_main:
-        refuse_untrained(state)
+        check_learned(state)
         # Rows that train are in ``state``; peft would look for the base, and add what it takes for more of them.
         twin = _unwrapped_twin(model)
         twin.save_pretrained(folder, state_dict=_with_tied(twin, state), save_embedding_layers=False)
@@ -160,10 +161,22 @@ def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Te
     return state | same
 
 
-def refuse_untrained(state: dict[str, torch.Tensor]) -> None:
-    """Raise ``TrainingError`` if every lora_B is zero: LoRA starts with B = 0, so nothing was trained or gathered."""
-    if not any(bool(tensor.any()) for name, tensor in state.items() if "lora_B" in name):
+def check_learned(state: dict[str, torch.Tensor]) -> None:
+    """Name the modules whose adapters are as they began: the matrix that starts at zero (lora_B) is still zero.
+
+    Raises:
+        TrainingError: all of them are, so nothing was trained or gathered.
+    """
+    has_learned = {module_adapted_by(name): bool(tensor.any()) for name, tensor in state.items()}
+    has_learned.pop("", None)
+    still = [module for module, learned in has_learned.items() if not learned]
+    if len(still) == len(has_learned):
         raise TrainingError("every lora_B is zero: the adapter has learned nothing")
+    if still:
+        say(
+            f"warning: {len(still)} of {len(has_learned)} adapters never moved, their lora_B is zero: {listed(still)}; "
+            "no gradient has reached them"
+        )
 
 
 def model_card(

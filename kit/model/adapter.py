@@ -1,6 +1,7 @@
 """Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit."""
 
 import copy
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,16 @@ def _new_adapter(model: Any, settings: MethodSettings) -> Any:
         **rows_and_modules_options(model, settings),
     )
     return get_peft_model(model, config)
+
+
+def module_adapted_by(name: str) -> str:
+    """Return the name of the adapted module if ``name`` is of the matrix of its adapter that starts at zero.
+
+    That is lora_B, and lora_embedding_A of an embedding. While it is zero, the module answers as the base does. For any
+    other weight the result is empty.
+    """
+    match = re.match(r"(?:base_model\.model\.)?(.+?)\.(?:lora_B|lora_embedding_A)\.", name)
+    return match[1] if match else ""
 
 
 def check_adapter(settings: MethodSettings, meta_model: Any) -> list[Problem]:

@@ -18,8 +18,10 @@ import torch
 from kit.console import say
 from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
-from kit.errors import Problem, TrainingError, UserError
+from kit.errors import Problem, TrainingError, UserError, listed
+from kit.model.adapter import module_adapted_by
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
+from kit.strategy.weights import own_part, plain_name
 from kit.train.optim import set_learning_rate
 from kit.train.stopwatch import Stopwatch
 
@@ -126,6 +128,8 @@ def train_step(
         own_seconds=stopwatch.seconds if stopwatch else None,
     )
     _check_gradients(prepared)
+    if not optimizer.state:
+        _report_still_adapters(prepared)
     before_update()
     if result.is_finite:
         set_learning_rate(optimizer, learning_rate)
@@ -169,6 +173,28 @@ def _check_gradients(prepared: "Prepared") -> None:
     if any("lora_" in name for name in without):
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
     raise UserError(Problem("freeze", found, fix=f"--freeze {','.join(_patterns(without))}"))
+
+
+def _report_still_adapters(prepared: "Prepared") -> None:
+    """Warn of adapters that this step, the first one, leaves as they are: the gradient of lora_B is zero on all ranks.
+
+    Called by all ranks. On one process, adapters without a gradient are left to ``_check_gradients``.
+    """
+    moves: dict[str, torch.Tensor] = {}  # by module: whether this rank's part of the gradient is other than zero
+    device = prepared.accelerator.device
+    for name, parameter in prepared.model.named_parameters():
+        module = module_adapted_by(plain_name(name)) if parameter.requires_grad else ""
+        if module and parameter.grad is not None:
+            moves[module] = own_part(parameter.grad).any().to(device)
+        elif module:
+            moves[module] = torch.tensor(prepared.ranks.count == 1, device=device)
+    if not moves:
+        return
+    num_ranks = prepared.ranks.sum(torch.stack(list(moves.values())).double()).tolist()
+    still = [module for module, count in zip(moves, num_ranks, strict=True) if not count]
+    if still:
+        found = f"in the first step no gradient reached {len(still)} of {len(moves)} adapters: {listed(still)}"
+        say(f"warning: {found}; they stay as they are until a batch reaches them")
 
 
 def _patterns(names: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Numbers that go wrong: steps that are not finite, replicas that drift, losses that jump."""
+"""Numbers that go wrong: steps that are not finite, replicas that drift, losses that jump, adapters that stay."""
 
 import json
 import re
@@ -119,3 +119,66 @@ def test_initial_weights_are_equal_on_every_rank_and_topology(finetune, fp32):
         first[name] = {key: tensor for key, tensor in whole.items() if "lora_A" in key}
     for name, tensors in first.items():
         assert all(torch.equal(tensor, tensors[key]) for key, tensor in first["single"].items()), name
+
+
+def sever(modules, rank):
+    """In the child: what the adapters of these modules compute is multiplied by zero, so no gradient reaches them."""
+    from kit.model import load
+
+    build_model = load.build_model
+
+    def build(*args, **options):
+        model = build_model(*args, **options)
+        for name, module in model.named_modules():
+            if isinstance(getattr(module, "scaling", None), dict) and any(
+                re.search(pattern, name) for pattern in modules
+            ):
+                module.scaling["default"] = 0.0
+        return model
+
+    load.build_model = build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "processes", "flags"),
+    matrix(
+        [
+            ("fsdp", 2, {}),
+            ("single", 1, {"use_rslora": True}),
+            ("ddp", 2, {}),
+            ("fsdp1", 2, {}),
+            ("single", 1, {"method": "qlora"}),
+            ("single", 1, {"use_dora": True}),
+        ],
+        always=2,
+        rest=[("fsdp_hybrid", 4, {})],
+    ),
+)
+def test_adapters_that_no_gradient_reaches_are_named_at_the_first_step_and_at_the_end(
+    finetune, config, processes, flags
+):
+    flags = {"config": config, "method": "lora", "max_steps": 2, **flags}
+    dead = [r"layers\.1\.self_attn\.q_proj$", r"layers\.2\.mlp\.up_proj$"]
+    run = finetune.ok("run", processes, prepare=partial(sever, dead), **flags)
+    names = "model.layers.1.self_attn.q_proj, model.layers.2.mlp.up_proj"
+    text = f"warning: in the first step no gradient reached 2 of 21 adapters: {names}; they stay as they are until"
+    assert run.output.count(text) == 1
+    text = f"warning: 2 of 21 adapters never moved, their lora_B is zero: {names}; no gradient has reached them\n"
+    assert run.output.count(text) == 1
+    whole = finetune.ok("whole", processes, **flags).output
+    assert "never moved" not in whole and "no gradient" not in whole
+
+
+@pytest.mark.slow
+def test_a_run_of_which_no_adapter_moves_ends_with_an_error(finetune):
+    run = finetune("run", config="single", method="lora", max_steps=2, prepare=partial(sever, ["."]))
+    assert run.status == 1 and "every lora_B is zero: the adapter has learned nothing" in run.output
+    text = "no gradient reached 21 of 21 adapters: model.layers.0.self_attn.q_proj, model.layers.0.self_attn.k_proj, "
+    assert re.search(text + r"\S+ and 18 others; ", run.output)
+
+
+@pytest.mark.slow
+def test_an_adapted_embedding_learns_and_counts(finetune):
+    run = finetune.ok("run", config="single", method="lora", max_steps=2, lora_target_modules="embed_tokens")
+    assert "never moved" not in run.output and "no gradient" not in run.output
