@@ -39,6 +39,8 @@ def test_what_trains_is_saved_and_opens_plainly(finetune, fp32, tmp_path, chat_f
     first, last = (row["eval_loss"] for row in run.rows if "eval_loss" in row)
     assert last < first
     final, checkpoint = run.folder / "final", run.folder / "checkpoints/step-00000003"
+    # Servers refuse what such an adapter holds beside its matrices: the run says so when it begins and when it ends.
+    assert run.output.count(f"{final} --output_dir merged") == (0 if method == "full" else 2)
     score = finetune.score("score", **{**flags, "model_name_or_path": final, "config": fp32["single"]})
     assert json.loads(score.output.splitlines()[-1])["eval_loss"] == pytest.approx(last, rel=1e-5)
     # a step again, from the checkpoint before it
