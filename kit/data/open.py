@@ -121,20 +121,26 @@ def open_datasets(
     datasets: list[Dataset] = []
     for entry in entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "dataset", streaming))
+            datasets.append(_open_dataset(entry, "dataset", streaming, is_alone=len(entries) == 1))
+    is_alone = not datasets  # the training data need a mapping too, probably the same one
     for entry in eval_entries:
         with problems.caught():
-            datasets.append(_open_dataset(entry, "eval_dataset", streaming=False, is_evaluation=True))
+            datasets.append(_open_dataset(entry, "eval_dataset", False, is_alone, is_evaluation=True))
     # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
     last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
     raise_if(last_of_each.values())
     return datasets
 
 
-def _open_dataset(entry: DatasetEntry, flag: str, streaming: bool, is_evaluation: bool = False) -> Dataset:
+def _open_dataset(
+    entry: DatasetEntry, flag: str, streaming: bool, is_alone: bool, is_evaluation: bool = False
+) -> Dataset:
+    """Open a data set. ``is_alone``: no other one of the run is known to need another mapping."""
     source = open_source(entry.path, entry.split or "", flag, entry.config, streaming)
     rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
-    fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation, rows)
+    fields = choose_fields(
+        source.columns, entry.columns or {}, source.name, is_evaluation, rows, "" if is_alone else entry.path
+    )
     return Dataset(entry, source, fields, is_evaluation)
 
 

@@ -125,6 +125,26 @@ def test_plain_text_of_several_data_sets_is_said_with_what_fits_all_of_them(tmp_
     assert ways(dataset=f"[{{path: chat.jsonl}}, {entry}]", eval_dataset=f"[{entry}]") == []
 
 
+def test_a_mapping_is_proposed_as_a_flag_only_if_it_fits_all_data_sets(tmp_path, chat_tokenizer):
+    for name in ("train", "eval"):
+        write(tmp_path / f"{name}.jsonl", *[{"question": f"Hi {name} {i}", "answer": "Hello"} for i in range(3)])
+    write(tmp_path / "chat.jsonl", *[chat(f"Hi {i}", "Hello") for i in range(3)])
+
+    def refusal(**changes):
+        with pytest.raises(UserError) as caught:
+            open_all(chat_tokenizer, **changes)
+        return str(caught.value)
+
+    flag = ": --dataset_columns question=instruction,answer=output makes a chat"
+    entry = '{path: eval.jsonl, columns: "question=instruction,answer=output"}'
+    assert refusal(eval_dataset="eval.jsonl").count(flag) == 2
+    for changes in ({"dataset": "chat.jsonl", "eval_dataset": "eval.jsonl"}, {"dataset": "chat.jsonl,eval.jsonl"}):
+        message = refusal(**changes)
+        assert f": {entry} makes a chat" in message and "--dataset_columns" not in message
+    assert open_all(chat_tokenizer, dataset="chat.jsonl", eval_dataset=f"[{entry}]")
+    assert open_all(chat_tokenizer, dataset=f"[{{path: chat.jsonl}}, {entry}]")
+
+
 def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
     messages = chat("Hi", "Hello")["messages"]
     write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": messages}] * 3)

@@ -42,6 +42,7 @@ def choose_fields(
     name: str,
     may_lack: bool = False,
     rows: Iterable[Row] = (),
+    path: str = "",
 ) -> dict[str, str]:
     """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
 
@@ -55,6 +56,8 @@ def choose_fields(
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
         rows: the first rows, of which a few are read. Without any, no flag is proposed.
+        path: of the data set, if others of the run could not be read with the same mapping; empty: all could. Then
+            an entry of the list of data sets is proposed instead of the flag.
 
     What ``mapping`` maps to ``IGNORE`` is treated as absent.
 
@@ -87,7 +90,7 @@ def choose_fields(
             problems.append(Problem(where, found, expected, did_you_mean(theirs, columns)))
     raise_if(problems)
     complete = _complete(columns, mapping, ignored)
-    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)))
+    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), path)
     if not complete:
         fix = proposals.text()
         raise UserError(Problem(name, f"columns {', '.join(columns)}", ", or ".join(map(str, FORMATS)), fix))
@@ -125,9 +128,10 @@ def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: Itera
 class _Proposals:
     """The flags to type for columns with well-known names. Each was tried with the first rows."""
 
-    def __init__(self, columns: Sequence[str], ignored: Mapping[str, str], rows: Sequence[Row]) -> None:
+    def __init__(self, columns: Sequence[str], ignored: Mapping[str, str], rows: Sequence[Row], path: str) -> None:
         self._columns = columns
         self._ignored = ignored
+        self._path = path
         self._rows = [without_keys(row, read_keys(ignored)) for row in rows]
         self._theirs = {column.lower(): column for column in columns}
 
@@ -194,9 +198,10 @@ class _Proposals:
         return fix
 
     def flag(self, mapping: Mapping[str, str]) -> str:
-        """The flag that gives ``mapping``, with what goes with it."""
+        """The flag, or the entry, that gives ``mapping``, with what goes with it."""
         pairs = {**self._with_context(mapping), **self._ignored}
-        return "--dataset_columns " + ",".join(f"{theirs}={ours}" for theirs, ours in pairs.items())
+        text = ",".join(f"{theirs}={ours}" for theirs, ours in pairs.items())
+        return f'{{path: {self._path}, columns: "{text}"}}' if self._path else f"--dataset_columns {text}"
 
     def misfit(self, fields: Mapping[str, str]) -> Problem | None:
         """The first problem of the first rows, if most of them do not fit the format ``fields``."""
