@@ -117,14 +117,16 @@ def write_model(
 def describe_serving(model: Any, folder: Path) -> list[str]:
     """Return a line if servers take the adapter of ``model``, written to ``folder``, only merged; else nothing."""
     reason = _why_not_served(model)
-    return [f"{reason}. For them: {merge_command(folder)}"] if reason else []
+    return [f"{reason}. Merged, it is a model like any other: {merge_command(folder)}"] if reason else []
 
 
 def _card_for_servers(model: Any) -> str:
     """The end of a model card that says the same."""
     reason = _why_not_served(model)
     return (
-        f"\n{reason}. For them, merge it:\n\n```bash\n{merge_command('path/to/this/folder')}\n```\n" if reason else ""
+        f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command('path/to/this/folder')}\n```\n"
+        if reason
+        else ""
     )
 
 
