@@ -159,9 +159,11 @@ class Unused:
     def _as_instruction(self, column: str, ours: str, row: Mapping[str, Any]) -> str:
         """The flag that reads prompt and completion as Alpaca's columns, with ``column`` as our field ``ours``.
 
-        Empty for other formats, and if they are lists of messages.
+        Empty for other formats; and if they are lists of messages, beside which only ``system`` can be read.
         """
-        if self._format.columns != ("prompt", "completion") or not isinstance(row.get(self._fields["prompt"]), str):
+        if self._format.columns != ("prompt", "completion"):
+            return ""
+        if ours != "system" and not isinstance(row.get(self._fields["prompt"]), str):
             return ""
         prompt, completion = self._fields["prompt"], self._fields["completion"]
         more = "" if column == ours else f",{column}={ours}"

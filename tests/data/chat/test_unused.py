@@ -46,6 +46,11 @@ HARMFUL = [
     (answer(images=["a.png"]), "messages.images", "media"),
     (CHAT | {"history": [["a", "b"]]}, "history", "earlier turns, which only instruction and output can have"),
     (PAIR | {"history": [["a", "b"]]}, "history", "--dataset_columns prompt=instruction,completion=output"),
+    (
+        {"prompt": [USER], "completion": [ANSWER], "system": "Be kind"},
+        "system",
+        "--dataset_columns prompt=instruction,completion=output reads a chat with it",
+    ),
     (PAIR | {"label": False}, "label", "false: an answer marked as bad would be learned"),
     (CHAT | {"label": "False"}, "label", "an answer marked as bad"),
     (PAIR | {"kto_tag": 0}, "kto_tag", "0: an answer marked as bad"),
