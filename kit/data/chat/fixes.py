@@ -84,10 +84,11 @@ class Fixes:
         helped = self._helped.setdefault(kind, {})
         if num_tried > MAX_TRIALS and not helped:
             return problem
-        candidates = dict(self._candidates(template, messages, tools, kwargs))
+        rows = self._candidates(template, messages, tools, kwargs)
         if num_tried > MAX_TRIALS:
-            working = (name for name in helped if name in candidates and self._works(candidates[name], first))
+            working = (name for name, row in rows if name in helped and self._works(row, first))
             return replace(problem, fix=helped[name]) if (name := next(working, "")) else problem
+        candidates = dict(rows)
         working = (name for name, row in candidates.items() if self._works(row, first))
         name = next(working, "")
         if name in SHIPPED:  # a user may choose one
