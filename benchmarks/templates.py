@@ -218,6 +218,7 @@ def check(encoded: list[Any], tokenizer: Any, source: str, sample: dict[str, Any
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if train_on == "all":
         text = "".join(tokenizer.decode(one.input_ids) for one in encoded)
+        text = text[text.find(U1["content"]) :]  # not the list of tools
         if any(weight != 1 for one in encoded for weight in one.weights):
             return "all: a weight is not 1"
         return next(filter(None, (_lacks(text, messages[i]) for i in answers)), "")
