@@ -230,10 +230,17 @@ class AnswerFinder:
         raise self._template.refusal(reason + first_difference(text, prompt))
 
     def _check_one_turn(self, answer: str, message: dict[str, Any], i: int) -> None:
-        """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS."""
+        """Raise ``UserError`` if a template makes several turns of an answer: generation stops at the first EOS.
+
+        The reasoning may be a turn: behind that, servers of such models let them go on.
+        """
         eos = self._stops.eos
-        said = json.dumps(list(message.values()), ensure_ascii=False, default=str) if eos in answer else ""
-        if eos and answer.count(eos) > 1 + said.count(eos):
+        if not eos or answer.count(eos) < 2:
+            return
+        reasoning = (message.get("reasoning_content") or "").strip()
+        visible = answer.partition(reasoning)[2].lstrip().removeprefix(eos) if reasoning else answer
+        said = json.dumps([message["content"], message.get("tool_calls")], ensure_ascii=False)
+        if visible.count(eos) > 1 + said.count(eos):
             reason = f"messages[{i}]: the template writes {eos} inside the answer, where generation stops"
             raise self._template.refusal(reason)
 

@@ -82,6 +82,10 @@ def test_an_answer_of_several_turns_is_refused(tokenizer):
     assert found == "messages[1]: the template writes <|im_end|> inside the answer, where generation stops"
     learned(sample, tokenizer, template)  # here it is not where generation stops
     learned(chat("Hi", "a<|im_end|>b"), ended, template)
+    thinking = "{{ '<think>' + m.thinking + '<|im_end|>\n<|im_start|>assistant\n' if m.thinking }}{{ m.content }}"
+    thinking = template.replace("{{ m.content }}", thinking, 1)
+    [text], _ = learned(with_keys(ONE, assistant_0={"reasoning_content": "Hm"}), ended, thinking)
+    assert text.count("<|im_end|>") == 3 and text.endswith("Hello<|im_end|>]]\n")
 
 
 def test_a_template_that_knows_no_generation_prompt_but_opens_nothing_is_taken(sentencepiece):
