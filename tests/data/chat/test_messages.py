@@ -6,8 +6,7 @@ import math
 import pytest
 from data_helpers import ANSWER, SYSTEM, USER, problems_of, sample_of
 
-from kit.data.chat.messages import ARGUMENTS, IDS
-
+ARGUMENTS = ["arguments", "parameters", "args", "input"]  # of OpenAI, Llama, LangChain, Anthropic
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
 
@@ -122,7 +121,7 @@ def test_arguments_under_two_names_must_be_the_same(name):
     assert f"tool_calls[0].{name}: differs from arguments; expected one of them" in problems_of({"messages": [calling]})
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", ["id", "call_id", "tool_call_id"])
 def test_the_id_of_a_call_is_read_under_any_of_its_names(name):
     calls = [{"name": "add", "arguments": {"a": 1}, "id": None, name: "c1"}]
     assert messages_of({"role": "assistant", "tool_calls": calls})[0]["tool_calls"] == [ADD | {"id": "c1"}]
