@@ -11,11 +11,13 @@ if all of these hold, and else names the first that does not:
 - the loss of the step is the one of the family's own ``model(labels=...)``, within ``TOLERANCE``, on padded rows;
 - every trainable weight gets a gradient, or on one process it is said which do not ("said");
 - in the family's own code, no token sees a later one;
+- the proof of the loss head finds the losses of the model's own logits, and changes no tensor and no random state;
 - ``final/``, opened by plain transformers or peft, gives the logits of the trained model.
 
-A cell in brackets is a refusal in the kit's words, before the first step. The last columns: packing, and by how much
-loss and gradients change if a right-padded batch comes without its mask. The training loss contains the routers'
-auxiliary loss, where a family has one, but not under FSDP, which refuses it.
+A cell in brackets is a refusal in the kit's words, before the first step. Further columns: packing; by how much
+loss and gradients change if a right-padded batch comes without its mask; and whether the kit computes the logits
+("proven") or the family itself ("own logits"). The seconds of the proof are in the file of ``--json``. The training
+loss contains the routers' auxiliary loss, where a family has one, but not under FSDP, which refuses it.
 """
 
 import argparse
@@ -40,6 +42,7 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from tiny_families import VOCABULARY, make_model
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -55,6 +58,7 @@ from kit.model.parts import aux_loss_coef
 from kit.strategy.accelerator import check_strategy, prepare, start
 from kit.strategy.strategies import Strategy
 from kit.strategy.topology import Topology, check_router_loss
+from kit.train.head_proof import prove_head
 from kit.train.isolation import check_isolation
 from kit.train.objective import SupervisedLoss
 from kit.train.optim import build_optimizer
@@ -166,7 +170,9 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
     coefficient = None
     if check_router_loss(asked, aux_loss_coef(meta_model, coefficient)):
         coefficient = 0.0  # as the refusal advises
-    problems = check_model(recipe, config, meta_model, max_length=recipe.max_length, router_aux_loss_coef=coefficient)
+    problems = check_model(
+        recipe, config, meta_model, max_length=recipe.max_length, packing=packing, router_aux_loss_coef=coefficient
+    )
     raise_if(problems + check_strategy(asked, meta_model))
     accelerator, plan = start(recipe, asked)
     torch.set_num_threads(1)
@@ -176,9 +182,15 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
             if hasattr(getattr(module, "config", None), "output_router_logits"):
                 module.config.output_router_logits = False
     four_bit = any(isinstance(p, bitsandbytes.nn.Params4bit) for p in model.parameters())
+    own_logits = model.get_base_model().uses_own_logits if method != "full" else model.uses_own_logits
     prepared = prepare(accelerator, asked, model, build_optimizer(model, recipe, recipe.peak_learning_rate))
     if packing:
         check_isolation(prepared, VOCABULARY)
+    before = _state(prepared)
+    began = time.perf_counter()
+    not_proven = prove_head(prepared, VOCABULARY)
+    seconds = time.perf_counter() - began
+    changed = _state(prepared) != before
     batch = global_batch(prepared.ranks, packing)
     rebuild_gradient_buckets(prepared, batch)
     expected = known["loss"][topology]
@@ -199,12 +211,26 @@ def step(folder: Path, method: str, topology: str, packing: bool, known: dict[st
         torch.save(logits, folder / "logits.pt")
     difference = abs(result.loss - expected)
     wrong = ["tokens see later ones"] if known["sees_later"] else []
+    wrong += ["the proof changes tensors or random state"] if changed else []
+    wrong += not_proven
     if method == "qlora" and not four_bit:
         wrong.append("no weight is 4-bit")
     if not difference <= TOLERANCE * max(1, abs(expected)):
         wrong.append(f"loss differs by {difference:.2g}")
     said = f"no gradient reaches {_short(', '.join(without))}" if without else ""
-    return {"wrong": wrong, "said": said}
+    head = "own logits" if own_logits else "proven"
+    return {"wrong": wrong, "said": said, "head": head, "seconds": seconds}
+
+
+def _state(prepared: Any) -> list[Any]:
+    """A summary of the random state, the parameters and all buffers on this rank."""
+    for module in prepared.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass, the outermost one stays gathered
+    tensors = [*prepared.model.parameters(), *prepared.model.buffers()]
+    local = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)
+    sums = [t.detach().flatten().view(torch.uint8).sum(dtype=torch.int64).item() for t in local if t.numel()]
+    return [*sums, torch.get_rng_state().tolist(), prepared.model.training]
 
 
 def _own_loss(prepared: Any, batch: GlobalBatch, family: str) -> float:
@@ -324,6 +350,8 @@ def row(family: str, topologies: list[str], methods: list[str]) -> dict[str, str
             found = in_processes(step, folder, method, topology, packing, known, world=TOPOLOGIES[topology])
             if "refused" not in found and not any("traceback" in w for w in found["wrong"]) and not packing:
                 found["wrong"] += in_processes(reload, folder, method)["wrong"]
+            if "head" in found and (method, topology, packing) == ("full", "single", False):
+                cells |= {"head": found["head"], "seconds": f"{found['seconds']:.2f}"}
             column = "packing" if packing else f"{method}, {topology}"
             fine = SAID + found["said"] if found.get("said") else "ok"
             cells[column] = f"({found['refused']})" if "refused" in found else "; ".join(found["wrong"]) or fine
@@ -351,7 +379,9 @@ def main() -> None:
         began = time.monotonic()
         rows[family] = row(family, options.topologies, options.methods)
         bad = [
-            f"{k}: {v}" for k, v in rows[family].items() if k not in ("family", "buffers") and v not in ("ok", "same")
+            f"{k}: {v}"
+            for k, v in rows[family].items()
+            if k not in ("family", "buffers", "seconds", "head") and v not in ("ok", "same")
         ]
         print(
             f"{i + 1}/{len(families)} {family} {time.monotonic() - began:.0f} s  {' | '.join(bad) or 'ok'}", flush=True
@@ -367,7 +397,7 @@ def main() -> None:
 
 def table(rows: list[dict[str, str]]) -> str:
     """Return a Markdown table. Long words become notes below it, each once."""
-    columns = list(dict.fromkeys(name for r in rows for name in r if name != "model"))
+    columns = list(dict.fromkeys(name for r in rows for name in r if name not in ("model", "seconds")))
     notes: dict[str, int] = {}
 
     def cell(text: str) -> str:

@@ -40,6 +40,7 @@ SIZES: list[tuple[str, Any]] = [
     (r"\w*(position_embeddings|source_positions|target_positions|n_positions|n_ctx)|max_seq_len", 64),
     (r"(mamba_|ssm_)?(d_)?state(_size)?|chunk_size|mamba_chunk_size|mamba_d_state", 16),
     (r"(time_step|mamba_dt)_rank", 4),
+    (r"index_topk|index_block_size|floor_scale|attention_chunk_size", 8),  # less than a pack
     (r"\w*sliding_window(_size)?|window_size|attention_window_size|keep_window_size|local_attention", 8),
 ]
 # What a name does not show, per family: keys of the text model's config, and of its parts by the name of the part.
@@ -62,6 +63,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": _ROPE | {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": HEADS, "head_dim": 16, "expand": 2},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_topk_blocks": 2},
     "ministral": _ROPE | {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
@@ -89,6 +91,8 @@ def _small(values: dict[str, Any], family: str) -> dict[str, Any]:
             small[name] = 0.0
         elif re.search(r"_token_(id|index)$", name) and isinstance(value, int):
             small[name] = {"pad": 0, "bos": 1, "eos": 2}.get(name[:3], 130 + sum(map(ord, name)) % 30)
+        elif name == "no_rope_layers" and value:
+            small[name] = [1, 0]
         elif name == "output_router_logits":
             small[name] = True
         elif name == "router_aux_loss_coef":

@@ -81,7 +81,7 @@ ROWS = [
     Row("partial training", "model/freeze", "`--freeze` and `--train_only`"),
     Row(
         "the loss head",
-        "model/loss_head model/chunks",
+        "model/loss_head model/chunks train/head_proof",
         "the memory that logits of all positions take: gigabytes at large vocabularies",
     ),
     Row(

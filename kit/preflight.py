@@ -117,6 +117,7 @@ def check(
             config,
             meta_model,
             max_length=recipe.max_length,
+            packing=recipe.packing,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
             needs_weights=not launch.dry_run,
         )

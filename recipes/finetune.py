@@ -43,6 +43,7 @@ def main() -> None:
     from kit.run.shared import check_shared
     from kit.strategy.accelerator import prepare, start
     from kit.strategy.rendezvous import together
+    from kit.train.head_proof import prove_head
     from kit.train.isolation import check_isolation
     from kit.train.loop_state import EvaluationOutcome
     from kit.train.objective import build_objective
@@ -98,6 +99,7 @@ def main() -> None:
     guard.set_model(prepared.model, prepared.optimizer)
     if recipe.packing:
         check_isolation(prepared, checked.vocab_size)
+    parts += prove_head(prepared, checked.vocab_size)
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)

@@ -46,6 +46,7 @@ def main() -> None:
     from kit.run.answers import few_texts, unended
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
+    from kit.train.head_proof import prove_head
 
     scored = recipe.model_name_or_path
     recipe, weights = to_open(recipe)
@@ -66,6 +67,7 @@ def main() -> None:
     guard.set_model(prepared.model)
     if weights:
         load_weights(prepared.model, weights)
+    say(*prove_head(prepared, checked.vocab_size))
     guard.enter(phases.EVALUATING)
     result = evaluate(prepared, recipe, recipe.eval_batch_size, checked.tokenizer, samples, guard.progress)
     for doubt in [

@@ -123,6 +123,37 @@ def why_not_varlen(config: Any) -> str:
     return ""
 
 
+def longest_pack(config: Any) -> tuple[int, str] | None:
+    """Return how long packs may be in which a sample has the losses that it has alone; None if there is no limit.
+
+    The layers of transformers that are named here know a token by its place in the row, but only beyond a number of
+    tokens, so that ``kit.train.isolation`` does not see it in a short pack.
+
+    Returns:
+        The limit in tokens, and the key of the config that sets it, with its value.
+    """
+    text = config.get_text_config()
+    limits: list[tuple[str, int, int]] = []  # key, its value, longest pack
+
+    def add(name: str, value: int | None, less: int = 0) -> None:
+        limits.extend([(name, value, value - less)] if value else [])
+
+    # A layer chooses this many tokens of the row, and of those with equal scores by their places (DeepSeek V3.2).
+    add("index_topk", getattr(text, "index_topk", None))
+    # A layer chooses blocks of keys, which begin where the row begins (MiniMax M3).
+    if any("sparse" in kind for kind in getattr(text, "layer_types", None) or ()):
+        add("index_block_size", getattr(text, "index_block_size", None))
+    # In layers without rotary positions, the temperature of attention changes with the place in the row (Llama 4).
+    if getattr(text, "attn_temperature_tuning", False) and 0 in text.no_rope_layers:
+        add("floor_scale", getattr(text, "floor_scale", None), less=1)
+    # The longest sample of a row sets the frequencies of the positions of all (Phi 3).
+    rope = getattr(text, "rope_parameters", None) or {}
+    for each in (rope, *rope.values()):
+        if isinstance(each, dict) and each.get("rope_type") == "longrope":
+            add("original_max_position_embeddings", each.get("original_max_position_embeddings"))
+    return min(((int(limit), f"{name} {value}") for name, value, limit in limits), default=None)
+
+
 class LazyMask:
     """sdpa's mask for one forward pass, built when a layer first uses it.
 

@@ -27,7 +27,7 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.attention import NOT_CAUSAL, VARLEN, register_varlen, supports_sdpa, why_not_varlen
+from kit.model.attention import NOT_CAUSAL, VARLEN, longest_pack, register_varlen, supports_sdpa, why_not_varlen
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, has_weights, hint_trust, hub_options, locate_model
@@ -146,13 +146,15 @@ def check_model(
     meta_model: Any,
     *,
     max_length: int | None = None,
+    packing: bool = False,
     router_aux_loss_coef: float | None = None,
     needs_weights: bool = True,
 ) -> list[Problem]:
     """Check the settings against the model's config and shapes, before any weight is read.
 
     Args:
-        max_length: tokens of the longest sample; None: not known.
+        max_length: tokens of the longest sample, and of a pack; None: not known.
+        packing: whether batches are packed.
         router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
@@ -167,6 +169,13 @@ def check_model(
     if positions and max_length is not None and max_length > positions:
         found = f"{max_length} tokens, the model has {positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
+    limit = longest_pack(config) if packing else None
+    if limit and max_length is not None and max_length > limit[0]:
+        found = (
+            f"packs of {max_length} tokens, and {limit[1]}: in longer packs the losses of a sample depend on its pack"
+        )
+        expected = "the losses that a sample has alone"
+        problems.append(Problem("packing", found, expected, f"do without packing, or use --max_length {limit[0]}"))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
     check_method = check_freeze if settings.method == "full" else check_adapter

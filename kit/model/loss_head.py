@@ -14,15 +14,18 @@ A caller may give a function of the logits, whose values take the place of the l
 the logits again, whether the head trains or not: one path, and any number of values for a target.
 
 If the forward of a model class does something unknown between decoder and logits, its own full logits are used: this
-needs more memory and time, but is never wrong.
+needs more memory and time, but is never wrong. ``kit.train.head_proof`` proves before the first step that what is taken
+for known gives the losses of these logits.
 """
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -45,7 +48,8 @@ TargetValues = Callable[[torch.Tensor, slice], torch.Tensor]
 def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_loss_coef: float = 0.0) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
-    Call this before the model is wrapped, when it is known which weights train. Afterwards
+    Call this before the model is wrapped, when it is known which weights train. It sets ``model.uses_own_logits``:
+    whether the losses come from the logits of the model's own forward. Afterwards
     ``model(input_ids, ..., target_positions=P, targets=Y)`` returns the cross-entropy of each target in nats,
     float32 [S]. P int64 [S] holds the flat positions ``b * T + t``, and Y int64 [S] the ids that they predict. Calls
     without ``targets`` work as before. In a packed call ``token_mask`` [B, T] is 0 for padding, which the auxiliary
@@ -62,8 +66,10 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     head = model.get_output_embeddings()
     plain_head_forward = head.forward
     plain_model_forward = model.forward
-    head_losses = _HeadLosses(head, model.config.get_text_config(), chunk_tokens)
+    transform = _logit_transform(model)
+    head_losses = _HeadLosses(head, model.config.get_text_config(), transform, chunk_tokens)
     model_losses = _ModelLosses(model, router_aux_loss_coef)
+    model.uses_own_logits = transform is None or _decoder(model) is None
 
     # Functions bound to the modules: Accelerate takes the function out of ``model.forward``, and binds it again.
     def head_forward(
@@ -108,10 +114,10 @@ class _Wanted(NamedTuple):
 class _HeadLosses:
     """The losses that an output head computes from hidden states."""
 
-    def __init__(self, head: Any, config: Any, chunk_tokens: int | None) -> None:
-        """``config``: of the text model."""
+    def __init__(self, head: Any, config: Any, transform: Any, chunk_tokens: int | None) -> None:
+        """``config``: of the text model; ``transform``: what its forward applies to the head's output."""
         self._plain_forward = head.forward
-        self._transform = _logit_transform(config)
+        self._transform = transform
         self._trains = any(parameter.requires_grad for parameter in head.parameters())
         if chunk_tokens is None:
             chunk_tokens = chunk_size(config.vocab_size, head.weight.shape[-1], self._trains)
@@ -145,14 +151,18 @@ class _HeadLosses:
         return _checked_values(target_values, self._transform(self._plain_forward(hidden).float()), rows)
 
 
+def _decoder(model: Any) -> Any:
+    """The part of the model below its head; None if it is not known."""
+    # The prefix is the name of a part of a composite model, which some text models do not have (Llama 4).
+    return getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
+
+
 class _ModelLosses:
     """The losses that a model computes from its inputs."""
 
     def __init__(self, model: Any, router_aux_loss_coef: float) -> None:
         self._plain_forward = model.forward
-        # The prefix is the name of a part of a composite model, which some text models do not have (Llama 4).
-        self._decoder: Any = getattr(model, model.base_model_prefix, None) or getattr(model, "model", None)
-        self._head_is_known = self._decoder is not None and _head_is_known(model)
+        self._decoder = _decoder(model)
         self._needs_mask = needs_mask(model.config)
         self._router_aux_loss_coef = router_aux_loss_coef
 
@@ -165,7 +175,7 @@ class _ModelLosses:
         searches_for_packs = kwargs.get("cu_seq_lens_q") is not None and not uses_bounds
         kwargs = self._decoder_arguments(kwargs, uses_bounds, routers)
         with nullcontext() if searches_for_packs else without_search_for_packs():
-            if not self._head_is_known:
+            if model.uses_own_logits:
                 options = {"output_router_logits": True} if routers else {}
                 with _routers_see(model, token_mask):
                     outputs = self._plain_forward(*args, use_cache=False, **kwargs, **options)
@@ -308,10 +318,9 @@ def _routers_see(model: Any, token_mask: torch.Tensor | None) -> Iterator[None]:
 
 # In a forward that ``install_loss_head`` reproduces, the right sides of `logits =` and `hidden_states =` match these.
 _KNOWN_LOGITS = re.compile(
-    r"""self\.\w+\(hidden_states(\[:,\ slice_indices,\ :\])?(\.to\([\w.=]+\))?\)(\.float\(\)|\.contiguous\(\))?$
-    |self\.lm_head\(hidden_states\)\ \*\ self\.(config\.logits_scaling|model\.lm_head_multiplier)$
-    |logits(\.float\(\))?\ [*/]\ self\.(config\.final_logit_softcapping|config\.logits_scaling|logit_scale)$
-    |torch\.tanh\(logits\)$|nn\.functional\.tanh\(logits\ /\ cap\)\ \*\ cap$|logits,""",
+    r"""(self\.(?P<head>\w+)\(hidden_states(\[:,\ slice_indices,\ :\])?(\.to\([\w.=]+\))?\)
+    (\.float\(\)|\.contiguous\(\))?|logits(\.float\(\))?)(\ (?P<operator>[*/])\ self\.(?P<name>[\w.]+))?$
+    |torch\.(?P<tanh>tanh)\(logits\)$|nn\.functional\.tanh\(logits\ /\ (?P<cap>\w+)\)\ \*\ (?P=cap)$|logits,""",
     re.VERBOSE,
 )
 _KNOWN_HIDDEN = re.compile(
@@ -320,35 +329,52 @@ _KNOWN_HIDDEN = re.compile(
 )
 
 
-def _head_is_known(model: Any) -> bool:
-    """Whether the model's own forward is only decoder, head and a known transform. Reads its source code."""
+def _logit_transform(model: Any) -> Any:
+    """The function that the model's own forward applies to the head's output; None if the forward does more than that.
+
+    It is read from the source code, so that a key of the config counts only as the forward uses it: to cap the logits
+    (Gemma 2), to multiply (Cohere) or divide them (Granite), or not at all.
+    """
     try:
         source = inspect.getsource(type(model).forward)
     except (OSError, TypeError):
-        return False
-    logits = _assigned(source, "logits")
-    if not logits or not all(_KNOWN_LOGITS.match(value) for value in logits):
-        return False
-    return all(_KNOWN_HIDDEN.match(value) for value in _assigned(source, "hidden_states"))
+        return None
+    values = _assigned(source, "logits")
+    steps = [step for step in map(_KNOWN_LOGITS.match, values) if step]
+    hidden_is_known = all(_KNOWN_HIDDEN.match(value) for value in _assigned(source, "hidden_states"))
+    if not steps or len(steps) < len(values) or not hidden_is_known:
+        return None
+    operators, names = "", []
+    for step in steps:
+        if step["head"] and getattr(model, step["head"], None) is not model.get_output_embeddings():
+            return None
+        if step["cap"]:
+            operators += "/t*"
+            names += [value.removeprefix("self.") for value in _assigned(source, step["cap"])] * 2
+        elif step["operator"] or step["tanh"]:
+            operators += step["operator"] or "t"
+            names += [step["name"]] if step["name"] else []
+    try:
+        numbers = [attrgetter(name)(model) for name in names]
+    except AttributeError:
+        return None
+    if all(number is None for number in numbers):  # such a step stands under `if self.config.... is not None`
+        return _unchanged
+    if not all(isinstance(number, int | float) for number in numbers):
+        return None
+    if operators == "/t*" and names[0] == names[-1]:
+        cap = numbers[0]
+        return lambda logits: torch.tanh(logits / cap) * cap
+    if "t" in operators:
+        return None
+    factor = math.prod(n if o == "*" else 1.0 / n for o, n in zip(operators, numbers, strict=True))
+    return _unchanged if factor == 1.0 else lambda logits: logits * factor
 
 
 def _assigned(source: str, name: str) -> list[str]:
     """The right sides of the lines of Python code that assign to ``name``, without comments."""
     values = re.findall(rf"^\s*{name}\s*=(?!=)\s*(.+)$", source, re.MULTILINE)
     return [value.split("#")[0].strip() for value in values]
-
-
-def _logit_transform(config: Any) -> Any:
-    """The function that a model class applies to logits: cap (Gemma), multiply (Cohere), divide (Granite), or none."""
-    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
-    factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
-    scaling = getattr(config, "logits_scaling", None) or 1.0
-    factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling
-    if cap:
-        return lambda logits: torch.tanh(logits / cap) * cap
-    if factor != 1.0:
-        return lambda logits: logits * factor
-    return _unchanged
 
 
 def _unchanged(logits: torch.Tensor) -> torch.Tensor:

@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
 
+_LENGTH = 16  # tokens of the sample whose losses are compared
+# Odd, so that the other sample moves this one across the bounds of all blocks of an even number of tokens.
+_OTHER_LENGTH = 17
+
+
 def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
     """Raise ``UserError`` if the samples of a pack influence each other in this model. Called by all ranks.
 
-    Two packs of two samples differ only in the first sample. Information passes between samples, by attention without
-    bounds, a convolution or a recurrent state, if the losses of the second sample differ, or if they send a gradient to
-    the embeddings of the first. That gradient is exactly zero otherwise, however small the influence would be.
+    - A sample has the same losses, but for rounding, after another sample as before it, where only causality counts.
+      They differ if a layer knows a token by its place in the row.
+    - They are the same whichever sample comes before. They differ if information passes between samples: by attention
+      without bounds, a convolution or a recurrent state.
+    - They send no gradient to the embeddings of the other sample. It is exactly zero, however small the influence would
+      be.
+
+    What shows only in longer packs is known from the config: ``kit.model.attention.longest_pack``.
 
     Args:
         vocab_size: rows of the model's embedding.
@@ -26,27 +36,31 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
     Raises:
         UserError: ``packing`` cannot be used with this model.
     """
-    length = 16
-    tokens = np.random.default_rng(0).integers(vocab_size, size=(3, length))
+    rng = np.random.default_rng(0)
+    sample = rng.integers(vocab_size, size=_LENGTH)
+    others = rng.integers(vocab_size, size=(2, _OTHER_LENGTH))
     accelerator, model = prepared.accelerator, prepared.model
 
-    def losses(first: np.ndarray) -> torch.Tensor:
-        target_positions = torch.arange(length, 2 * length - 1)
+    def losses(*samples: np.ndarray) -> torch.Tensor:
+        """Those of ``sample``, which is one of ``samples``, in a pack of them."""
+        lengths = [len(each) for each in samples]
+        start = sum(lengths[: next(i for i, each in enumerate(samples) if each is sample)])
+        target_positions = torch.arange(start, start + _LENGTH - 1)
         pack = MicroBatch(
-            input_ids=torch.from_numpy(np.concatenate([first, tokens[2]]))[None],
+            input_ids=torch.from_numpy(np.concatenate(samples))[None],
             target_positions=target_positions,
-            targets=torch.from_numpy(tokens[2, 1:]),
+            targets=torch.from_numpy(sample[1:]),
             weights=torch.ones(len(target_positions)),
             dataset_ids=torch.zeros_like(target_positions),
-            position_ids=torch.arange(length).repeat(2)[None],
-            cu_seq_lens=torch.tensor([0, length, 2 * length], dtype=torch.int32),
-            max_seq_len=length,
+            position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
+            cu_seq_lens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+            max_seq_len=max(lengths),
         )
         return model(**pack.to(accelerator.device).model_inputs())
 
     def sends_gradient() -> bool:
-        """Whether the loss of the second sample has a gradient with respect to the first one's embeddings."""
-        arriving: list[torch.Tensor] = []  # [1, 2 * length, h]
+        """Whether the loss of the sample has a gradient with respect to the embeddings of the other, before it."""
+        arriving: list[torch.Tensor] = []  # [1, T, h]
 
         def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
             output.requires_grad_().register_hook(arriving.append)
@@ -54,20 +68,29 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
         handle = accelerator.unwrap_model(model).get_input_embeddings().register_forward_hook(watch)
         try:
             with accumulating(accelerator, model, is_last=False):
-                accelerator.backward(losses(tokens[0]).sum())
+                accelerator.backward(losses(others[0], sample).sum())
         finally:
             handle.remove()
             drop_gradients(model)
-        return any(gradient[:, :length].any().item() for gradient in arriving)
+        return any(gradient[:, :_OTHER_LENGTH].any().item() for gradient in arriving)
 
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            difference = (losses(tokens[0]) - losses(tokens[1])).abs().max().item()
-        # Equal shapes give equal bits. Experts (MoE) are an exception: the shape of their input depends on the routing.
-        differs = not difference < (1e-4 if accelerator.mixed_precision == "no" else 2e-2)
-        found = f"losses differ by {difference:.2g}" if differs else "a gradient passes" if sends_gradient() else ""
+            after = losses(others[0], sample)
+            difference = (after - losses(others[1], sample)).abs().max().item()
+            moved = (after - losses(sample, others[0])).abs().max().item()
+        # Equal shapes give equal bits, except for experts, whose inputs depend on the routing. A sample that moves also
+        # changes the order of sums in attention.
+        in_float32 = accelerator.mixed_precision == "no"
+        size = max(1.0, after.max().item())
+        if not difference < (1e-5 * size if in_float32 else 2e-2):
+            found = f"losses differ by {difference:.2g}"
+        elif not moved < (1e-5 if in_float32 else 2e-2) * size:
+            found = f"losses after another sample and before it differ by {moved:.2g}"
+        else:
+            found = "a gradient passes" if sends_gradient() else ""
     except (ValueError, TypeError, AttributeError) as error:
         found = f"this model takes no packs ({str(error).splitlines()[0]})"
         raise UserError(Problem("packing", found, fix="do without packing")) from None

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.tiny_families import tiny_config
 from kit.errors import UserError
 from kit.model import loss_head
 from kit.model.loss_head import install_loss_head
@@ -113,6 +114,57 @@ def test_it_is_the_loss_of_the_models_own_logits(family):
     model, reference = pair(family)
     install_loss_head(model)
     assert_same_loss_and_gradients(model, reference, *batch())
+
+
+# Keys with which some families cap, multiply or divide their logits, and the values that they then have in no family.
+FOREIGN = {
+    "final_logit_softcapping": 0.2,
+    "logits_soft_cap": 0.4,
+    "logits_scaling": 3.0,
+    "logit_scale": 0.7,
+    "lm_head_multiplier": 5.0,
+    "output_logit_soft_cap": 0.1,
+}
+IGNORE_ALL = (
+    "llama mistral qwen2 qwen3 mixtral phi olmo2 stablelm starcoder2 gemma glm opt gpt2 gpt_neox mpt bloom".split()
+)
+USE_ONE = {
+    "gemma2": "final_logit_softcapping",
+    "nanochat": "final_logit_softcapping",
+    "cohere": "logit_scale",
+    "granite": "logits_scaling",
+    "hyperclovax": "logits_scaling",
+    "recurrent_gemma": "logits_soft_cap",
+}
+
+
+@pytest.mark.parametrize("family", [*IGNORE_ALL, *USE_ONE])
+def test_a_key_of_the_config_counts_only_as_the_models_own_forward_uses_it(family):
+    config = tiny_config(family)
+    for name, value in FOREIGN.items():
+        setattr(config, name, "inv_sqrt_d_model" if (family, name) == ("mpt", "logit_scale") else value)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20.0)  # so that a cap and a factor show
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        own = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        install_loss_head(model)
+        assert not model.uses_own_logits
+        losses = model(input_ids=ids, target_positions=torch.arange(11), targets=ids[0, 1:])
+    assert torch.allclose(losses, F.cross_entropy(own, ids[0, 1:], reduction="none"), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "rembert", "electra"])
+def test_a_head_of_several_layers_is_left_to_the_model(family):
+    """Their output embedding is only the last one; an ``is_decoder`` in the config makes them causal models."""
+    config = tiny_config(family)
+    config.is_decoder = True
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    install_loss_head(model)
+    assert model.uses_own_logits
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

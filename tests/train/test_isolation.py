@@ -3,11 +3,23 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import JambaConfig, JambaForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from benchmarks.tiny_families import tiny_config
+from kit.config.settings.method import MethodSettings
 from kit.data.feed.ranks import Ranks
 from kit.errors import UserError
 from kit.model import attention
+from kit.model.load import check_model
 from kit.model.loss_head import install_loss_head
 from kit.strategy.accelerator import Prepared
 from kit.train.isolation import check_isolation
@@ -53,6 +65,65 @@ def test_recurrent_layers_are_refused_under_any_attention(implementation):
     )  # fmt: skip
     with pytest.raises(UserError, match="packing: samples of a pack see each other in this model"):
         check(random_model(JambaForCausalLM, config, implementation))
+
+
+# Layers that know a token by its place in the row. They have limits of 8 tokens here, half as many as the samples.
+BY_PLACE = {
+    "llama4_text": "the temperature of attention",
+    "minimax_m3_vl_text": "blocks of keys",
+    "glm_moe_dsa": "the choice among tokens of equal score",
+}
+
+
+@pytest.mark.parametrize("family", BY_PLACE)
+def test_a_layer_that_knows_a_token_by_its_place_in_the_row_is_refused(family):
+    config = tiny_config(family)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with pytest.raises(UserError, match="samples of a pack see each other in this model"):
+        check(random_model(kind, config, "sdpa"))
+
+
+@pytest.mark.parametrize("family", [*BY_PLACE, "deepseek_v32", "axk2", "hy_v4", "dots3_note_text", "llama4"])
+def test_packs_so_long_that_the_place_counts_are_refused_before_weights_are_read(family):
+    """In a short pack such a layer does not show, and in bfloat16 it hardly does."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config(family))
+    settings = MethodSettings(model_name_or_path="m")
+
+    def problems(max_length, packing=True):
+        found = check_model(settings, model.config, model, max_length=max_length, packing=packing)
+        return [problem for problem in found if problem.where == "packing"]
+
+    (problem,) = problems(48)
+    longest = int(problem.fix.split()[-1])  # the fix that it names
+    assert longest in (7, 8) and not problems(longest) and not problems(48, packing=False)
+
+
+def test_the_longest_sample_of_a_pack_sets_the_frequencies_of_longrope():
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "rope_theta": 1e4}
+    rope["original_max_position_embeddings"] = 16
+    config = tiny_config("phi3")
+    config.rope_parameters, config.original_max_position_embeddings = rope, 16
+    assert attention.longest_pack(config) == (16, "original_max_position_embeddings 16")
+    model = random_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, "sdpa").eval()
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ids = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        short, row, short_again = (model(input_ids=ids[:, :n], use_cache=False).logits[:, :10] for n in (10, 20, 10))
+    assert (row - short).abs().max() > 1e-3
+    # A long row leaves nothing behind: not in later rows, nor in what is saved.
+    assert torch.equal(short, short_again)
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any("inv_freq" in name for name in saved)
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral", "gemma2", "gemma3_text", "olmo3", "smollm3", "ministral3", "mixtral", "deepseek_v3"]
+)
+def test_windows_positions_and_experts_are_no_such_layers(family):
+    config = tiny_config(family)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    check(random_model(kind, config, "eager" if family == "gemma2" else "sdpa"))
 
 
 def test_a_leak_too_small_for_the_losses_is_refused_by_its_gradient():

@@ -41,6 +41,7 @@ def check_model_opens(recipe: Recipe, opened: OpenedModel) -> Result:
         opened.config,
         opened.meta_model,
         max_length=recipe.max_length,
+        packing=recipe.packing,
         router_aux_loss_coef=recipe.router_aux_loss_coef,
     )
     number = sum(parameter.numel() for parameter in opened.meta_model.parameters())
