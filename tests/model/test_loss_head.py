@@ -415,7 +415,7 @@ def test_a_function_of_the_callers_replaces_the_loss_whether_the_head_trains_or_
 @pytest.mark.parametrize("chunk_tokens", [1, 5, 10_000])
 def test_values_of_the_logits_are_those_of_full_logits(monkeypatch, chunk_tokens, trains, known):
     if not known:  # a model class whose forward does something else
-        monkeypatch.setattr(loss_head, "_head_is_known", lambda model: False)
+        monkeypatch.setattr(loss_head, "_logit_transform", lambda model: None)
     model, reference = with_head("gemma2", trains, chunk_tokens)
     inputs, wanted = batch()
     logits = reference(**inputs, use_cache=False).logits.float().flatten(0, 1)[wanted["target_positions"]]
@@ -454,7 +454,7 @@ def test_values_of_no_target_reach_every_weight_that_trains(trains):
 )
 def test_values_that_cannot_be_trained_on_are_refused_in_words(monkeypatch, values_of, found, known):
     if not known:
-        monkeypatch.setattr(loss_head, "_head_is_known", lambda model: False)
+        monkeypatch.setattr(loss_head, "_logit_transform", lambda model: None)
     model, _ = with_head("llama", trains=False)
     inputs, wanted = batch((5, 0, 0))
     with pytest.raises(UserError, match=rf"objective: target_values returned {found}[\s\S]*\[C\] or \[C, K\]"):
