@@ -57,7 +57,7 @@ def check_shown(
             if text.count(name) <= without.count(name):
                 raise template.refusal(f"the template leaves out the tool {name!r}")
             for parameter in parameters(function):
-                if not any(form in text for form in _json_forms(parameter)):
+                if parameter not in text and not any(form in text for form in _json_forms(parameter)):
                     raise template.refusal(f"the template leaves out the parameter {parameter!r} of the tool {name!r}")
     missing = _first_missing(text, messages, learned)
     if missing is None:
