@@ -363,7 +363,8 @@ def cross_entropy(targets, logits, rows):
 def smoothed_and_entropy(targets, logits, rows):
     """Two values of each target: its label-smoothed loss, and the entropy of what the model expects there."""
     smoothed = F.cross_entropy(logits, targets[rows], reduction="none", label_smoothing=0.2)
-    return torch.stack([smoothed, torch.distributions.Categorical(logits=logits).entropy()], dim=1)
+    log_p = logits.log_softmax(dim=-1)
+    return torch.stack([smoothed, -(log_p.exp() * log_p).sum(dim=-1)], dim=1)
 
 
 def losses_and_gradients(model, inputs, wanted, **options):
