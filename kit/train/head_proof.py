@@ -73,8 +73,8 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
         return []
     base.uses_own_logits = True
     return [
-        f"note: losses come from the logits that {type(base).__name__} computes itself, of all positions at once, which"
-        f" takes more memory: the kit's own way gives losses that differ by {worst:.1%} on a test"
+        "note: losses come from the logits that the model computes itself, of all positions at once, which takes more"
+        f" memory: the kit's own way gives losses that differ by {worst:.1%} on a test"
     ]
 
 
