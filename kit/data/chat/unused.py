@@ -300,7 +300,8 @@ def _effect_of_key(key: str, value: Any, role: str, message: Mapping[str, Any]) 
         found = "a call or the result of one, under a name that is not read"
         return found, "calls are tool_calls of an assistant turn, and a result is a message of the role tool"
     if subject in ("call_id", "tool_name") and role == "tool":
-        return "a name that is not read", f"call it {'tool_call_id' if subject == 'call_id' else 'name'}"
+        ours = "tool_call_id" if subject == "call_id" else "name"
+        return NOTHING if value == message.get(ours) else ("a name that is not read", f"call it {ours}")
     if subject == "channel" and is_answer and value in ("analysis", "commentary"):
         found = f"{value}: a thought, or a call, would be learned as an answer"
         return found, f"write thoughts as {REASONING[0]}, and calls as tool_calls, of the answer"
@@ -330,7 +331,10 @@ def _flat(value: Any) -> list[Any]:
 def _is_empty(value: Any) -> bool:
     if isinstance(value, str):
         return not value or value.strip() in ("", "[]", "{}", "null")
-    return value is None or (isinstance(value, list | dict) and not value)
+    # Tables fill what is absent with nulls, such as {"url": null} in a part without an image.
+    if isinstance(value, list | dict):
+        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
+    return value is None
 
 
 def _is_false(value: Any, zero: bool = False) -> bool:

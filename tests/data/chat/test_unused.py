@@ -17,6 +17,7 @@ CHAT = {"messages": [USER, ANSWER]}
 ALPACA = {"instruction": "a", "output": "b"}
 IDS = {"input_ids": [1, 2]}
 CALL = {"name": "add", "arguments": {"a": 1}}
+RESULT = {"role": "tool", "content": "3", "name": "add", "tool_call_id": "1"}
 
 
 TEMPLATE = "{{ messages if enable_thinking or thinking else reasoning_effort }}"
@@ -200,6 +201,12 @@ def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_pu
         IDS | {"attention_mask": "[1, 1]", "seq_lengths": [2], "cu_seqlens": [0, 2], "segment_ids": [3, 3]},
         {"messages": [USER | {"loss": False, "loss_weight": 0}, ANSWER | {"loss": True, "loss_weight": 1.0}]},
         answer(train=False, weight=0, name="Ann", reasoning_content="hm"),
+        # What is given twice, and what tables fill with nulls.
+        {"messages": [USER, ANSWER, RESULT | {"tool_name": "add", "call_id": "1"}, ANSWER]},
+        answer(
+            content=[{"type": "text", "text": "a", "image_url": {"url": None}}], tool_calls=[CALL | {"n": {"a": ""}}]
+        ),
+        CHAT | {"images": [None], "video": {"bytes": None, "path": None}},
         ALPACA | {"history": [["a", "b"]], "system": "Be kind"},
     ],
 )
