@@ -17,7 +17,8 @@ def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> d
     return {**{key: values[key] for key in IDENTITY}, **fingerprints}
 
 
-OTHER_DATA = "the samples that dataset gives are others"
+# The fingerprint has the version of the code that reads rows, too.
+OTHER_DATA = "the samples that dataset gives are others, or this version of the kit reads them otherwise"
 OTHER_MODEL = "the weights at model_name_or_path are others"
 
 
