@@ -103,7 +103,8 @@ def command(option: Option, question: Question) -> str:
         words += ["--num_processes", str(own.num_gpus)]
     changed = changes(option, question)
     for key in changed:
-        words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
+        if f"--{key}" not in words:
+            words += [f"--{key}", _flag(recipe.model_copy(update=changed), key)]
     return shlex.join(words)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from fake_gpu import SHAPES
 
 from kit.config.recipe import ACCELERATE_CONFIGS
 from kit.strategy.parallelism import group_sizes
@@ -81,6 +82,7 @@ def test_the_command_is_one_that_a_run_takes():
         ["--recipe", "llama-8b-full", "--gpus", "8", "--report_to", "tensorboard", "--dataset", several],
         ["--model", "llama-8b", "--dataset_columns", "q=prompt,a=completion"],
         ["--params", "1B"],
+        ["--model_name_or_path", str(SHAPES["tiny"]), "--dataset", "a.jsonl", "--method", "full", "--max_length", "64"],
     ):
         question, _, option = planned(*words)
         request = read_command_line(shlex.split(command(option, question))[3:])
