@@ -15,6 +15,7 @@ from kit.data.open import Data, open_data, open_datasets, stop_ids
 from kit.data.samples.dataset import Dataset
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
+from kit.model.attention import describe_long_rows
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
@@ -132,6 +133,8 @@ def check(
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config, recipe.method)
+            if not recipe.packing:  # packs are refused
+                notes += describe_long_rows(config, recipe.max_length, recipe.per_device_train_batch_size)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
     if datasets and tokenizer and meta_model:
         with problems.caught():

@@ -147,11 +147,31 @@ def longest_pack(config: Any) -> tuple[int, str] | None:
     if getattr(text, "attn_temperature_tuning", False) and 0 in text.no_rope_layers:
         add("floor_scale", getattr(text, "floor_scale", None), less=1)
     # The longest sample of a row sets the frequencies of the positions of all (Phi 3).
-    rope = getattr(text, "rope_parameters", None) or {}
-    for each in (rope, *rope.values()):
-        if isinstance(each, dict) and each.get("rope_type") == "longrope":
-            add("original_max_position_embeddings", each.get("original_max_position_embeddings"))
+    add("original_max_position_embeddings", _longrope_limit(text))
     return min(((int(limit), f"{name} {value}") for name, value, limit in limits), default=None)
+
+
+def describe_long_rows(config: Any, max_length: int, rows: Any) -> list[str]:
+    """Return a line if the rows of a micro-batch may change each other's losses; else nothing.
+
+    Args:
+        max_length: tokens of the longest row.
+        rows: of a micro-batch, a number or "auto".
+    """
+    limit = _longrope_limit(config.get_text_config())
+    if not limit or max_length <= limit or rows == 1:
+        return []
+    return [
+        f"longrope: a row of more than {limit} tokens changes the losses of the others in its micro-batch;"
+        f" --per_device_train_batch_size 1, or --max_length {limit}, keeps them apart"
+    ]
+
+
+def _longrope_limit(text_config: Any) -> int | None:
+    """The tokens beyond which a row gets other frequencies of its positions (Phi 3); None for other kinds of rope."""
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    kinds = [each for each in (rope, *rope.values()) if isinstance(each, dict) and each.get("rope_type") == "longrope"]
+    return min((limit for each in kinds if (limit := each.get("original_max_position_embeddings"))), default=None)
 
 
 class LazyMask:

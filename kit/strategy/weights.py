@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
     inner = accelerator.unwrap_model(model)
+    # Where a config asks for the loss of routers, `generate` would compute it, and fail: it has the logits of one token.
+    asks_for_routers = getattr(inner.config.get_text_config(), "output_router_logits", False)
+    options = {"output_router_logits": False} if asks_for_routers else {}
     strategy = strategy_name(accelerator)
     if strategy == "fsdp2":
         from torch.distributed.fsdp import register_fsdp_forward_method
@@ -29,7 +32,7 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
         if "generate" not in vars(inner):
             register_fsdp_forward_method(inner, "generate")
         with _gathered(accelerator, model) if _whole_model_fits(accelerator, model) else nullcontext():
-            yield partial(inner.generate, synced_gpus=True)
+            yield partial(inner.generate, synced_gpus=True, **options)
         return
     from accelerate.utils import AutocastKwargs
 
@@ -39,9 +42,9 @@ def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator
             from torch.distributed.fsdp import FullyShardedDataParallel
 
             with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
-                yield partial(inner.generate, synced_gpus=True)
+                yield partial(inner.generate, synced_gpus=True, **options)
         else:
-            yield inner.generate
+            yield partial(inner.generate, **options)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedConfig
 
 from kit.strategy import weights
 from kit.strategy.gradients import keeps_gradients
@@ -46,6 +47,7 @@ def test_generation_keeps_whole_layers_where_they_fit_and_says_where_not(sharded
     prepared = sharded()
     model = prepared.accelerator.unwrap_model(prepared.model)
     model.get_input_embeddings = lambda: None
+    model.config = PreTrainedConfig()
     model.generate = lambda synced_gpus: [model(torch.ones(1, 4)), gathered_layers(model)][1]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
     with torch.no_grad(), generating(prepared.accelerator, prepared.model) as generate:
@@ -88,6 +90,18 @@ def test_after_a_pass_that_ended_midway_only_the_own_part_is_held(alone_in_a_gro
 
 
 def test_in_one_process_generate_is_the_models_own(accelerator, model):
+    model.config = PreTrainedConfig()
     model.generate = lambda *words: words
     with generating(accelerator, model) as generate:
         assert generate(1, 2) == (1, 2)
+
+
+def test_a_model_whose_config_asks_for_the_loss_of_routers_generates(accelerator):
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2}
+    model = MixtralForCausalLM(MixtralConfig(**shape, **heads, output_router_logits=True))
+    ids = torch.tensor([[3, 4, 5], [0, 6, 7]])
+    inputs = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "max_new_tokens": 3, "do_sample": False}
+    with generating(accelerator, model) as generate:
+        assert generate(**inputs, pad_token_id=0).shape == (2, 6)
+    assert model.config.output_router_logits

@@ -105,6 +105,9 @@ def test_the_longest_sample_of_a_pack_sets_the_frequencies_of_longrope():
     config = tiny_config("phi3")
     config.rope_parameters, config.original_max_position_embeddings = rope, 16
     assert attention.longest_pack(config) == (16, "original_max_position_embeddings 16")
+    assert "--max_length 16" in attention.describe_long_rows(config, 17, 2)[0]  # padded rows of a micro-batch too
+    assert not attention.describe_long_rows(config, 17, 1) and not attention.describe_long_rows(config, 16, 2)
+    assert not attention.describe_long_rows(tiny_config("llama"), 17, 2)
     model = random_model(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, "sdpa").eval()
     saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ids = torch.arange(3, 23)[None]
