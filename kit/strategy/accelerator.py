@@ -45,6 +45,13 @@ class Prepared:
     optimizer: "torch.optim.Optimizer | None"  # None: nothing is trained
     strategy: ActualStrategy
 
+    @property
+    def computes_in_float32(self) -> bool:
+        """Whether all products are in float32, and none in bf16 or TF32."""
+        import torch
+
+        return self.accelerator.mixed_precision == "no" and torch.get_float32_matmul_precision() == "highest"
+
 
 def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tuple[Accelerator, LoadPlan]":
     """Join the process group, create the ``Accelerator``, and check that it has the strategy of ``topology``.

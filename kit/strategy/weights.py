@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
     inner = accelerator.unwrap_model(model)
-    # Where a config asks for the loss of routers, `generate` would compute it, and fail: it has the logits of one token.
+    # Where a config asks for the loss of routers, `generate` would compute it and fail: it has logits of one token.
     asks_for_routers = getattr(inner.config.get_text_config(), "output_router_logits", False)
     options = {"output_router_logits": False} if asks_for_routers else {}
     strategy = strategy_name(accelerator)

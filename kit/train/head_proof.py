@@ -66,7 +66,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
         )
     model.train(was_training)
     # Rounding in bfloat16: 0.4 % of a logit for each operation of the transform.
-    tolerance = 1e-4 if accelerator.mixed_precision == "no" else 1e-2
+    tolerance = 1e-4 if prepared.computes_in_float32 else 1e-2
     worst = max(difference, magnified_difference)
     differs = torch.tensor(float(worst > tolerance), device=accelerator.device)
     if not prepared.ranks.sum(differs).item():

@@ -80,15 +80,16 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
         with torch.no_grad():
             after = losses(others[0], sample)
             difference = (after - losses(others[1], sample)).abs().max().item()
-            moved = (after - losses(sample, others[0])).abs().max().item()
+            moved = (after - losses(sample, others[0])).abs()
         # Equal shapes give equal bits, except for experts, whose inputs depend on the routing. A sample that moves also
-        # changes the order of sums in attention.
-        in_float32 = accelerator.mixed_precision == "no"
+        # changes the order of sums in attention; in bf16 a token may then reach another expert, so the mean counts.
+        in_float32 = prepared.computes_in_float32
+        shift = (moved.max() if in_float32 else moved.mean()).item()
         size = max(1.0, after.max().item())
         if not difference < (1e-5 * size if in_float32 else 2e-2):
             found = f"losses differ by {difference:.2g}"
-        elif not moved < (1e-5 if in_float32 else 2e-2) * size:
-            found = f"losses after another sample and before it differ by {moved:.2g}"
+        elif not shift < (1e-5 if in_float32 else 2e-2) * size:
+            found = f"losses after another sample and before it differ by {shift:.2g}"
         else:
             found = "a gradient passes" if sends_gradient() else ""
     except (ValueError, TypeError, AttributeError) as error:

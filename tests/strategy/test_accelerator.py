@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
+from kit.data.feed.ranks import Ranks
 from kit.errors import TrainingError
 from kit.model.load import build_meta_model, build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import (
+    Prepared,
     check_adapter_units,
     check_strategy,
     data_ranks,
@@ -169,3 +172,14 @@ def test_a_weight_in_two_units_of_fsdp1_is_refused_before_weights_are_read(tmp_p
     assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
     full = settings.model_copy(update={"method": "full"})
     assert check_adapter_units(topology(FSDP1), full, meta_model) == []
+
+
+@pytest.mark.parametrize(
+    ("mixed_precision", "matmul", "expected"),
+    [("no", "highest", True), ("no", "high", False), ("bf16", "highest", False)],
+    ids=["float32", "tf32", "bf16"],
+)
+def test_only_a_run_without_bf16_and_tf32_computes_in_float32(mixed_precision, matmul, expected, monkeypatch):
+    monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: matmul)
+    accelerator = SimpleNamespace(mixed_precision=mixed_precision)
+    assert Prepared(accelerator, Ranks(), None, None, None).computes_in_float32 is expected
