@@ -153,7 +153,8 @@ def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
         notes = open_all(tokenizer, chat_template="chatml", **changes).notes
         return [note for note in notes if "preference pairs" in note]
 
-    found = "preference pairs are not trained on yet: chosen and rejected are not used, messages are learned"
+    found = "preference pairs (objective dpo) are not trained on yet"
+    found += ": chosen and rejected are not used, messages are learned"
     assert said() == [f"train.jsonl: {found}"]
     assert not said(dataset_columns={"chosen": "messages", "messages": "ignore"})
     assert not said(dataset_columns={"chosen": "ignore", "rejected": "ignore"})

@@ -29,7 +29,7 @@ CALLS = tuple("tool_calls calls function_calls answers answer output".split())  
 LISTS = tuple("messages conversations conversation dialog dialogs chat chats turns message data".split())
 TEXTS = tuple("content document article body sentence code story".split())
 PREFERENCES = ("chosen", "rejected")
-NO_PAIRS = "preference pairs are not trained on yet"
+NO_PAIRS = "preference pairs (objective dpo) are not trained on yet"
 NUM_TRIED = 10  # rows with which a proposal is tried
 CONVERT = 'convert each conversation to {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}'
 

@@ -18,7 +18,9 @@ from kit.data.chat.template import Jinja
 from kit.data.chat.watched import MESSAGE_KEYS, SUBJECTS, subject_of_key
 from kit.errors import Problem
 
-NO_PREFERENCES = "preferences are not trained on yet: remove such rows, which leaves the good answers"
+NO_PREFERENCES = (
+    "answers with a label (objective kto) are not trained on yet: remove such rows, which leaves the good answers"
+)
 PART_CHOSEN = "which part is learned, and only whole messages can be chosen"
 NOTHING = ("", "")  # instead of an effect and a way to use it
 

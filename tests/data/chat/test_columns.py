@@ -90,7 +90,8 @@ TRANSCRIPT = "\n\nHuman: Hi\n\nAssistant: Hello"
 def test_for_preference_pairs_the_flag_that_learns_from_the_chosen_answers_is_proposed(row, flag):
     row = row | {"rejected": row["chosen"]}
     assert refusal(row).endswith(
-        f"-> preference pairs are not trained on yet; --dataset_columns {flag} learns the chosen answers"
+        "-> preference pairs (objective dpo) are not trained on yet; "
+        f"--dataset_columns {flag} learns the chosen answers"
     )
     sample = to_sample(row, choose_fields(list(row), mapping_of(flag), "train.jsonl"))
     messages = sample["messages"] if "messages" in sample else sample["prompt"] + sample["completion"]
@@ -100,7 +101,10 @@ def test_for_preference_pairs_the_flag_that_learns_from_the_chosen_answers_is_pr
 def test_for_preference_pairs_in_transcripts_the_message_says_that_only_text_can_be_learned():
     row = {"chosen": TRANSCRIPT, "rejected": TRANSCRIPT}
     message = refusal(row)
-    assert "preference pairs are not trained on yet; none of the formats holds the chosen answers" in message
+    assert (
+        "preference pairs (objective dpo) are not trained on yet; none of the formats holds the chosen answers"
+        in message
+    )
     assert message.endswith("--dataset_columns chosen=text learns them as plain text, the questions too")
     assert to_sample(row, choose_fields(list(row), {"chosen": "text"}, "train.jsonl")) == {"text": TRANSCRIPT}
 
@@ -246,7 +250,10 @@ def test_preference_pairs_whose_prompts_have_the_columns_of_a_format_are_said_to
     row = {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "a"}, "rejected": {}}
     message = refusal(row)
     assert message.startswith("error: train.jsonl conversations: no assistant turn")
-    assert "preference pairs are not trained on yet; none of the formats holds the chosen answers" in message
+    assert (
+        "preference pairs (objective dpo) are not trained on yet; none of the formats holds the chosen answers"
+        in message
+    )
 
 
 @pytest.mark.parametrize(

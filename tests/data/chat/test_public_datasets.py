@@ -33,7 +33,7 @@ TEMPLATES = {
 QUESTION, ANSWER, LONGER_ANSWER = "What is 2 + 2?", "Four.", "Two and two are four."
 THOUGHT = "Two twos. Let me count them with my fingers."
 NO_FORMAT = "none of the formats holds these rows: convert each conversation to"
-NO_PAIRS = "preference pairs are not trained on yet"
+NO_PAIRS = "preference pairs (objective dpo) are not trained on yet"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
 ADD = {"name": "add", "description": "Adds two numbers.", "parameters": SCHEMA}
 CALL = {"name": "add", "arguments": {"a": 2, "b": 2}}
@@ -350,7 +350,7 @@ CASES = {
             {"prompt": MESSAGES[:1], "completion": [role("assistant", "Five.")], "label": False},
         ],
         is_refused=True,
-        says="preferences are not trained on yet: remove such rows",
+        says="answers with a label (objective kto) are not trained on yet: remove such rows",
     ),
     "HuggingFaceTB/smoltalk": Case([{"messages": MESSAGES, "source": "smol-magpie-ultra"}]),
     "HuggingFaceTB/smoltalk2": Case(
