@@ -23,6 +23,9 @@ LOADING = Phase(
         "kit.model.load.build_model",
         "kit.strategy.accelerator.prepare",
         "kit.checkpoint.load.load_checkpoint",
+        # Checks with a few tokens: if these do not fit, the weights hardly do.
+        "kit.train.head_proof.prove_head",
+        "kit.train.isolation.check_isolation",
     ),
 )
 READING = Phase(

@@ -65,8 +65,16 @@ def _gathered(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[
     finally:
         for layer in layers:
             layer.set_reshard_after_forward(plugin.reshard_after_forward, recurse=False)
-        for unit in units:
-            unit.reshard()
+        reshard(model)
+
+
+def reshard(model: "torch.nn.Module") -> None:
+    """Let FSDP2 free the weights that a forward pass left gathered: those of the root. Other strategies have none."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _whole_model_fits(accelerator: "Accelerator", model: "torch.nn.Module") -> bool:

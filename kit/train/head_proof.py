@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kit.data.feed.batches import MicroBatch
+from kit.strategy.weights import reshard
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -65,6 +66,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
             losses(own=False, magnified=magnified), losses(own=True, magnified=magnified)
         )
     model.train(was_training)
+    reshard(model)
     # Rounding in bfloat16: 0.4 % of a logit for each operation of the transform.
     tolerance = 1e-4 if prepared.computes_in_float32 else 1e-2
     worst = max(difference, magnified_difference)
