@@ -23,8 +23,20 @@ DATA = [
 ]
 
 
+WRAPPED = ["ddp", "fsdp2", "fsdp1"]  # each recomputes activations under another wrapper
+OTHERS = ["one micro-batch", "ddp on three", "hybrid"]
+
+
 @pytest.mark.parametrize(
-    ("data", "names"), matrix([(DATA[0], ["ddp", "fsdp2", "hybrid"]), *((data, list(TOPOLOGIES)) for data in DATA)])
+    ("data", "names"),
+    matrix(
+        [
+            (DATA[0], ["ddp", "fsdp2", "hybrid"]),
+            *((data, list(TOPOLOGIES)) for data in (DATA[0], DATA[1], DATA[3])),
+            (DATA[2], WRAPPED),
+        ],
+        rest=[(DATA[2], OTHERS)],
+    ),
 )
 def test_every_topology_gives_the_losses_of_one_process_with_micro_batch_one(
     finetune, fp32, chat_file, tmp_path, data, names

@@ -29,7 +29,7 @@ def test_the_default_run_learns_its_task(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", matrix([1], always=0, rest=[2]))
+@pytest.mark.parametrize("seed", matrix([], always=0, rest=[1, 2]))
 def test_so_do_other_seeds_on_a_sharded_model(finetune, fp32, tmp_path, seed):
     finetune.defaults = {"recipe": "tiny"}
     run = finetune.ok("run", 2, config=fp32["fsdp"], seed=seed)
