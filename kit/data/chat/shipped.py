@@ -66,14 +66,9 @@ def is_one_token(tokenizer: Any, text: str) -> bool:
     return len(tokenizer(text, add_special_tokens=False).input_ids) == 1
 
 
-def fitting(tokenizer: Any, word: str = "") -> str:
-    """Return advice for a message: the shipped templates that fit the tokenizer, as a flag; or to write a file.
-
-    A template fits if the tokenizer has its tokens, and if ``word`` occurs in it.
-    """
-    names = [
-        name for name, template in SHIPPED.items() if word in template.source and not template.missing_tokens(tokenizer)
-    ]
+def fitting(tokenizer: Any) -> str:
+    """Return advice for a message: the shipped templates whose tokens the tokenizer has, or to write a file."""
+    names = [name for name, template in SHIPPED.items() if not template.missing_tokens(tokenizer)]
     if not names:
         return "a template file of your own"
     return f"--chat_template {' | '.join(names)}, which fit this one"
