@@ -168,7 +168,8 @@ def end_launcher_later() -> None:
         return
     with suppress(OSError, psutil.Error):
         started = psutil.Process(os.getppid()).create_time()
-        command = [sys.executable, "-c", _END_LATER, str(os.getppid()), str(started), str(GRACE_SECONDS)]
+        # -P: without it a psutil.py in the current folder would be imported.
+        command = [sys.executable, "-P", "-c", _END_LATER, str(os.getppid()), str(started), str(GRACE_SECONDS)]
         subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                          stderr=subprocess.DEVNULL)  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from helpers import ROOT, matrix
 from kit.config.recipe import Recipe
 from kit.strategy.launcher import (
     LaunchedRank,
+    end_launcher_later,
     end_with_launcher,
     launched_rank,
     launcher_is_gone,
@@ -178,3 +180,17 @@ def test_a_launcher_that_lingers_on_one_of_several_machines_is_killed(local_worl
         assert launcher.wait(40) == (-9 if ends else 0)
     finally:
         launcher.kill()
+
+
+def test_what_ends_the_launcher_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "psutil.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(tmp_path)
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    launcher = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
+    monkeypatch.setattr("kit.strategy.launcher.GRACE_SECONDS", 0.1)
+    end_launcher_later()
+    assert launcher.wait(30) == -signal.SIGKILL
+    assert not (tmp_path / "imported").exists()
