@@ -32,7 +32,8 @@ def compare_runs(whole: Path, continued: Path, before_kill: list[Row]) -> Compar
     """
     rows = read_metrics(continued)
     # A repeated step has other timings. So a row that is the same as before belongs to a step that was not repeated.
-    kept = max((row["step"] for row in rows if "loss" in row and row in before_kill), default=0)
+    before = {row["step"]: row for row in before_kill if "loss" in row}
+    kept = max((row["step"] for row in rows if "loss" in row and row == before.get(row["step"])), default=0)
     of_whole, of_continued = _compared_values(read_metrics(whole)), _compared_values(rows)
     worst: dict[str, float] = {}
     first = None

@@ -72,7 +72,7 @@ def _write(
     for folder in folders:
         with problems.caught():
             runs.append(read_reported_run(folder))
-            if needs_steps and not runs[-1].rows:
+            if needs_steps and not runs[-1].metrics.num_rows:
                 raise UserError(Problem(str(folder), "no step is logged yet", fix="--watch waits for the first one"))
     problems.raise_if_any()
     text = run_page(runs[0], reload_seconds) if len(runs) == 1 else comparison_page(runs, reload_seconds)

@@ -2,10 +2,11 @@
 
 import json
 import math
+import mmap
 import shlex
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from kit.checkpoint.manifest import name_of
 from kit.console import say
 from kit.data.feed.feed import by_file
 from kit.run.answers import few_texts, unended
-from kit.run.record import METRICS_FILE
+from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.secrets import redacted
 
@@ -260,19 +261,33 @@ def _drop_lines_after(path: Path, step: int, evaluated_step: int) -> list[dict[s
     Returns:
         The remaining rows of ``step`` itself.
     """
-    kept, of_step = [], []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-            if step and row["step"] <= (evaluated_step if "eval_loss" in row else step):
-                kept.append(line)
-                of_step += [row] if row["step"] == step else []
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # a line that a kill cut off
-    temporary = path.with_suffix(".partial")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
-    return of_step
+    kept: list[tuple[bytes, dict[str, Any]]] = []  # of ``step``, the last one first
+    end, num_after = path.stat().st_size if step else 0, 0  # the first deleted line; how many of ``kept`` follow it
+    for start, line in _lines_from_end(path) if step else ():  # of millions of lines, few are deleted
+        row = metrics_row(line) if line.endswith(b"\n") else None  # None: a kill cut it off
+        if row and row["step"] < step:
+            break
+        if row and row["step"] == step and (evaluated_step >= step or "eval_loss" not in row):
+            kept.append((line, row))
+        else:
+            end, num_after = start, len(kept)
+    with path.open("r+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        file.writelines(line for line, _ in reversed(kept[:num_after]))
+    return [row for _, row in reversed(kept)]
+
+
+def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file, the last one first: the offset of each, and its bytes with the line break."""
+    if not path.stat().st_size:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        end = len(text)
+        while end:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            yield start, text[start:end]
+            end = start
 
 
 def _one_line(text: str) -> str:

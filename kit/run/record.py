@@ -1,7 +1,7 @@
 """Read and write the records of a run: ``run.json`` and ``metrics.jsonl``."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -48,16 +48,24 @@ def read_stop_tokens(run_file: Path) -> dict[str, int]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read a run's ``metrics.jsonl``; empty if there is none. A line that a kill cut off is left out."""
-    rows = []
-    try:
-        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            rows += [row] if isinstance(row, dict) and isinstance(row.get("step"), int) else []
-    return rows
+    return list(metrics_rows(folder))
+
+
+def metrics_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield what ``read_metrics`` returns, one row in memory at a time: a long run has millions."""
+    with suppress(OSError), (folder / METRICS_FILE).open("rb") as file:
+        for line in file:
+            if (row := metrics_row(line)) is not None:
+                yield row
+
+
+def metrics_row(line: bytes) -> dict[str, Any] | None:
+    """Return a line of ``metrics.jsonl`` as a row; None for one that is damaged, as by a kill."""
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            return row
+    return None
 
 
 def with_model_of_run(settings: Opening, run_file: Path, base: str | None = None) -> Opening:

@@ -109,7 +109,7 @@ def test_watching_ends_with_the_run_and_the_last_page_is_still(folder, monkeypat
 
     def opened(path):
         run = original(path)
-        return runs.ReportedRun(run.folder, run.recipe, run.strategy, run.record, run.rows, next(at_work))
+        return runs.ReportedRun(run.folder, run.recipe, run.strategy, run.record, run.metrics, next(at_work))
 
     def pause(seconds):
         pages.append((seconds, "data-reload=2" in (folder / "report.html").read_text()))
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_watching_and_nothing_is_wrong(folder, monkeypatch, capsys):
 
     def opened(path):
         run = original(path)
-        return runs.ReportedRun(run.folder, run.recipe, run.strategy, run.record, run.rows, True)
+        return runs.ReportedRun(run.folder, run.recipe, run.strategy, run.record, run.metrics, True)
 
     def interrupt(seconds):
         raise KeyboardInterrupt

@@ -13,8 +13,10 @@ from kit.config.recipe import Recipe
 from kit.data.feed.batches import MicroBatch
 from kit.data.feed.feed import GlobalBatch, by_file
 from kit.evaluate import Answer, Evaluation
+from kit.run import log as log_module
 from kit.run import throughput as throughput_module
 from kit.run.log import Log
+from kit.run.record import metrics_row
 from kit.train.loop_state import LoopState
 from kit.train.objective import SupervisedLoss
 from kit.train.step import StepResult
@@ -223,6 +225,23 @@ def test_a_line_cut_off_within_a_character_is_dropped(start, rows, tmp_path):
         file.write("ä".encode()[:1])
     start(step=1).run([2])
     assert steps(rows) == [1, 2]
+
+
+def test_a_resume_reads_only_the_lines_that_it_repeats(start, rows, tmp_path, monkeypatch):
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, 2001)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    read = []
+    monkeypatch.setattr(log_module, "metrics_row", lambda line: read.append(line) or metrics_row(line))
+    start(step=1998, total=2000).run([1999])
+    assert steps(rows) == list(range(1, 2000)) and len(read) == 4
+
+
+def test_lines_of_the_checkpoint_stay_whatever_stands_before_them(start, rows, tmp_path):
+    with_answer = {"step": 2, "eval_loss": 1.0, "eval_tokens": 3}
+    lines = [{"step": 1, "loss": 3.0}, {"step": 3, "loss": 9.0}, {"step": 2, "loss": 2.0}, with_answer, {"step": 3}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    start(step=2, evaluated=2).run([3])
+    assert steps(rows) == [1, 2, 2, 3] and rows()[1:3] == [lines[2], with_answer] and rows()[3]["loss"] != 9.0
 
 
 def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys):

@@ -7,12 +7,15 @@ Promises:
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from kit.tools.report.axes import AxisScale, number, short, ticks
+from kit.tools.report.metrics import Columns
 from kit.tools.report.page import escaped
 
 Axis = Literal["step", "tokens", "time"]
@@ -36,15 +39,15 @@ class Series:
     """A line of a chart: its points' positions on each axis, and their values."""
 
     label: str
-    at: Mapping[Axis, Sequence[float]]  # [N] for each axis that the rows know
-    values: Sequence[float]  # [N]
+    at: Mapping[Axis, np.ndarray]  # [N] for each axis that the rows know
+    values: np.ndarray  # [N]
     colour: int = 0
 
     @cached_property
     def means(self) -> list[tuple[int, float]]:
         """The mean of each stretch, with the index of its middle; empty if no point is left out."""
         of = stretches(len(self.values))
-        return [(each[len(each) // 2], sum(self.values[each[0] : each[-1] + 1]) / len(each)) for each in of]
+        return [(each[len(each) // 2], float(self.values[each.start : each.stop].mean())) for each in of]
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,23 @@ class Chart:
     marks: Sequence[Mark] = field(default_factory=tuple)
 
 
-def series(label: str, rows: Iterable[Mapping[str, Any]], key: str, scale: float = 1.0, colour: int = 0) -> Series:
+def series(label: str, rows: Columns, key: str, scale: float = 1.0, colour: int = 0) -> Series:
     """Take the line of one key from rows of metrics.
 
     Args:
         scale: factor for all values.
         colour: number of the line's colour.
     """
-    found = [row for row in rows if key in row]
-    at = {axis: [float(row[name]) for row in found] for axis, name in KEYS.items() if all(name in row for row in found)}
-    return Series(label, at, [row[key] * scale for row in found], colour)
+    values = rows.column(key)
+    found = ~np.isnan(values)
+    at = {axis: rows.column(name)[found] for axis, name in KEYS.items()}
+    known = {axis: positions for axis, positions in at.items() if not np.isnan(positions).any()}
+    return Series(label, known, values[found] * scale, colour)
 
 
 def draw(charts: Sequence[Chart]) -> str:
     """Return the HTML of the charts that have a point. All have the same extent on each axis."""
-    charts = [chart for chart in charts if any(line.values for line in chart.series)]
+    charts = [chart for chart in charts if any(len(line.values) for line in chart.series)]
     ends = extents(charts)
     lines = [line for chart in charts for line in chart.series]
     # Marks are given by their steps. The line with the most points says best where these are on the other axes.
@@ -89,9 +94,9 @@ def draw(charts: Sequence[Chart]) -> str:
 
 def extents(charts: Sequence[Chart]) -> dict[Axis, float]:
     """Return the end of each axis that all lines of all charts know; each begins at 0."""
-    lines = [line for chart in charts for line in chart.series if line.values]
+    lines = [line for chart in charts for line in chart.series if len(line.values)]
     known = [axis for axis in KEYS if all(axis in line.at for line in lines)]
-    return {axis: max((max(line.at[axis]) for line in lines), default=0.0) or 1.0 for axis in known}
+    return {axis: max((float(line.at[axis].max()) for line in lines), default=0.0) or 1.0 for axis in known}
 
 
 def stretches(num: int, most: int = MAX_POINTS) -> list[range]:
@@ -100,22 +105,23 @@ def stretches(num: int, most: int = MAX_POINTS) -> list[range]:
     return [] if num <= most else [range(i * num // count, (i + 1) * num // count) for i in range(count)]
 
 
-def thinned(values: Sequence[float], most: int = MAX_POINTS) -> list[int]:
+def thinned(values: np.ndarray, most: int = MAX_POINTS) -> list[int]:
     """Return the indices of at most ``most`` points to draw: of each stretch the lowest and the highest, in order."""
     kept = {0, len(values) - 1}
     for stretch in stretches(len(values), most):
-        kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
+        part = values[stretch.start : stretch.stop]
+        kept |= {stretch.start + int(part.argmin()), stretch.start + int(part.argmax())}
     return sorted(kept) if len(values) > most else list(range(len(values)))
 
 
 def _scales(chart: Chart) -> dict[str, AxisScale]:
     """The linear scale, from 0 so that small noise does not fill the chart; and the logarithmic one if values allow."""
-    values = [value for line in chart.series for value in line.values] + [value for _, value in chart.levels]
-    low, high = min(0.0, *values), max(0.0, *values)
+    values = np.concatenate([*(line.values for line in chart.series), [value for _, value in chart.levels]])
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     scales = {"lin": AxisScale(low, high + 0.05 * (high - low) if high > low else low + 1.0, False)}
-    positive = [value for value in values if value > 0]
-    if positive:
-        low, high = min(positive), max(positive)
+    positive = values[values > 0]
+    if len(positive):
+        low, high = float(positive.min()), float(positive.max())
         margin = (high / low) ** 0.05 if high > low else 1.5
         scales["log"] = AxisScale(low / margin, high * margin, True)
     return scales
@@ -123,7 +129,7 @@ def _scales(chart: Chart) -> dict[str, AxisScale]:
 
 def _figure(chart: Chart, ends: Mapping[Axis, float], densest: Series) -> str:
     scales = _scales(chart)
-    lines = [(line, thinned(line.values)) for line in chart.series if line.values]
+    lines = [(line, thinned(line.values)) for line in chart.series if len(line.values)]
     parts = [f"<g class=y-{name}>{_grid(scale)}</g>" for name, scale in scales.items()]
     for axis, end in ends.items():
         marks = "".join(_mark(mark, densest, axis, end) for mark in chart.marks)
@@ -178,8 +184,8 @@ def _x_axis(axis: Axis, end: float) -> str:
 
 
 def _mark(mark: Mark, densest: Series, axis: Axis, end: float) -> str:
-    before = [at for step, at in zip(densest.at["step"], densest.at[axis], strict=True) if step <= mark.step]
-    x = _x(mark.step if axis == "step" else before[-1] if before else 0.0, end)
+    num_before = int(np.searchsorted(densest.at["step"], mark.step, side="right"))
+    x = _x(mark.step if axis == "step" else densest.at[axis][num_before - 1] if num_before else 0.0, end)
     return f"<path class=mark d='M{x} {TOP}v{_PLOT_HEIGHT}'><title>{escaped(mark.text)}</title></path>"
 
 
@@ -200,11 +206,11 @@ def _line(line: Series, kept: list[int], axis: Axis, end: float, scale: AxisScal
 
 
 def _x(value: float, end: float) -> float:
-    return round(LEFT + _PLOT_WIDTH * value / end, 1)
+    return round(float(LEFT + _PLOT_WIDTH * value / end), 1)
 
 
 def _y(value: float, scale: AxisScale) -> float:
-    return round(TOP + _PLOT_HEIGHT * (1 - scale.share(value)), 1)
+    return round(float(TOP + _PLOT_HEIGHT * (1 - scale.share(value))), 1)
 
 
 def _points(

@@ -5,6 +5,7 @@ from typing import Any
 
 from kit.tools.report.chart import draw, extents
 from kit.tools.report.curves import GIB, charts_over
+from kit.tools.report.metrics import Columns
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.remarks import peak_bytes, remarks
 from kit.tools.report.runs import ReportedRun, duration
@@ -55,10 +56,11 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
 
 
 def _result(label: str, run: ReportedRun, device: str) -> dict[str, Any]:
-    def last(rows: list[dict[str, Any]], key: str, form: str) -> str:
-        values = [row[key] for row in rows if key in row]
-        return f"{values[-1]:{form}}" if values else ""
+    def last(rows: Columns, key: str, form: str) -> str:
+        values = rows.values(key)
+        return f"{values[-1]:{form}}" if len(values) else ""
 
+    evaluations = Columns(run.evaluations)
     speed, peak, utilisation = tokens_per_second(run), peak_bytes(run), median_utilisation(run)
     best = min(run.evaluations, key=lambda row: row["eval_loss"], default=None)
     ends = "finished" if run.record.get("finished_steps") else "running" if run.is_at_work else "not finished"
@@ -68,9 +70,9 @@ def _result(label: str, run: ReportedRun, device: str) -> dict[str, Any]:
         "steps": run.steps_done,
         "duration": "" if run.seconds is None else duration(run.seconds),
         "training loss": last(run.training, "loss", ".4f"),
-        "evaluation loss": last(run.evaluations, "eval_loss", ".4f"),
+        "evaluation loss": last(evaluations, "eval_loss", ".4f"),
         "lowest (step)": f"{best['eval_loss']:.4f} ({best['step']:,})" if best else "",
-        "exact match": last(run.evaluations, "eval_exact_match", ".1%"),
+        "exact match": last(evaluations, "eval_exact_match", ".1%"),
         f"tokens/s per {device}": "" if speed is None else f"{speed:,.0f}",
         "FLOPs utilisation": f"{utilisation:.1%}" if utilisation else "",
         "peak memory, GiB": "" if peak is None else f"{peak * GIB:.1f}",

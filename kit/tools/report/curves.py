@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kit.tools.report.chart import Chart, Mark, Series, series
+from kit.tools.report.chart import NUM_COLOURS, Chart, Mark, Series, series
+from kit.tools.report.metrics import Columns
 from kit.tools.report.remarks import predicted_bytes
-from kit.tools.report.runs import ReportedRun, Row
+from kit.tools.report.runs import ReportedRun
 from kit.tools.report.words import start_text
 
 GIB = 2**-30
@@ -18,7 +19,7 @@ class _Curve:
 
     title: str
     label: str  # where the title does not say which curve it is
-    rows: list[Row]
+    rows: Columns
     key: str
     scale: float = 1.0
     levels: Sequence[tuple[str, float]] = ()  # see ``Chart``
@@ -38,10 +39,18 @@ def charts_of(run: ReportedRun) -> list[Chart]:
         losses = [
             Chart(each.title, [each.line(colour=i)], marks=marks) for i, each in enumerate((training, evaluation))
         ]
-    names = list(dict.fromkeys(key for row in run.training for key in row if key.startswith("loss/")))
-    by_dataset = [series(key.removeprefix("loss/"), run.training, key, colour=i) for i, key in enumerate(names)]
+    by_dataset = [
+        series(name, run.training, f"loss/{name}", colour=i)
+        for i, name in enumerate(largest_data_sets(run)[:NUM_COLOURS])
+    ]
     single = [Chart(each.title, [each.line()], each.levels, marks) for each in others]
     return [*losses, Chart("loss by data set", by_dataset, marks=marks), *single]
+
+
+def largest_data_sets(run: ReportedRun) -> list[str]:
+    """Return the names of the data sets that have a loss, those with the most supervised tokens in a step first."""
+    names = [key.removeprefix("loss/") for key in run.training.keys if key.startswith("loss/")]
+    return sorted(names, key=lambda name: -float(run.training.values(f"supervised_tokens/{name}").sum()))
 
 
 def charts_over(runs: Sequence[ReportedRun], labels: Sequence[str]) -> list[Chart]:
@@ -55,12 +64,12 @@ def charts_over(runs: Sequence[ReportedRun], labels: Sequence[str]) -> list[Char
 
 def _curves(run: ReportedRun) -> list[_Curve]:
     """The curves of a run, the same ones in the same order for each run; the first two are the losses."""
-    training, evaluations = run.training, run.evaluations
+    training, evaluations = run.training, Columns(run.evaluations)
     what = "" if run.has_one_loss else f" ({run.objective or 'with the auxiliary loss of routers'})"
     clip, predicted = run.recipe.max_grad_norm, predicted_bytes(run)
     # A limit far above all norms would press them to the bottom of the chart.
-    is_near = clip and any(row.get("grad_norm", 0.0) > clip / 4 for row in training)
-    used = [{**row, "utilisation": run.utilisation(row)} for row in training if run.utilisation(row) is not None]
+    is_near = clip and (training.values("grad_norm") > clip / 4).any()
+    per_speed = run.utilisation_per_speed
     return [
         _Curve(f"training loss{what or f', {_UNIT}'}", "training", training, "loss"),
         _Curve(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss"),
@@ -81,7 +90,13 @@ def _curves(run: ReportedRun) -> list[_Curve]:
             "tokens_per_second",
             1 / run.strategy.num_processes,
         ),
-        _Curve("model FLOPs utilisation, %", "utilisation", used, "utilisation", 100),
+        _Curve(
+            "model FLOPs utilisation, %",
+            "utilisation",
+            training if per_speed else Columns(),
+            "tokens_per_second",
+            100 * (per_speed or 0.0),
+        ),
         _Curve(
             "peak memory of rank 0, GiB",
             "measured",

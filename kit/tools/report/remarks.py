@@ -3,8 +3,9 @@
 Promises: a remark follows from the record or the metrics, gives the figures, and says what to do where that is known.
 """
 
-import statistics
 from collections.abc import Iterator
+
+import numpy as np
 
 from kit.failures.exits import ERROR_FILE
 from kit.run.answers import few_texts, unended
@@ -30,23 +31,23 @@ def _end(run: ReportedRun) -> Iterator[str]:
         yield f"The run ended with an error:\n{text[:2000]}"
     if run.strategy.rehearsal:
         yield "This was a rehearsal on a CPU of a config for GPUs: its speed and its memory say nothing about GPUs."
-    if not run.training:
+    if not len(run.training):
         yield "No step has been done yet."
 
 
 def _steps(run: ReportedRun) -> Iterator[str]:
-    skipped = [row["step"] for row in run.rows if "nonfinite" in row]
+    skipped = [row["step"] for row in run.odd_steps if "nonfinite" in row]
     if skipped:
         yield (
             f"{_steps_named(skipped)} skipped because loss or gradient was not finite. The samples are listed below. A "
             "frequent cause is a learning rate that is too high."
         )
-    spikes = [row["step"] for row in run.rows if "loss_spike" in row]
+    spikes = [row["step"] for row in run.odd_steps if "loss_spike" in row]
     if spikes:
         yield f"{_steps_named(spikes)} marked by a loss far above the usual. The samples are listed below."
     limit = run.recipe.max_grad_norm
-    norms = [row["grad_norm"] for row in run.training if "grad_norm" in row]
-    clipped = sum(norm > limit for norm in norms) / len(norms) if norms and limit else 0.0
+    norms = run.training.values("grad_norm")
+    clipped = (norms > limit).mean() if len(norms) and limit else 0.0
     if clipped > MUCH_CLIPPING and len(norms) >= FEWEST_ROWS:
         yield (
             f"The gradient was clipped in {clipped:.0%} of the steps (max_grad_norm {limit:g}), so its length had "
@@ -59,10 +60,10 @@ def _steps_named(steps: list[int]) -> str:
 
 
 def _losses(run: ReportedRun) -> Iterator[str]:
-    losses = [row["loss"] for row in run.training]
+    losses = run.training.values("loss")
     if len(losses) >= FEWEST_ROWS:
         tenth = max(len(losses) // 10, 5)
-        first, last = statistics.mean(losses[:tenth]), statistics.mean(losses[-tenth:])
+        first, last = losses[:tenth].mean(), losses[-tenth:].mean()
         if last >= first:
             yield (
                 f"The training loss did not fall: {first:.4g} in the first {tenth} logged steps, {last:.4g} in the "
@@ -101,8 +102,9 @@ def _waste(run: ReportedRun) -> Iterator[str]:
         yield f"{waiting:.0%} of the time was spent waiting for data{way}."
     waiting = mean(run, "rank_wait_share")
     if waiting is not None and waiting > MUCH_WAITING:
-        often = statistics.mode(row["slowest_rank"] for row in run.training if "slowest_rank" in row)
-        yield f"{waiting:.0%} of the time was spent waiting for the slowest rank, most often rank {often}."
+        slowest, counts = np.unique(run.training.values("slowest_rank"), return_counts=True)
+        often = f", most often rank {slowest[counts.argmax()]:.0f}" if len(slowest) else ""
+        yield f"{waiting:.0%} of the time was spent waiting for the slowest rank{often}."
     padding = mean(run, "padding_share")
     if padding is not None and padding > MUCH_PADDING:
         way = "" if run.recipe.packing else "; --packing true, or a smaller per_device_train_batch_size, avoids it"
@@ -137,8 +139,8 @@ def _listed(texts: list[str]) -> str:
 
 def mean(run: ReportedRun, key: str) -> float | None:
     """Return the mean of a share over the logged steps, without the first, which is slow; None without any."""
-    values = [row[key] for row in run.training if key in row]
-    return statistics.mean(values[1:] or values) if values else None
+    values = run.training.values(key)
+    return float((values[1:] if len(values) > 1 else values).mean()) if len(values) else None
 
 
 def predicted_bytes(run: ReportedRun) -> float | None:
@@ -150,4 +152,4 @@ def predicted_bytes(run: ReportedRun) -> float | None:
 
 def peak_bytes(run: ReportedRun) -> float | None:
     """Return the highest memory that rank 0 measured; None if it measured none."""
-    return max((row["peak_memory_bytes"] for row in run.training if "peak_memory_bytes" in row), default=None)
+    return float(max(run.training.values("peak_memory_bytes"), default=0.0)) or None

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.console import is_main, say
-from kit.tools.report.chart import draw, extents
-from kit.tools.report.curves import charts_of
+from kit.tools.report.chart import NUM_COLOURS, draw, extents
+from kit.tools.report.curves import charts_of, largest_data_sets
+from kit.tools.report.metrics import MOST_ODD, Columns, Row
 from kit.tools.report.page import escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
-from kit.tools.report.runs import ReportedRun, Row, read_reported_run
+from kit.tools.report.runs import ReportedRun, read_reported_run
 from kit.tools.report.summary import definition_list, run_summary
 from kit.tools.report.words import chosen_and_defaults, meaning, setting, start_text, words
 
@@ -42,14 +43,14 @@ def run_page(run: ReportedRun, reload_seconds: float = 0) -> str:
     """Return the page of a run as HTML. For ``reload_seconds`` see ``kit.tools.report.page.page``."""
     charts = charts_of(run)
     warnings = "".join(f"<li>{escaped(text)}</li>" for text in remarks(run))
-    odd = [{"step": row["step"], "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in run.odd_steps]
     parts = [
         f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(str(run.folder.absolute()))}</p>",
         definition_list(run_summary(run)),
         f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
         f"<h2>Course</h2>{_marks(run)}<div class=charts>{draw(charts)}</div>",
-        section("Steps to look at", table(["step", "what", "samples"], odd)) if odd else "",
+        _odd_steps(run),
         _evaluations(run),
+        _by_data_set(run),
         _answers(run),
         _data(run.record["data"]),
         _recipe(run),
@@ -58,6 +59,16 @@ def run_page(run: ReportedRun, reload_seconds: float = 0) -> str:
     return page(
         f"{run.name}: {run.folder.absolute()}", parts, axes=list(extents(charts)), reload_seconds=reload_seconds
     )
+
+
+def _odd_steps(run: ReportedRun) -> str:
+    odd = [row for row in run.odd_steps if "samples" in row][:MOST_ODD]
+    if not odd:
+        return ""
+    rows = [{"step": row["step"], "what": _oddity(row), "samples": ", ".join(row["samples"])} for row in odd]
+    more = len(run.odd_steps) - len(odd)
+    note = f"<p>{more:,} more are in metrics.jsonl.</p>" if more else ""
+    return section("Steps to look at", table(["step", "what", "samples"], rows) + note)
 
 
 def _oddity(row: Row) -> str:
@@ -74,12 +85,34 @@ def _evaluations(run: ReportedRun) -> str:
     # The number of tokens is the same in each: that of the evaluation data.
     of_evaluation = (key for row in run.evaluations for key in row if key.startswith("eval_"))
     keys = [key for key in dict.fromkeys(of_evaluation) if not key.startswith("eval_tokens")]
+    if sum("/" in key for key in keys) > NUM_COLOURS:
+        keys = [key for key in keys if "/" not in key]  # ``_by_data_set`` has the others
     rows = [
         {"after step": row["step"], **{words(key): _measured(key, row.get(key)) for key in keys}}
         for row in run.evaluations
     ]
     columns = ["after step", *map(words, keys)]
     return section("Evaluation", table(columns, rows, stacks=len(columns) > _FEW_COLUMNS))
+
+
+def _by_data_set(run: ReportedRun) -> str:
+    """The losses of all data sets where these are too many for lines and columns; else empty."""
+    evaluated = Columns(run.evaluations)
+    names = largest_data_sets(run)
+    names += [name for key in evaluated.keys if (name := key.removeprefix("eval_loss/")) not in (key, *names)]
+    if len(names) <= NUM_COLOURS:
+        return ""
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"data set": name}
+        for title, values in (
+            ("training loss", run.training.values(f"loss/{name}")),
+            ("evaluation loss", evaluated.values(f"eval_loss/{name}")),
+        ):
+            if len(values):
+                row |= {f"{title}, first": f"{values[0]:.4f}", f"{title}, last": f"{values[-1]:.4f}"}
+        rows.append(row)
+    return section("Loss by data set", table(list(dict.fromkeys(key for row in rows for key in row)), rows))
 
 
 def _measured(key: str, value: float | None) -> str | None:

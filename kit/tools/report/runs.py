@@ -5,22 +5,19 @@ was killed.
 """
 
 import json
-import math
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kit import lock
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError
-from kit.run.record import METRICS_FILE, RUN_FILE, read_metrics, read_run
+from kit.run.record import METRICS_FILE, RUN_FILE, read_run
 from kit.strategy.topology import ActualStrategy
 from kit.tools.plan.hardware import gpu_of
-
-Row = dict[str, Any]  # a line of metrics.jsonl
-_TEXTS = ("nonfinite", "objective")
-_ANSWER = ("prompt", "reference", "text", "exact")  # keys of an answer in the metrics
+from kit.tools.report.metrics import Columns, Metrics, Row, finite_number, read_metrics_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class ReportedRun:
     recipe: Recipe
     strategy: ActualStrategy
     record: dict[str, Any]  # run.json
-    rows: list[Row]
+    metrics: Metrics
     is_at_work: bool  # whether a process trains it now
 
     @property
@@ -42,20 +39,20 @@ class ReportedRun:
         """The name of its folder."""
         return self.folder.absolute().name
 
-    @cached_property
-    def training(self) -> list[Row]:
-        """The rows of steps with an update."""
-        return [row for row in self.rows if "loss" in row]
+    @property
+    def training(self) -> Columns:
+        """The numbers of the steps with an update."""
+        return self.metrics.training
 
-    @cached_property
+    @property
     def evaluations(self) -> list[Row]:
         """The rows of evaluations."""
-        return [row for row in self.rows if "eval_loss" in row]
+        return self.metrics.evaluations
 
     @property
     def odd_steps(self) -> list[Row]:
-        """The rows that list the samples of a step: it was skipped, or its loss was a spike."""
-        return [row for row in self.rows if "samples" in row and ("nonfinite" in row or "loss_spike" in row)]
+        """The rows of steps that were skipped, or whose loss was a spike."""
+        return self.metrics.odd_steps
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -66,7 +63,7 @@ class ReportedRun:
     @property
     def steps_done(self) -> int:
         """The last step in the metrics; 0 without any."""
-        return max((row["step"] for row in self.rows), default=0)
+        return self.metrics.last_step
 
     @property
     def total_steps(self) -> int:
@@ -76,7 +73,7 @@ class ReportedRun:
     @property
     def seconds(self) -> float | None:
         """The duration of the run so far, without the time between its starts."""
-        return max((row["seconds"] for row in self.rows if "seconds" in row), default=None)
+        return self.metrics.seconds
 
     @property
     def device(self) -> str:
@@ -86,12 +83,12 @@ class ReportedRun:
     @property
     def objective(self) -> str:
         """The class of another objective than the supervised loss; else empty."""
-        return next((row["objective"] for row in reversed(self.rows) if "objective" in row), "")
+        return self.metrics.objective
 
     @property
     def has_one_loss(self) -> bool:
         """Whether ``loss`` and ``eval_loss`` are the same measure, so that they fit into one chart."""
-        has_router_loss = self.recipe.router_aux_loss_coef or any("router_loss" in row for row in self.rows)
+        has_router_loss = self.recipe.router_aux_loss_coef or "router_loss" in self.training.keys
         return not self.objective and not has_router_loss
 
     @property
@@ -111,25 +108,27 @@ class ReportedRun:
         return f"{done}, and no process is at work; the same command continues it"
 
     def _time_left(self) -> str:
-        training = [row for row in self.training if "seconds" in row]
-        if len(training) < 2 or not self.total_steps:
+        seconds = self.training.column("seconds")
+        steps = self.training.column("step")[~np.isnan(seconds)][-50:]
+        seconds = seconds[~np.isnan(seconds)][-50:]
+        if len(seconds) < 2 or not self.total_steps:
             return ""
-        first, last = training[max(len(training) - 50, 0)], training[-1]
-        speed = (last["seconds"] - first["seconds"]) / max(last["step"] - first["step"], 1)
-        return f", about {duration(speed * (self.total_steps - last['step']))} left"
+        speed = (seconds[-1] - seconds[0]) / max(steps[-1] - steps[0], 1)
+        return f", about {duration(speed * (self.total_steps - steps[-1]))} left"
 
-    def utilisation(self, row: Row) -> float | None:
-        """Model FLOPs utilisation at a step: the model's own FLOP/s / the peak of all devices; None if unknown.
+    @property
+    def utilisation_per_speed(self) -> float | None:
+        """Model FLOPs utilisation for each token per second of all devices; None if unknown.
 
-        It counts forward and backward pass without recomputation, and is unknown for a GPU that the kit does not know.
+        It is the model's own FLOP of a token / the peak FLOP/s of all devices. It counts forward and backward pass
+        without recomputation, and is unknown for a GPU that the kit does not know.
         """
         plan = self.record.get("plan")
-        per_token = _number(plan.get("operations_per_token")) if isinstance(plan, dict) else None
+        per_token = finite_number(plan.get("operations_per_token")) if isinstance(plan, dict) else None
         tflops = gpu_of(self.strategy.device).tflops if self.strategy.mixed_precision == "bf16" else None
-        if not tflops or not per_token or "tokens_per_second" not in row:
+        if not tflops or not per_token:
             return None
-        peak = tflops * 1e12
-        return row["tokens_per_second"] * per_token / (peak * self.strategy.num_processes)
+        return per_token / (tflops * 1e12 * self.strategy.num_processes)
 
 
 def read_reported_run(folder: Path) -> ReportedRun:
@@ -152,9 +151,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
         is_at_work = False
     except UserError:
         is_at_work = True
-    return ReportedRun(
-        folder, recipe, strategy, record, [_whole_values(row) for row in read_metrics(folder)], is_at_work
-    )
+    return ReportedRun(folder, recipe, strategy, record, read_metrics_of(folder), is_at_work)
 
 
 def duration(seconds: float) -> str:
@@ -168,29 +165,9 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def _whole_values(row: Row) -> Row:
-    """The row without values of a type that no run writes there, as of a damaged file."""
-    return {key: value for key, value in row.items() if key == "step" or _is_whole(key, value)}
-
-
-def _is_whole(key: str, value: Any) -> bool:
-    if key in _TEXTS:
-        return isinstance(value, str)
-    if key == "samples":
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if key == "answers":
-        return isinstance(value, list) and all(isinstance(item, dict) and item.keys() >= {*_ANSWER} for item in value)
-    return _number(value) is not None
-
-
 def _is_start(value: Any) -> bool:
     is_known = isinstance(value, dict) and isinstance(value.get("changed"), list)
     return is_known and isinstance(value.get("step"), int) and isinstance(value.get("time"), str)
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
 
 
 def _whole(value: Any) -> int:

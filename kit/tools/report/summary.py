@@ -1,6 +1,8 @@
 """The summary of a run: what a reader wants to know first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from kit.tools.report.page import escaped
 from kit.tools.report.remarks import peak_bytes, predicted_bytes
@@ -26,7 +28,7 @@ def run_summary(run: ReportedRun) -> dict[str, str]:
     found["strategy"] = strategy.describe(recipe)
     found["model"] = f"{recipe.model_name_or_path} ({recipe.method})"
     if training:
-        found["training loss"] = _change([row["loss"] for row in training])
+        found["training loss"] = _change(training.values("loss"))
     for key, name in (("eval_loss", "evaluation loss"), ("eval_exact_match", "exact match")):
         values = [row[key] for row in run.evaluations if key in row]
         if values:
@@ -43,21 +45,22 @@ def run_summary(run: ReportedRun) -> dict[str, str]:
         found["peak memory of rank 0"] = f"{peak * _GIB:.1f} GiB"
         if predicted:
             found["peak memory of rank 0"] += f", {predicted * _GIB:.1f} predicted"
-    if training and "tokens_seen" in training[-1]:
-        found["tokens seen"] = f"{training[-1]['tokens_seen']:,}"
+    seen = training.values("tokens_seen")
+    if len(seen):
+        found["tokens seen"] = f"{seen[-1]:,.0f}"
     return found
 
 
 def tokens_per_second(run: ReportedRun) -> float | None:
     """Return the median speed of one process, without the first logged step; None before the first one."""
-    speeds = [row["tokens_per_second"] for row in run.training if "tokens_per_second" in row]
-    return _median([speed / run.strategy.num_processes for speed in speeds])
+    median = _median_speed(run)
+    return None if median is None else median / run.strategy.num_processes
 
 
 def median_utilisation(run: ReportedRun) -> float | None:
     """Return the median model FLOPs utilisation, without the first logged step; None if it is unknown."""
-    values = [run.utilisation(row) for row in run.training]
-    return _median([value for value in values if value is not None])
+    median, per_speed = _median_speed(run), run.utilisation_per_speed
+    return None if median is None or per_speed is None else median * per_speed
 
 
 def definition_list(named: Mapping[str, str]) -> str:
@@ -69,10 +72,12 @@ def definition_list(named: Mapping[str, str]) -> str:
     return f"<dl class=facts>{items}</dl>"
 
 
-def _median(values: list[float]) -> float | None:
-    steady = sorted(values[1:] or values)
-    return steady[len(steady) // 2] if steady else None
+def _median_speed(run: ReportedRun) -> float | None:
+    """The median of tokens per second of all processes, without the first logged step."""
+    speeds = run.training.values("tokens_per_second")
+    steady = np.sort(speeds[1:] if len(speeds) > 1 else speeds)
+    return float(steady[len(steady) // 2]) if len(steady) else None
 
 
-def _change(values: list[float], form: str = ".4f") -> str:
+def _change(values: Sequence[float] | np.ndarray, form: str = ".4f") -> str:
     return f"{values[0]:{form}} → {values[-1]:{form}}" if len(values) > 1 else f"{values[0]:{form}}"

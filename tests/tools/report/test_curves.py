@@ -8,9 +8,9 @@ from kit.tools.report.curves import charts_of, charts_over
 def shown(charts):
     """The titles of the charts with a value, and the values of their lines."""
     return {
-        c.title: [list(line.values) for line in c.series if line.values]
+        c.title: [list(line.values) for line in c.series if len(line.values)]
         for c in charts
-        if any(s.values for s in c.series)
+        if any(len(s.values) for s in c.series)
     }
 
 

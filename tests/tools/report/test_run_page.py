@@ -11,6 +11,8 @@ import pytest
 from report_helpers import evaluation_row, make_run, record, step_row
 
 from kit.errors import UserError
+from kit.tools.report.chart import NUM_COLOURS
+from kit.tools.report.metrics import MOST_ODD
 from kit.tools.report.page import SCRIPT
 from kit.tools.report.run_page import write_report, write_report_at_end
 
@@ -25,6 +27,28 @@ def answer(folder, **values):
     row = {"step": 4, "eval_loss": 2.25, "eval_perplexity": 9.4877, "eval_tokens": 11, "answers": [values]}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def test_of_many_data_sets_the_largest_are_drawn_and_all_are_in_a_table(tmp_path):
+    names = [f"set{i}" for i in range(200)]
+    rows = []
+    for step in range(1, 20):
+        named = {f"loss/{name}": 200.0 - i for i, name in enumerate(names)}
+        rows.append(step_row(step, **named, **{f"supervised_tokens/{name}": i for i, name in enumerate(names)}))
+    rows.append(evaluation_row(19, **{f"eval_loss/{name}": 7.0 for name in names}))
+    page = write_report(make_run(tmp_path, rows)).read_text()
+    drawn = re.search(r"<figcaption><span class=title>loss by data set.*?</div>", page)[0]
+    assert re.findall(r"</i>(\w+) <b>", drawn) == [f"set{199 - i}" for i in range(NUM_COLOURS)]
+    listed = page.partition("<h2>Loss by data set</h2>")[2].partition("</table>")[0]
+    assert all(f">{name}</td>" in listed for name in names) and "200.0000</td>" in listed and "7.0000</td>" in listed
+    assert page.count("<th>") < 60
+
+
+def test_of_many_steps_to_look_at_the_first_are_listed_and_the_rest_counted(tmp_path):
+    rows = [step_row(step, loss_spike=3.0, samples=[f"s{step}."]) for step in range(1, MOST_ODD + 31)]
+    page = write_report(make_run(tmp_path, rows)).read_text()
+    assert "s100." in page and "s101." not in page and "30 more are in metrics.jsonl" in page
+    assert "130 steps, the first 1, were marked" in page
 
 
 def test_the_page_shows_what_the_run_left(folder):

@@ -15,7 +15,9 @@ def test_what_no_run_writes_is_left_out(tmp_path):
         {"step": 1, "loss": "abc", "grad_norm": None, "learning_rate": True, "tokens_per_second": [1]},
         {"step": 2, "loss": 2.0, "samples": 3, "nonfinite": 1, "answers": ["no"], "grad_norm": float("nan")},
     ]
-    assert opened(tmp_path, rows).rows == [{"step": 1}, {"step": 2, "loss": 2.0}]
+    metrics = opened(tmp_path, rows).metrics
+    assert metrics.num_rows == 2 and len(metrics.training) == 1
+    assert {key: metrics.training.values(key).tolist() for key in metrics.training.keys} == {"step": [2], "loss": [2]}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +54,9 @@ def test_utilisation_needs_a_known_device(tmp_path):
     peak = {"operations_per_token": 6e9 * 989.4}
     strategy = json.loads((make_run(tmp_path) / "run.json").read_text())["strategy"]
     gpu = opened(tmp_path, plan=peak, strategy=strategy | {"device": "NVIDIA H100"})
-    assert gpu.utilisation(step_row(1)) == pytest.approx(90 * 6e9 / (2 * 1e12)) and gpu.device == "GPU"
-    assert opened(tmp_path, plan=peak).utilisation(step_row(1)) is None  # on a CPU
-    assert opened(tmp_path, strategy=strategy | {"device": "NVIDIA H100"}).utilisation(step_row(1)) is None
+    assert gpu.utilisation_per_speed == pytest.approx(6e9 / (2 * 1e12)) and gpu.device == "GPU"
+    assert opened(tmp_path, plan=peak).utilisation_per_speed is None  # on a CPU
+    assert opened(tmp_path, strategy=strategy | {"device": "NVIDIA H100"}).utilisation_per_speed is None
 
 
 @pytest.mark.parametrize("damage", [{"data": None}, {"data": {"train": {}}}, {"versions": 3}])
@@ -65,7 +67,7 @@ def test_a_damaged_record_is_refused(tmp_path, damage):
 
 def test_metrics_that_cannot_be_read_are_refused_and_absent_ones_are_none_yet(tmp_path):
     (make_run(tmp_path) / "metrics.jsonl").unlink()
-    assert read_reported_run(tmp_path).rows == []
+    assert read_reported_run(tmp_path).metrics.num_rows == 0
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(UserError, match=r"metrics.jsonl: cannot be read"):
         read_reported_run(tmp_path)
