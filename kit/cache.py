@@ -5,11 +5,14 @@ Promises:
 - ``file_digest`` is a hash of the content. The cache stores it with the file's size, times and inode, so an unchanged
   file is not read again. A changed file is.
 - An entry appears complete, by one rename, or not at all. Opening it detects if it was cut short or altered.
-- Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy.
+- Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy. Each keeps
+  one file open; ``allow_open_files`` makes room for many.
 """
 
+import errno
 import json
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +30,9 @@ ENTRY = "entry.json"
 # A file that changes twice within one tick of the file system's clock keeps its times, so the digest of a file that
 # changed this recently is not stored.
 YOUNG_SECONDS = 2.0
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+FEWER_FILES = "raise the limit of open files: ulimit -n"
+SPARE_FILES = 256  # that a process needs besides: those of libraries, connections to other ranks, a checkpoint
 
 
 def cache_folder() -> Path:
@@ -172,8 +178,30 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
             dtype = np.dtype(columns if len(columns) > 1 else columns[0][1])
             arrays[name] = np.memmap(path, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
         return arrays, entry["info"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
+            raise UserError(
+                Problem("cache", f"{folder} cannot be opened ({error.strerror})", fix=FEWER_FILES)
+            ) from None
         return None
+
+
+def allow_open_files(num: int, where: str) -> None:
+    """Let this process keep ``num`` more files open: raise its own limit by that, if the machine allows it.
+
+    Raises:
+        UserError: the machine does not allow it. ``where`` is the setting that asks for so many.
+    """
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num + SPARE_FILES
+    if allowed == resource.RLIM_INFINITY or needed <= allowed:
+        return
+    if needed > most != resource.RLIM_INFINITY:
+        found = f"{num} files must stay open, and this machine lets a process open {most}"
+        fix = f"raise the limit (ulimit -Hn) to {needed}; or fewer data sets, since the path of one may be a glob"
+        raise UserError(Problem(where, found, fix=fix))
+    more = allowed + num
+    resource.setrlimit(resource.RLIMIT_NOFILE, (more if most == resource.RLIM_INFINITY else min(more, most), most))
 
 
 def delete_old(folder: Path) -> None:
@@ -206,4 +234,5 @@ def cannot_write(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         found = f"{folder} cannot be written ({error.strerror or error})"
-        raise UserError(Problem("cache", found, fix="set KIT_CACHE to a folder with room")) from None
+        fix = FEWER_FILES if error.errno in TOO_MANY_FILES else "set KIT_CACHE to a folder with room"
+        raise UserError(Problem("cache", found, fix=fix)) from None

@@ -4,18 +4,19 @@ Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+import xxhash
 from accelerate.utils import gather_object
 
 from kit.console import progress
 from kit.data.feed.batches import evaluation_batches, on_device
-from kit.data.open import pad_id, prompt_and_reference
+from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.strategy.weights import generating
 
@@ -74,7 +75,7 @@ def evaluate(
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
 
-    Dropout is off. Only sums are kept from batch to batch, so memory does not grow with the number of samples.
+    Dropout is off. Only sums are kept from batch to batch, and with ``predict_with_generate`` a hash of each reference.
 
     Args:
         batch_size: samples of a rank in a micro-batch, and in a call that generates answers.
@@ -88,18 +89,19 @@ def evaluate(
         metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics)
-        references = [tuple(prompt_and_reference(samples, i)[1]) for i in range(len(samples))]
-        stops = _stops(references, tokenizer)
+        ends, frequencies = _references(samples)
+        special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
+        # What ends an answer: EOS, and what ends a reference; a chat template may use another token than EOS.
+        stops = {tokenizer.eos_token_id, *ends} & special
         answers, num_exact, num_unended = _answers(
             prepared, samples, stops, batch_size, settings.max_new_tokens, tokenizer, progress
         )
         metrics["eval_exact_match"] = num_exact / len(samples)
-        frequencies = Counter(references)
         counts = {
             "num_answers": len(samples),
             "num_unended_answers": num_unended,
             "num_expected_texts": len(frequencies),
-            "num_most_frequent_text": max(frequencies.values()),
+            "num_most_frequent_text": int(frequencies.max()),
         }
         named = stops - {tokenizer.eos_token_id} or stops
         return Evaluation(metrics, answers, counts, tokenizer.convert_ids_to_tokens(sorted(named)))
@@ -150,16 +152,16 @@ def _answers(
         fits into ``max_new_tokens``, both over all ranks.
     """
     accelerator, ranks = prepared.accelerator, prepared.ranks
-    mine = list(range(ranks.index, len(samples), ranks.count))
+    mine = np.arange(ranks.index, len(samples), ranks.count)
     # Samples of similar length share a call. Every rank makes the same number of calls, because each call gathers
     # sharded weights.
-    mine.sort(key=lambda i: samples.lengths[i])
+    mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # exact, unended
     shown: list[tuple[int, Answer]] = []
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
-            ids = mine[call * batch_size : (call + 1) * batch_size]
+            ids = mine[call * batch_size : (call + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.
             pairs = [prompt_and_reference(samples, i) for i in ids or [0]]
             prompts = [prompt for prompt, _ in pairs]
@@ -175,10 +177,16 @@ def _answers(
     return answers, num_exact, int(num_unended)
 
 
-def _stops(references: list[tuple[int, ...]], tokenizer: Any) -> set[int]:
-    """The tokens that end an answer: EOS, and those that end a reference; a chat template may use another than EOS."""
-    special = {tokenizer.eos_token_id, *tokenizer.added_tokens_decoder} - {None}
-    return {tokenizer.eos_token_id, *(reference[-1] for reference in references)} & special
+def _references(samples: Samples) -> tuple[set[int], np.ndarray]:
+    """Return the last tokens of all references, and how often each different reference is there, int64."""
+    ends = set()
+    hashes = np.empty(len(samples), np.uint64)  # the references themselves may take gigabytes
+    for i in range(len(samples)):
+        ids, weights = samples[i]
+        start, end = reference_span(weights)
+        ends.add(int(ids[end - 1]))
+        hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())
+    return ends, np.unique(hashes, return_counts=True)[1]
 
 
 def _generate(

@@ -1,6 +1,8 @@
 """What the cache remembers of a file is of its content; an entry is whole, or it is not there."""
 
 import errno
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -114,3 +116,47 @@ def test_a_cache_that_cannot_be_written_is_reported_with_a_fix(tmp_path):
         cache.cannot_write(tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+OPEN_FILES = """
+import resource, sys
+from kit.cache import allow_open_files
+from kit.errors import UserError
+allowed, most, num = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+try:
+    allow_open_files(num, "dataset")
+except UserError as error:
+    print(error.problems[0])
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("allowed", "most", "num", "then"),
+    [(1024, 4096, 700, 1024), (1024, 4096, 1200, 2224), (1024, 2000, 1200, 2000)],
+)
+def test_the_limit_of_open_files_is_raised_if_many_must_stay_open(allowed, most, num, then):
+    done = subprocess.run([sys.executable, "-c", OPEN_FILES, *map(str, (allowed, most, num))], capture_output=True)
+    assert done.stdout.split() == [str(then).encode()]
+
+
+def test_more_files_than_the_machine_allows_are_refused():
+    done = subprocess.run([sys.executable, "-c", OPEN_FILES, "1024", "1024", "1200"], capture_output=True, text=True)
+    assert done.stdout.startswith("dataset: 1200 files must stay open, and this machine lets a process open 1024")
+    assert "(ulimit -Hn) to 1456" in done.stdout and done.stdout.endswith("\n1024\n")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_an_entry_is_not_taken_for_a_damaged_one_if_too_many_files_are_open(folder, monkeypatch, number):
+    writer = cache.Writer(folder)
+    writer.append({"ids": np.arange(3)})
+    writer.finish({})
+
+    def memmap(*args, **kwargs):
+        raise OSError(number, "Too many open files")
+
+    monkeypatch.setattr(np, "memmap", memmap)
+    with pytest.raises(UserError, match="Too many open files") as caught:
+        cache.open_entry(folder)
+    assert "ulimit -n" in caught.value.problems[0].fix

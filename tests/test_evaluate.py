@@ -2,9 +2,11 @@
 
 import json
 import math
+import tracemalloc
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from kit import evaluate as evaluate_module
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
 from kit.data.open import prompt_and_reference
+from kit.data.samples.samples import Samples
 from kit.errors import UserError
 from kit.evaluate import evaluate
 from kit.model.load import build_model, open_config
@@ -245,6 +248,19 @@ def test_how_many_different_texts_are_expected_is_counted(setting, run, knowing)
     _, (result,) = run(model=knowing(wrong=()), samples=samples, predict_with_generate=True)
     assert result.counts["num_answers"] == 4 and result.counts["num_expected_texts"] == 2
     assert result.counts["num_most_frequent_text"] == 3
+
+
+def test_of_references_a_hash_is_kept_however_long_they_are(setting, run, knowing, monkeypatch):
+    ids, weights = setting.samples[0]
+    long = np.tile(ids, 200), np.tile(weights, 200)
+    long[1][-len(weights) * 150 :] = 1.0  # the reference
+    monkeypatch.setattr(Samples, "__getitem__", lambda samples, i: long)
+    tracemalloc.start()
+    ends, frequencies = evaluate_module._references(setting.samples)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert frequencies.tolist() == [61] and ends == {int(ids[-1])}
+    assert peak < 40 * len(long[0]) < 61 * 8 * 150 * len(ids)  # less than all references as lists of integers
 
 
 def test_every_rank_generates_equally_often(run, knowing):

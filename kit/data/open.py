@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import digest
+from kit.cache import allow_open_files, digest
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
@@ -32,7 +32,7 @@ from kit.data.feed.subsets import hold_out, leak_notes, limited_evaluation, limi
 from kit.data.read.sources import open_source, read_rows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
-from kit.data.samples.samples import Samples, Store
+from kit.data.samples.samples import FILES_OF_STORE, Samples, Store
 from kit.data.samples.tokenise import tokenise
 from kit.errors import Problem, Problems, UserError, raise_if
 
@@ -182,6 +182,8 @@ def open_data(
         fix = "take pad_token out of tokenizer_config.json: padding is masked, any id serves"
         problems.append(Problem("model_name_or_path", found, fix=fix))
 
+    num_stores = sum(dataset.is_evaluation or not settings.streaming for dataset in datasets)
+    allow_open_files(FILES_OF_STORE * num_stores, "dataset")
     skips = settings.on_bad_row == "skip"
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
@@ -395,7 +397,12 @@ def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]
         The ids before its last span of supervised tokens (the prompt), and the ids of that span (the reference).
     """
     tokens, weights = samples[i]
+    start, end = reference_span(weights)
+    return tokens[:start].tolist(), tokens[start:end].tolist()
+
+
+def reference_span(weights: np.ndarray) -> tuple[int, int]:
+    """Return where the last span of supervised tokens begins and ends, given the weights of a sample [T]."""
     end = int(np.flatnonzero(weights)[-1]) + 1
     masked = np.flatnonzero(weights[:end] == 0)
-    start = int(masked[-1]) + 1 if len(masked) else 0
-    return tokens[:start].tolist(), tokens[start:end].tolist()
+    return int(masked[-1]) + 1 if len(masked) else 0, end

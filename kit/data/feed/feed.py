@@ -157,18 +157,13 @@ class Feed:
         """One line for each data set, if they have weights."""
         if not self._order.quotas:
             return []
-        samples, unit = self._samples, self._settings.mixing
-        if unit == "tokens":
-            whole = samples.lengths[self._order.epoch(0).members].sum(dtype=np.int64)
-        else:
-            whole = sum(self._order.quotas)
+        order, unit = self._order, self._settings.mixing
+        passes = np.array(order.quotas) / order.sizes
+        amounts = passes * order.num_tokens if unit == "tokens" else np.array(order.quotas)
         lines = []
-        for i, (name, quota) in enumerate(zip(samples.dataset_names, self._order.quotas, strict=True)):
-            lengths = samples.lengths[samples.dataset_ids == i]
-            passes = quota / len(lengths)
-            amount = passes * lengths.sum(dtype=np.int64) if unit == "tokens" else quota
-            line = f"mixing: {name} {amount / whole:.1%} of the {unit}, {passes:.2f} passes an epoch"
-            lines.append(f"warning: {line}" if passes > MANY_PASSES else line)
+        for name, num, share in zip(self._samples.dataset_names, passes, amounts / amounts.sum(), strict=True):
+            line = f"mixing: {name} {share:.1%} of the {unit}, {num:.2f} passes an epoch"
+            lines.append(f"warning: {line}" if num > MANY_PASSES else line)
         return lines
 
     def closing_notes(self) -> list[str]:

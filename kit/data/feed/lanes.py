@@ -67,9 +67,14 @@ def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
     Args:
         sizes: of the files of a data set; None: unknown.
     """
+    known = [size for size in sizes if size is not None]
     for num in range(min(len(sizes), num_lanes), 1, -1):
-        shares = [sum(size or 0 for size in sizes[i::num]) for i in range(num)]
-        if num_lanes % num == 0 and (None in sizes or max(shares) <= UNEVEN * min(shares)):
+        if num_lanes % num:
+            continue
+        if len(known) < len(sizes):
+            return num
+        shares = [sum(known[i::num]) for i in range(num)]
+        if max(shares) <= UNEVEN * min(shares):
             return num
     return 1
 

@@ -63,7 +63,7 @@ class Order:
 
     Args:
         lengths: int [N], tokens of each sample.
-        dataset_ids: int [N], the index of the data set of each sample.
+        dataset_ids: int [N], the index of the data set of each sample: the samples of a data set follow one another.
         batch_size: items in a global batch.
         mixture: the share of each data set; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
@@ -86,11 +86,18 @@ class Order:
         self._batch_size = batch_size
         self._capacity = capacity
         self._shuffle = shuffle
-        # With a mixture, of each data set: its samples, and how many samples it has in an epoch.
-        self._members: list[np.ndarray] = []
+        # With a mixture, of each data set: its first sample, its size in samples and in tokens, and how many samples it
+        # has in an epoch.
+        self._firsts: list[int] = []
+        self.sizes: list[int] = []
+        self.num_tokens: list[int] = []
         self.quotas: list[int] = []
         if mixture:
-            self._members = [np.flatnonzero(dataset_ids == i) for i in range(len(mixture.weights))]
+            ids = np.arange(len(mixture.weights), dtype=dataset_ids.dtype)  # of another type, all would be copied
+            self._firsts = np.searchsorted(dataset_ids, ids).tolist()
+            bounds = [*self._firsts, len(dataset_ids)]
+            self.sizes = np.diff(bounds).tolist()
+            self.num_tokens = [int(lengths[start:end].sum(dtype=np.int64)) for start, end in pairwise(bounds)]
             self.quotas = self._make_quotas(mixture)
         # With a mixture, epochs have different samples, which may make different numbers of packs. Otherwise all epochs
         # have the same number of items.
@@ -103,9 +110,7 @@ class Order:
         shares = np.array(mixture.weights) / max(mixture.weights)
         shares /= shares.sum()
         if mixture.unit == "tokens":
-            num_tokens = [self._lengths[members].sum(dtype=np.int64) for members in self._members]
-            sizes = [len(members) for members in self._members]
-            quotas = shares * sum(num_tokens) * sizes / num_tokens
+            quotas = shares * sum(self.num_tokens) * self.sizes / self.num_tokens
         else:
             quotas = shares * len(self._lengths)
         return [max(1, round(quota)) for quota in quotas]
@@ -117,13 +122,12 @@ class Order:
         if not self.quotas:
             return permutation(len(self._lengths), self._seed, EPOCH, epoch)
         chosen = []
-        for dataset_id, (members, quota) in enumerate(zip(self._members, self.quotas, strict=True)):
-            size = len(members)
+        for dataset_id, (size, quota) in enumerate(zip(self.sizes, self.quotas, strict=True)):
             first = epoch * quota  # of the samples that all epochs take of this data set
             passes = range(first // size, (first + quota - 1) // size + 1)
             orders = [permutation(size, self._seed, PASS, number, dataset_id) for number in passes]
             start = first % size
-            chosen.append(members[np.concatenate(orders)[start : start + quota]])
+            chosen.append(self._firsts[dataset_id] + np.concatenate(orders)[start : start + quota])
         samples = np.concatenate(chosen)
         return samples[permutation(len(samples), self._seed, EPOCH, epoch)]
 

@@ -100,7 +100,9 @@ def hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples
     if not 0 < num_held_out < num_rows:
         found = f"{size:g} of {num_rows} samples leaves nothing to {'train on' if num_held_out else 'evaluate on'}"
         raise UserError(Problem("eval_split_size", found, f"1 to {num_rows - 1} samples, or a share that gives that"))
-    held_out = np.isin(rows, permutation(num_rows, seed, SPLIT)[:num_held_out])
+    is_held_out = np.zeros(num_rows, bool)
+    is_held_out[permutation(num_rows, seed, SPLIT)[:num_held_out]] = True
+    held_out = is_held_out[rows]
     reason = f"split {num_held_out} seed {seed}"
     train = samples.select(np.flatnonzero(~held_out), f"{reason} rest")
     for name in _missing(samples, train):

@@ -1,6 +1,6 @@
 """Tokenised samples as a run sees them: all those of one or several cache entries, or some of them. Read-only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,8 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 # The counts of what was cut, split or left out.
 LOSS_COUNTS = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 MAX_UNUSED = 10  # columns in a note
+FILES_OF_STORE = 3  # that stay open, one for each of its arrays
+BLOCK = 1 << 16  # samples that are looked at together
 NOT_USED = ": not used: "  # in the note that lists them
 
 
@@ -172,6 +174,32 @@ class Samples:
         """A hash of each sample, uint64 [N]. ``name`` is ``ids_hash`` or ``text_hash``, see ``rows.SAMPLE``."""
         return self._column(name)
 
+    def have(self, name: str, hashes: np.ndarray) -> np.ndarray:
+        """Whether a sample has each of ``hashes`` (uint64 [M]) as its hash ``name``, bool [M].
+
+        Takes the memory of ``hashes`` only: what is sorted is these, and the samples are looked up in blocks.
+        """
+        wanted, place = np.unique(hashes, return_inverse=True)
+        # Most samples have none of them: their first bits show that, without a search.
+        shift = np.uint64(64 - max(1, min(len(wanted).bit_length() + 3, 26)))
+        may_be_wanted = np.zeros(1 << (64 - int(shift)), bool)
+        may_be_wanted[wanted >> shift] = True
+        is_had = np.zeros(len(wanted), bool)
+        for block in self._blocks(name):
+            block = block[may_be_wanted[block >> shift]]
+            at = np.searchsorted(wanted, block).clip(max=len(wanted) - 1)
+            is_had[at[wanted[at] == block]] = True
+        return is_had[place]
+
+    def _blocks(self, name: str) -> Iterator[np.ndarray]:
+        """Yield a column in blocks, each of samples of one data set: the column of all samples may take gigabytes."""
+        for start in range(0, len(self), BLOCK):
+            ids = self.dataset_ids[start : start + BLOCK]
+            in_all = np.arange(start, start + len(ids)) if self._index is None else self._index[start : start + BLOCK]
+            for dataset_id in np.unique(ids):
+                column = self.stores[dataset_id].arrays["samples"][name]
+                yield column[in_all[ids == dataset_id] - self._firsts[dataset_id]]
+
     @property
     def dataset_names(self) -> list[str]:
         """The names of the data sets, for metrics and tables."""
@@ -208,8 +236,8 @@ def duplicates(evaluation: Samples, train: Samples) -> tuple[int, int]:
     Returns the number of those with the same tokens, and of those with the same text except for case, spaces and
     punctuation. No sample is counted twice.
     """
-    exact = np.isin(evaluation.hashes("ids_hash"), train.hashes("ids_hash"))
+    exact = train.have("ids_hash", evaluation.hashes("ids_hash"))
     empty = xxhash.xxh3_64_intdigest(b"")  # the text_hash of samples that were given as token ids, or have no letters
     text = evaluation.hashes("text_hash")
-    similar = np.isin(text, train.hashes("text_hash")) & (text != np.uint64(empty)) & ~exact
+    similar = train.have("text_hash", text) & (text != np.uint64(empty)) & ~exact
     return int(exact.sum()), int(similar.sum())

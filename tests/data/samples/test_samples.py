@@ -1,11 +1,14 @@
 """Samples as a run sees them: a choice keeps origin and content, and what two sets share is counted."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from data_helpers import chat, open_all, pairs, write
 
 from kit.data.chat.tokens import UNROLLED
-from kit.data.samples.samples import Samples, duplicates
+from kit.data.samples.rows import SAMPLE
+from kit.data.samples.samples import Samples, Store, duplicates
 
 
 def both(tokenizer, **changes):
@@ -70,6 +73,42 @@ def test_samples_without_letters_are_not_all_the_same(tmp_path, tokenizer):
     write(tmp_path / "b.jsonl", {"input_ids": [5, 6, 7]}, {"input_ids": [7, 6, 5]})
     _, train, evaluation = both(tokenizer)
     assert duplicates(evaluation, train) == (1, 0)
+
+
+def fake_samples(hashes, *starts):
+    """Samples of stores that begin at ``starts``, with these hashes of their ids and texts."""
+    stores = []
+    for part in np.split(hashes, starts):
+        rows = np.zeros(len(part), SAMPLE)
+        rows["ids_hash"] = rows["text_hash"] = part
+        stores.append(Store(None, "a", {"samples": rows}, {}, "a"))
+    return Samples(stores)
+
+
+@pytest.mark.parametrize("num_shared", [0, 1, 300])
+@pytest.mark.parametrize("num_wanted", [1, 1000, 40_000])
+def test_samples_that_are_shared_are_found_among_many_of_several_data_sets(num_wanted, num_shared):
+    num_shared = min(num_shared, num_wanted)
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**64, 200_000, np.uint64, endpoint=False)
+    train = fake_samples(hashes, 3, 150_000)
+    wanted = np.concatenate([rng.integers(0, 2**64, num_wanted - num_shared, np.uint64), hashes[-num_shared or -1 :]])
+    wanted = rng.permutation(wanted[: num_wanted or 1])
+    assert np.array_equal(train.have("ids_hash", wanted), np.isin(wanted, hashes))
+    evaluation = fake_samples(np.append(wanted, wanted[:1]))
+    assert duplicates(evaluation, train) == (int(np.isin(np.append(wanted, wanted[:1]), hashes).sum()), 0)
+    chosen = train.select(np.arange(0, 200_000, 3), "third")
+    assert np.array_equal(chosen.have("ids_hash", wanted), np.isin(wanted, hashes[::3]))
+
+
+def test_looking_for_few_samples_among_many_takes_the_memory_of_the_few():
+    train = fake_samples(np.random.default_rng(0).integers(0, 2**64, 1_000_000, np.uint64))
+    evaluation = fake_samples(train.hashes("ids_hash")[:1000])
+    tracemalloc.start()
+    duplicates(evaluation, train)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4e6  # the hashes of all are 8 MB
 
 
 def test_of_a_conversation_that_became_several_samples_each_counts(tmp_path, tokenizer):

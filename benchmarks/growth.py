@@ -1,0 +1,278 @@
+"""What grows with the size of the data or of a run, and how fast: CPU seconds and memory at three sizes each.
+
+    python benchmarks/growth.py [NAME ...] [--sizes N N N]
+
+Each size is measured in a process of its own. Preparing the input does not count: CPU seconds, of all threads, and the
+peak of resident memory begin with the part that is measured. An exponent is the slope between the smallest and the
+largest size on logarithmic axes: 0 is constant, 1 linear, 2 quadratic. Below a hundredth of a second or a megabyte
+there is none. The peaks need Linux; pages of mapped files count, though all processes share them.
+"""
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+Measured = Callable[[], Any]
+
+
+class Subject(NamedTuple):
+    """Something that a run does, at three sizes."""
+
+    prepare: Callable[[int], Measured]  # makes the input of a size, and returns what is measured
+    sizes: tuple[int, int, int]
+    unit: str  # of the sizes
+
+
+SUBJECTS: dict[str, Subject] = {}  # by name, in the order of the table
+
+
+def subject(unit: str, *sizes: int) -> Callable[[Callable[[int], Measured]], Callable[[int], Measured]]:
+    """Register a function as a subject under its name."""
+
+    def register(prepare: Callable[[int], Measured]) -> Callable[[int], Measured]:
+        small, middle, large = sizes
+        SUBJECTS[prepare.__name__] = Subject(prepare, (small, middle, large), unit)
+        return prepare
+
+    return register
+
+
+# --- data
+
+
+def _samples(*sizes: int, seed: int = 0) -> Any:
+    """Samples of data sets with so many samples each, mapped from files as a run's are."""
+    from kit.data.samples.rows import SAMPLE
+    from kit.data.samples.samples import Samples, Store
+
+    rng = np.random.default_rng(seed)
+    stores = []
+    for size in sizes:
+        made = np.zeros(size, SAMPLE)
+        made["length"] = made["num_targets"] = rng.integers(20, 500, size)
+        made["ids_hash"], made["text_hash"] = rng.integers(0, 2**63, (2, size), np.uint64)
+        path = Path(tempfile.mkdtemp(dir=_folder())) / "samples.bin"
+        made.tofile(path)
+        arrays = {"samples": np.memmap(path, SAMPLE, mode="r"), "input_ids": np.zeros(0), "weight_codes": np.zeros(0)}
+        stores.append(Store(None, path.parent.name, arrays, {}, str(seed)))  # type: ignore[arg-type]
+    return Samples(stores)
+
+
+def _folder() -> str:
+    """The folder of this measurement, which is deleted after it."""
+    return tempfile.gettempdir()
+
+
+@subject("samples", 100_000, 1_000_000, 10_000_000)
+def leak_check(num: int) -> Measured:
+    """Look for the evaluation samples, one in a hundred, among those to train on."""
+    from kit.data.samples.samples import duplicates
+
+    train, evaluation = _samples(num), _samples(num // 100, seed=1)
+    return lambda: duplicates(evaluation, train)
+
+
+@subject("files", 1_000, 3_000, 10_000)
+def lanes_of_a_stream(num: int) -> Measured:
+    """Divide the files of a stream over the lanes of a global batch of the same size."""
+    from kit.data.feed.lanes import num_sub_streams
+
+    sizes = np.random.default_rng(0).integers(10_000, 1_000_000, num).tolist()
+    return lambda: num_sub_streams(sizes, num - 1)
+
+
+def _mixture(num: int, num_datasets: int = 200, unit: str = "tokens", **options: Any) -> Any:
+    from kit.data.feed.order import Mixture, Order
+
+    lengths = np.random.default_rng(0).integers(20, 500, num, dtype=np.int32)
+    dataset_ids = (np.arange(num) * num_datasets // num).astype(np.int16)
+    mixture = Mixture(np.linspace(1, 2, num_datasets).tolist(), unit)  # type: ignore[arg-type]
+    return lambda: Order(lengths, dataset_ids, 0, 64, mixture, **options)
+
+
+@subject("samples", 100_000, 1_000_000, 10_000_000)
+def shares_of_a_mixture(num: int) -> Measured:
+    """How many samples each of 200 data sets has in an epoch."""
+    return _mixture(num)
+
+
+@subject("samples", 100_000, 1_000_000, 10_000_000)
+def notes_of_a_mixture(num: int) -> Measured:
+    """The lines that say how often each of 200 data sets is used."""
+    from types import SimpleNamespace
+
+    from kit.data.feed.feed import Feed
+
+    samples, order = _samples(*[num // 200] * 200), _mixture(num)()
+    feed: Any = Feed.__new__(Feed)
+    feed._samples, feed._order, feed._settings = samples, order, SimpleNamespace(mixing="tokens")
+    order.epoch(0)  # which the run needs too
+    return lambda: feed._mixing_notes()
+
+
+@subject("samples", 100_000, 1_000_000, 10_000_000)
+def order_of_an_epoch(num: int) -> Measured:
+    """The first global batch of a run."""
+    from kit.data.feed.order import Order
+
+    samples = _samples(num)
+    lengths, dataset_ids = samples.lengths, samples.dataset_ids
+    return lambda: Order(lengths, dataset_ids, 0, 64).batch(0)
+
+
+@subject("epochs", 10, 30, 100)
+def packs_of_a_late_epoch(num: int) -> Measured:
+    """Continue a mixture with packing in a late epoch."""
+    order = _mixture(20_000, 4, "samples", capacity=2048)()
+    return lambda: order.epochs_after(num * 300 * 8 // 64)
+
+
+@subject("answers", 100, 300, 1_000)
+def answers_of_a_conversation(num: int) -> Measured:
+    """Find the answers of one long conversation."""
+    from kit.data.chat.shipped import SHIPPED
+    from kit.data.chat.turns import Drafters
+
+    drafters = Drafters(SHIPPED["chatml"].source, _tokenizer(), "assistant")
+    messages = []
+    for i in range(num):
+        messages += [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": f"Answer {i}."}]
+    _, drafter = drafters.of(False, {})
+    drafter.drafts(messages[:4], 0, None)  # compiles the template
+    return lambda: drafter.drafts(messages, 0, None)
+
+
+def _tokenizer() -> Any:
+    """A tokenizer of bytes with the tokens of ChatML."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+
+
+@subject("samples", 300, 1_000, 3_000)
+def references_of_an_evaluation(num: int) -> Measured:
+    """Evaluate with generation, without the model: what is kept of references of 1,000 tokens."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+    from unittest import mock
+
+    from kit import evaluate
+    from kit.config.settings.evaluation import EvalSettings
+
+    rng = np.random.default_rng(0)
+    samples = _samples(num)
+    lengths = np.full(num, 1_100, np.int32)
+    array = np.array(samples.stores[0].arrays["samples"])
+    array["length"], array["start"] = lengths, np.arange(num) * 1_100
+    ids = rng.integers(0, 250, num * 1_100, dtype=np.int32)
+    codes = np.tile((np.arange(1_100) >= 100).astype(np.uint8), num)
+    arrays = {"samples": array, "input_ids": ids, "weight_codes": codes}
+    store = samples.stores[0].__class__(None, "a", arrays, {"weights": [0.0, 1.0]}, "a")
+    samples = samples.__class__([store])
+    accelerator = SimpleNamespace(device="cpu")
+    from kit.data.feed.ranks import Ranks
+
+    prepared: Any = SimpleNamespace(
+        accelerator=accelerator,
+        ranks=Ranks(),
+        model=SimpleNamespace(training=False, eval=lambda: None, train=lambda on: None),
+    )
+    settings = EvalSettings(predict_with_generate=True, max_new_tokens=1)
+    tokenizer = _tokenizer()
+    parts = {
+        "_loss": lambda *_: {},
+        "generating": lambda *_: nullcontext(),
+        "_generate": lambda generate, prompts, *_: (["a"] * len(prompts), [True] * len(prompts)),
+        "gather_object": lambda given: given,
+    }
+
+    def measured() -> None:
+        with mock.patch.multiple(evaluate, **parts):
+            evaluate.evaluate(prepared, settings, 8, tokenizer, samples, lambda items, name, total: items)
+
+    return measured
+
+
+# --- measuring
+
+
+def peak_bytes() -> int:
+    """The peak of this process's resident memory since ``forget_peak``."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+
+
+def forget_peak() -> int:
+    """Begin a new peak; return the bytes that are resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
+
+
+def measure(name: str, size: int) -> None:
+    """Measure a subject at one size in this process, and print the result as JSON."""
+    measured = SUBJECTS[name].prepare(size)
+    before, began = forget_peak(), time.process_time()
+    measured()
+    seconds = time.process_time() - began
+    print(json.dumps({"seconds": seconds, "bytes": peak_bytes() - before}))
+
+
+def measured_apart(name: str, size: int) -> dict[str, float]:
+    """Measure a subject at one size in another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = f"import tempfile; tempfile.tempdir = {folder!r}; import growth; growth.measure({name!r}, {size})"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name} at {size}:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def exponent(sizes: tuple[int, ...], values: list[float], floor: float) -> str:
+    """The slope on logarithmic axes; ``-`` if the largest value is below ``floor``."""
+    if max(values) < floor:
+        return "-"
+    rise = math.log(max(values[-1], floor) / max(values[0], floor))
+    return f"{rise / math.log(sizes[-1] / sizes[0]):.1f}"
+
+
+def main() -> None:
+    """Print a table of all subjects, or of those named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *SUBJECTS], metavar="NAME", help=", ".join(SUBJECTS))
+    parser.add_argument("--sizes", nargs=3, type=int, help="instead of a subject's own")
+    args = parser.parse_args()
+    print("| subject | sizes | CPU seconds | exponent | peak MB | exponent |\n|---|---|---|---|---|---|")
+    for name in args.names or SUBJECTS:
+        sizes = tuple(args.sizes or SUBJECTS[name].sizes)
+        results = [measured_apart(name, size) for size in sizes]
+        seconds = [result["seconds"] for result in results]
+        megabytes = [result["bytes"] / 1e6 for result in results]
+        columns = [
+            name.replace("_", " "),
+            f"{', '.join(f'{size:,}' for size in sizes)} {SUBJECTS[name].unit}",
+            ", ".join(f"{value:.2f}" for value in seconds),
+            exponent(sizes, seconds, 0.01),
+            ", ".join(f"{value:.0f}" for value in megabytes),
+            exponent(sizes, megabytes, 1),
+        ]
+        print(f"| {' | '.join(columns)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
