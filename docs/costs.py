@@ -149,6 +149,7 @@ ROWS = [
         "`metrics.jsonl`, trackers, progress, and where the time goes",
     ),
     Row("no secrets in files", "secrets", "a log and `run.json` without tokens and passwords"),
+    Row("text of strangers only says something", "visible", "names and rows that no terminal acts on"),
     Row("all mistakes before a weight is read", "preflight errors", "one list of mistakes, before minutes of loading"),
     Row(
         "plain models at the end",

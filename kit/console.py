@@ -1,20 +1,24 @@
-"""Lines and progress bars for the user of a running command, printed by the main process only.
+"""All that the kit prints: lines and progress bars, the output of commands, errors, and what libraries report.
 
-Promises: only the main process prints; no line holds a credential; a closed terminal or pipe does not end a run.
+Promises: no other module prints. Of a run only the main process prints, but for errors. Nothing printed holds a
+credential, or a character that a terminal would act on (``kit.visible``). A closed terminal or pipe does not end a run.
 Imports only plain Python and tqdm, so it can be used before anything slow is imported.
 """
 
+import argparse
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
 from kit.secrets import redacted
+from kit.visible import one_line, visible
 
 # Messages of libraries that no user can act on: deprecations, and remarks on what the kit does on purpose.
 _SILENCED_MESSAGES = (
@@ -41,29 +45,46 @@ def is_main() -> bool:
 
 
 def say(*lines: str) -> None:
-    """Print lines from the main process, without breaking a progress bar."""
+    """Print lines from the main process, without breaking a progress bar.
+
+    A line break in a line is shown as ``\\n``, unless the line is a ``Layout``.
+    """
     if lines and is_main():
         with ignoring_closed_output():
             for line in lines:
-                tqdm.write(redacted(line), file=sys.stdout)
+                tqdm.write(_printable(one_line(line), sys.stdout), file=sys.stdout)
             sys.stdout.flush()
 
 
 def announce_wait(what: str) -> None:
     """Print on a terminal what takes some seconds now. If standard error is redirected, print nothing."""
     if sys.stderr.isatty():
-        print(redacted(f"{what} ..."), file=sys.stderr, flush=True)
+        show_error(one_line(f"{what} ..."))
 
 
-def show(text: str) -> None:
-    """Print the output of a command. If the reader has closed the pipe, as ``head`` does, the output is discarded."""
+def show(text: str, has_colours: bool = False) -> None:
+    """Print the output of a command. If the reader has closed the pipe, as ``head`` does, the output is discarded.
+
+    Args:
+        has_colours: ``text`` holds colours of the kit's own, so whoever made it has made all else visible.
+    """
     try:
-        # The data may hold characters that the terminal's encoding lacks.
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        print(redacted(text).encode(encoding, "replace").decode(encoding), flush=True)
+        print(_printable(text if has_colours else visible(text), sys.stdout), flush=True)
     except BrokenPipeError:
         # The interpreter flushes once more at exit, which would fail again.
         _discard_output()
+
+
+def show_error(text: str) -> None:
+    """Print to standard error, from any process. If it is closed, print nothing."""
+    with suppress(OSError):
+        print(_printable(visible(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """``text`` without credentials, and with ``?`` for what the encoding of ``stream`` lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return redacted(text).encode(encoding, "replace").decode(encoding)
 
 
 @contextmanager
@@ -92,8 +113,55 @@ def progress(items: Iterable[Any], name: str, total: int) -> Iterable[Any]:
         name: the text beside the bar.
         total: the number of items.
     """
-    visible = is_main() and sys.stderr.isatty()
-    return tqdm(items, desc=name, total=total, leave=False, dynamic_ncols=True, disable=not visible)
+    visible_here = is_main() and sys.stderr.isatty()
+    return tqdm(items, desc=one_line(name), total=total, leave=False, dynamic_ncols=True, disable=not visible_here)
+
+
+def bar(name: str, unit: str, total: int | None, done: int = 0, scales: bool = False) -> Any:
+    """Return a progress bar of this process, shown if standard error is a terminal.
+
+    Args:
+        name: the text beside the bar.
+        unit: of what is counted.
+        total: the number of units; None: unknown.
+        done: units that are done already.
+        scales: whether large numbers are shown as ``1.2M``.
+    """
+    return tqdm(
+        desc=one_line(name) or None,
+        unit=one_line(unit),
+        unit_scale=scales,
+        initial=done,
+        total=total,
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose messages repeat what was typed without the characters that a terminal would act on."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and ``message``, and end the process with status 2."""
+        super().error(_printable(one_line(message), sys.stderr))
+
+
+@cache
+def guard_libraries() -> None:
+    """From now on, show what libraries warn of and log as the kit shows its own lines: visible, without credentials."""
+    format_warning, make_record = warnings.formatwarning, logging.getLogRecordFactory()
+
+    def formatted(*args: Any, **kwargs: Any) -> str:
+        return visible(redacted(format_warning(*args, **kwargs)))
+
+    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make_record(*args, **kwargs)
+        with suppress(Exception):  # a record whose arguments do not fit is reported by its handler
+            record.msg, record.args = visible(redacted(record.getMessage())), ()
+        return record
+
+    warnings.formatwarning = formatted
+    logging.setLogRecordFactory(made)
 
 
 def silence_libraries() -> None:

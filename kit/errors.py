@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from kit.visible import Layout, one_line
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake that the user can fix."""
+    """One mistake that the user can fix. Its texts are shown as one line each, unless they are a ``Layout``."""
 
     where: str  # a field, a flag or ``file:line``
     found: str
@@ -24,12 +26,12 @@ class Problem:
     num_others: int = 0  # above 0: this stands for that number of other problems, which are not shown
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.found}"
+        text = f"{one_line(self.where)}: {one_line(self.found)}"
         if self.expected:
-            text += f"; expected {self.expected}"
+            text += f"; expected {one_line(self.expected)}"
         if self.fix:
-            text += f"\n    -> {self.fix}"
-        return text
+            text += f"\n    -> {one_line(self.fix)}"
+        return Layout(text)
 
 
 class UserError(Exception):

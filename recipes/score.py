@@ -76,7 +76,7 @@ def main() -> None:
     ]:
         say(f"warning: {doubt}")
     for answer in result.answers:
-        say(f"asked {answer.prompt!r}\nexpected {answer.reference!r}\nanswered {answer.text!r}")
+        say(f"asked {answer.prompt!r}", f"expected {answer.reference!r}", f"answered {answer.text!r}")
     say(json.dumps({"model": scored, "strategy": prepared.strategy.type.name, **result.metrics}))
 
 

@@ -1,5 +1,6 @@
 """One process of a run speaks, without credentials, and goes on when nobody listens any more."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,6 +10,14 @@ import pytest
 from helpers import ROOT
 
 from kit import console
+from kit.visible import joined
+
+HOSTILE = "a\x1b[2Jb\nerror: forged"
+SHOWN = r"a\x1b[2Jb\nerror: forged"
+PRINTERS = {"print", "pprint", "tqdm", "print_exc", "print_exception", "print_stack", "ArgumentParser", "displayhook"}
+STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
+# They write nothing to them: they copy what is written, and flush.
+OWN_STREAMS = ("kit/strategy/debugging.py", "kit/failures/exits.py")
 
 
 def test_only_the_main_process_prints(monkeypatch, capsys):
@@ -25,6 +34,72 @@ def test_no_line_holds_a_credential(monkeypatch, capsys):
     console.say("GET https://me:password@host/a with n0t-for-you")
     console.show("GET https://me:password@host/a with n0t-for-you")
     assert capsys.readouterr().out == "GET https://***@host/a with ***\n" * 2
+
+
+def test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line(monkeypatch, capsys):
+    console.say(HOSTILE, joined(["one", HOSTILE]))
+    console.show(HOSTILE)
+    console.show_error(HOSTILE)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    console.announce_wait(HOSTILE)
+    with pytest.raises(SystemExit) as caught:
+        console.Parser(prog="p").parse_args([HOSTILE])
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    text = SHOWN.replace(r"\n", "\n")
+    assert output.out == f"{SHOWN}\none\n{SHOWN}\n{text}\n"
+    assert output.err == f"{text}\n{SHOWN} ...\nusage: p [-h]\np: error: unrecognized arguments: {SHOWN}\n"
+
+
+def test_a_bar_shows_names_in_the_same_way(monkeypatch, capsys):
+    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
+    list(console.progress(range(1), HOSTILE, 1))
+    console.bar(HOSTILE, "B", 1).close()
+    assert capsys.readouterr().err.count(SHOWN) >= 2
+
+
+def test_what_libraries_warn_of_and_log_is_shown_like_the_kits_own_lines():
+    code = f"""
+import logging, warnings
+from kit.console import guard_libraries
+guard_libraries()
+logging.basicConfig(format="%(name)s: %(message)s")
+logging.getLogger("x").error("%s", {HOSTILE!r})
+logging.getLogger("x").error("%d of %s", 3, "https://me:password@host/a")
+warnings.warn({HOSTILE!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    shown = SHOWN.replace(r"\n", "\n")
+    lines = f"x: {shown}\nx: 3 of https://***@host/a\n<string>:8: UserWarning: {shown}\n"
+    assert (done.returncode, done.stderr) == (0, lines)
+
+
+def test_colours_of_the_kits_own_stay(capsys):
+    console.show("\x1b[32mlearned\x1b[0m", has_colours=True)
+    assert capsys.readouterr().out == "\x1b[32mlearned\x1b[0m\n"
+
+
+def printing(tree):
+    """Calls of functions that print, and the streams of this process but where they are only asked or flushed."""
+    nodes = list(ast.walk(tree))
+    asked = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr in ("isatty", "flush")}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if called in PRINTERS:
+                yield called
+        elif isinstance(node, ast.Attribute) and id(node) not in asked and ast.unparse(node) in STREAMS:
+            yield ast.unparse(node)
+
+
+def test_no_other_module_prints():
+    found = {}
+    for path in [*(ROOT / "kit").rglob("*.py"), *(ROOT / "recipes").glob("*.py")]:
+        prints = set(printing(ast.parse(path.read_text(encoding="utf-8"))))
+        if prints and path != ROOT / "kit/console.py":
+            found[str(path.relative_to(ROOT))] = prints
+    assert all(found.pop(path) == {"sys.stdout", "sys.stderr"} for path in OWN_STREAMS)
+    assert found == {}
 
 
 def test_a_wait_is_announced_on_a_terminal_only(monkeypatch, capsys):

@@ -3,12 +3,22 @@
 import pytest
 
 from kit.errors import Problem, Problems, UserError, did_you_mean, kind, raise_if
+from kit.visible import joined
 
 
 def test_a_problem_says_where_what_was_found_what_was_expected_and_what_to_do():
     assert str(Problem("seed", "found 'x'")) == "seed: found 'x'"
     whole = Problem("--seed", "found 'x'", "whole number from 0", "leave it out")
     assert str(whole) == "--seed: found 'x'; expected whole number from 0\n    -> leave it out"
+
+
+def test_no_text_of_a_problem_forges_a_line_or_moves_the_cursor():
+    name = "a\nerror: all is lost\x1b[2J"
+    shown = r"a\nerror: all is lost\x1b[2J"
+    problem = Problem(name, name, name, name)
+    assert str(problem) == f"{shown}: {shown}; expected {shown}\n    -> {shown}"
+    assert str(UserError(problem, Problem("b", name))).count("\n") == 3
+    assert str(Problem("a", joined(["one", name], "\n    "))) == f"a: one\n    {shown}"
 
 
 def test_one_problem_is_a_line_and_several_are_a_list():

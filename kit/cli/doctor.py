@@ -4,10 +4,8 @@ Without a launcher it starts the ranks of a distributed run itself. Under `torch
 calls it: the first rank of each machine checks that machine, and all machines are compared.
 """
 
-import sys
-
 from kit.config.command_line import Request, read_command_line
-from kit.console import is_main, show
+from kit.console import is_main, show, show_error
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.strategy.launch import plan_launch, resolve_config
@@ -75,7 +73,7 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
 
     def report_result(result: Result) -> None:
         if result.status == "fail" and not is_main():
-            print(result, file=sys.stderr, flush=True)
+            show_error(str(result))
         elif launched.local_rank == 0 and not as_json:
             show(str(result))
 

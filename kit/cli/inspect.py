@@ -1,19 +1,19 @@
 """``kit inspect``: show the samples that a run with these flags would train on."""
 
-import argparse
 import sys
 from pathlib import Path
 
 from kit.config.command_line import read_recipe
-from kit.console import announce_wait, show
+from kit.console import Parser, announce_wait, show
 from kit.errors import Problem, UserError, raise_if
+from kit.visible import one_line
 
 HELP = "show samples as they are tokenised, with what is learned from marked"
 
 
 def run(argv: list[str]) -> int:
     """Print samples and checks, and with ``--html`` write a page. Raises ``UserError`` with all problems."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kit inspect",
         description=HELP + ".",
         epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ...",
@@ -33,11 +33,12 @@ def run(argv: list[str]) -> int:
         fix = "show some of its files: leave --streaming out"
         raise UserError(Problem("streaming", "a stream cannot be shown as a whole", fix=fix))
     gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
-    show(samples_page.as_text(gathered, colour=sys.stdout.isatty()))
+    colour = sys.stdout.isatty()
+    show(samples_page.as_text(gathered, colour), has_colours=colour)
     if options.html:
         try:
             Path(options.html).write_text(samples_page.as_page(gathered), encoding="utf-8")
         except OSError as error:
             raise UserError(Problem("--html", f"{options.html}: {error.strerror}", "a file to write to")) from None
-        show(f"\npage: {options.html}")
+        show(f"\npage: {one_line(options.html)}")
     return 0

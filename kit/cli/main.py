@@ -10,9 +10,8 @@ import traceback
 from types import ModuleType
 
 from kit.cli import doctor, inspect, plan, prepare, recipes, report, verify_resume
-from kit.console import show
+from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
-from kit.secrets import redacted
 
 COMMANDS: dict[str, ModuleType] = {
     "recipes": recipes,
@@ -39,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         lines = [f"  {command:<14} {module.HELP}" for command, module in COMMANDS.items()]
         show("\n".join(["usage: kit <command> [--help]", "", *lines]))
         return 0
+    guard_libraries()
     try:
         if name not in COMMANDS:
             names = ", ".join(COMMANDS)
@@ -47,10 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except UserError as error:
-        print(redacted(str(error)), file=sys.stderr)
+        show_error(str(error))
         return error.exit_status
-    except Exception:
-        print(redacted(traceback.format_exc()), file=sys.stderr)
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # libraries in Rust raise one that is no Exception
+        show_error(traceback.format_exc())
         return 1
 
 

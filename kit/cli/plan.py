@@ -27,6 +27,7 @@ from kit.tools.plan.table import (
     time_lines,
     ways,
 )
+from kit.visible import joined, one_line
 
 MAX_ERROR = 0.05  # of the formulas against a simulation; beyond it both are shown by component
 HELP = "what fits a GPU, how long it takes, and the command to type"
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
     """Print the plan. Raises ``UserError`` with all problems."""
     if {"-h", "--help"} & set(argv):
         lines = [f"  --{name:<10} {meaning}" for name, meaning in (OWN | SWITCHES).items()]
-        show("\n".join([USAGE, "", f"{HELP}. Without a model: all recipes.", "", *lines, ""]))
+        show(joined([USAGE, "", f"{HELP}. Without a model: all recipes.", "", *lines, ""]))
         show("Each key of a recipe is a flag too, as in recipes/finetune.py.")
         return 0
     ask = read_ask(argv)
@@ -65,12 +66,12 @@ def run(argv: list[str]) -> int:
         return 0
     _show_plan(ask, question, found, recommended, lengths)
     if simulated:
-        show("\n".join(simulated))
+        show(joined(simulated))
     if "explain" in ask.switches:
-        show("\n".join(["", *explanation(recommended[0] if recommended else found[0])]))
+        show(joined(["", *explanation(recommended[0] if recommended else found[0])]))
     if "scale" in ask.switches:
         lines = scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"]
-        show("\n".join(["", *lines]))
+        show(joined(["", *lines]))
     show(NOTE)
     return 0
 
@@ -89,19 +90,19 @@ def _show_plan(
     where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
     shape = question.shape
-    show(f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
-    show("\n".join(ways(found)))
+    show(f"{one_line(shape.name)}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
+    show(joined(ways(found)))
     if recommended is None:
         show(f"\nNothing fits. {_fix(found)}")
         return
     option, reason = recommended
     show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
     times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
-    show("\n".join(["", *parts(option.memory), "", *times]))
-    show(f"\n    {command(option, question)}\n")
+    show(joined(["", *parts(option.memory), "", *times]))
+    show(f"\n    {one_line(command(option, question))}\n")
     lines = on_machines(option)
     if lines:
-        show("\n".join([*lines, ""]))
+        show(joined([*lines, ""]))
 
 
 def _fix(found: list[Option]) -> str:
@@ -129,7 +130,7 @@ def _show_usual(ask: Ask) -> int:
         return 0
     if ask.gpu is None:
         show("No GPU here: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
-    show("\n".join([*all_recipes(ask, gpus), "", NOTE]))
+    show(joined([*all_recipes(ask, gpus), "", NOTE]))
     return 0
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from kit.config.command_line import read_recipe
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError
+from kit.visible import joined
 
 HELP = "tokenise the data of a run ahead of it, on a machine without a GPU"
 
@@ -35,5 +36,5 @@ def run(argv: list[str]) -> int:
     if num:
         done = "1 data set tokenised" if num == 1 else f"{num} data sets tokenised"
     lines = [f"{data.total_steps(recipe)} steps", f"cache: {cache_folder()}, {done}"]
-    show("\n".join([*checked.notes, *feed.notes(), *lines]))
+    show(joined([*checked.notes, *feed.notes(), *lines]))
     return 0

@@ -1,6 +1,5 @@
 """``kit recipes``: list the shipped recipes, from the headers of their files."""
 
-import argparse
 import json
 import math
 import re
@@ -12,9 +11,10 @@ from kit.config.hints import METHODS
 from kit.config.json_schema import json_schema
 from kit.config.recipe import RECIPES
 from kit.config.validation import load_recipe
-from kit.console import show
+from kit.console import Parser, show
 from kit.errors import Problem, UserError, raise_if
 from kit.tools.plan.table import table
+from kit.visible import joined, one_line
 
 HELP = "list the recipes, with the hardware each needs"
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
 
     With GPUs it is the table of ``kit plan``; with a model, what runs it; with both, the plan of ``kit plan`` for it.
     """
-    parser = argparse.ArgumentParser(prog="kit recipes", description=HELP)
+    parser = Parser(prog="kit recipes", description=HELP)
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, for editors")
     parser.add_argument("--gpu", help="show which recipes fit such a GPU, as 24GiB or rtx4090: kit plan says more")
     parser.add_argument("--gpus", help="how many of them, or machines x GPUs: 2, 2x8")
@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
         if not header.needs:
             rows.append([name, *about, "-", "none", "-", "-"])
     titles = ["recipe", "model", "parameters", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU"]
-    show("\n".join(table(titles, rows)))
+    show(joined(table(titles, rows)))
     show("\nPlanned, not measured, for the smallest of the usual machines of up to 32 GPUs.")
     show("`kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
     show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
@@ -143,7 +143,9 @@ def _show_for_model(model: str, gpus: list[str]) -> int:
     sizes = {name: header.num_parameters for name, header in headers.items() if header.needs}
     name = min(sizes, key=lambda name: abs(math.log(sizes[name] / shape.num_parameters)))
     header, model = headers[name], shipped_id(model) or model
-    show(f"{model}: {shape.num_parameters:,} parameters. The nearest recipe is {name} ({header.parameters}):\n")
+    show(
+        f"{one_line(model)}: {shape.num_parameters:,} parameters. The nearest recipe is {name} ({header.parameters}):\n"
+    )
     if gpus:
         from kit.cli import plan
 
@@ -151,6 +153,6 @@ def _show_for_model(model: str, gpus: list[str]) -> int:
     for method, needs in header.needs.items():
         show(f"  {method} fits {needs.gpus} with {name}'s own model:")
         command = f"accelerate launch recipes/finetune.py --config {needs.config} --recipe {name}-{method}"
-        show(f"    {command} --model_name_or_path {shlex.quote(model)}")
-    show(f"\n`kit plan --recipe {name}-lora --model {shlex.quote(model)}` says what fits with yours.")
+        show(f"    {command} --model_name_or_path {one_line(shlex.quote(model))}")
+    show(f"\n`kit plan --recipe {name}-lora --model {one_line(shlex.quote(model))}` says what fits with yours.")
     return 0

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.console import show
+from kit.console import Parser, show
 from kit.errors import Problem, Problems, UserError
+from kit.visible import joined, one_line
 
 if TYPE_CHECKING:
     from kit.tools.report.runs import ReportedRun
@@ -23,7 +24,7 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: a folder holds no run or no metrics, or the page cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="kit report", description=HELP + ".", allow_abbrev=False)
+    parser = Parser(prog="kit report", description=HELP + ".", allow_abbrev=False)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")
     output = f"the page; default: report.html in the run's folder, of several runs {COMPARISON} here"
     parser.add_argument("--output", type=Path, metavar="FILE", help=output)
@@ -38,7 +39,8 @@ def run(argv: list[str]) -> int:
     _check_output(path, is_ours=options.output is None and len(options.runs) == 1)
     runs = _write(options.runs, path, options.watch, needs_steps=not options.watch)
     if options.watch:
-        show(f"report: {path}, written every {options.watch:g} s until the end of the run; Ctrl-C ends this")
+        written = f"written every {options.watch:g} s until the end of the run; Ctrl-C ends this"
+        show(f"report: {one_line(str(path))}, {written}")
         took = 0.0
         try:
             while any(each.is_at_work for each in runs):
@@ -50,8 +52,8 @@ def run(argv: list[str]) -> int:
             pass
         runs = _write(options.runs, path)  # the page no longer loads itself again
     if len(runs) > 1:
-        show("\n".join(_as_text(runs)))
-    show(f"report: {path}")
+        show(joined(_as_text(runs)))
+    show(f"report: {one_line(str(path))}")
     return 0
 
 
@@ -84,13 +86,12 @@ def _as_text(runs: "list[ReportedRun]") -> list[str]:
     """The results of several runs, and how they differ, for a terminal."""
     from kit.tools.report.comparison import EVALUATION_DATA, differences, results
     from kit.tools.report.data_tables import text_table
-    from kit.tools.report.page import VISIBLE
 
     differing = [{key: text.replace("\n", "; ") for key, text in row.items()} for row in differences(runs)]
     lines = [*text_table(results(runs)), "", *(text_table(differing) if differing else ["  nothing differs"]), ""]
     if any(row[""] == EVALUATION_DATA for row in differing):
         lines += ["  the evaluation data differ: evaluation losses and exact matches are not comparable", ""]
-    return [line.translate(VISIBLE) for line in lines]
+    return lines
 
 
 def _run_of(folder: Path) -> Path:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +20,11 @@ from kit.config.command_line import Request, read_command_line, read_flags
 from kit.config.other_kits import OTHER_KITS
 from kit.config.recipe import Recipe
 from kit.config.validation import FLAGS
-from kit.console import show
+from kit.console import show, show_error
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.run.record import read_metrics
 from kit.strategy.topology import ActualStrategy
+from kit.visible import joined
 
 HELP = "kill a short run with your flags, continue it, and compare bit for bit"
 DEFAULT_STEPS = 6
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
         try:
             return _verify(options, folder, temporary)
         except ScriptFailed as error:
-            print(f"\n{error}", file=sys.stderr)
+            show_error(f"\n{error}")
             return error.status
 
 
@@ -171,7 +171,7 @@ def _verify(options: Options, folder: Path, temporary: Path) -> int:
 
     starts.run("the command of the killed run again", continued)
     comparison = compare_runs(whole, continued, before_kill)
-    show("\n".join(["", *comparison.table, "", comparison.verdict]))
+    show(joined(["", *comparison.table, "", *comparison.verdict.splitlines()]))
     nondeterministic = strategy.device != "cpu" and not info["recipe"]["deterministic"]
     if comparison.result == "differs" and nondeterministic:
         show("    -> on a GPU, kernels may sum in another order each time: try --deterministic true")

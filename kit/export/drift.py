@@ -23,6 +23,7 @@ from kit.model.plan import LoadPlan
 from kit.model.token_rows import num_rows
 from kit.model.tokenizer import open_tokenizer
 from kit.run.record import read_run
+from kit.visible import joined
 
 # All logits of a model are kept in memory: at most 8 x 128 x vocabulary x 4 bytes.
 NUM_SEQUENCES = 8
@@ -126,9 +127,11 @@ def drift_between(trained: torch.Tensor, merged: torch.Tensor) -> Drift:
 def describe_drift(trained: Trained, merged: Any) -> str:
     """Compute the drift of the model ``merged``, and describe it and how it was measured, as text for the user."""
     drift = drift_between(trained.logits, logits_of(merged, trained.sequences))
-    return (
-        f"drift from the trained model ({trained.title}) to the merged one (computed in {str(merged.dtype)[6:]}):\n"
-        f"    KL(trained || merged) {drift.mean_kl:.6g} nats per token, the mean over {drift.num_positions} positions;"
-        f" largest difference of a logit {drift.max_difference:.6g}\n"
-        f"    measured on {trained.source}"
+    return joined(
+        [
+            f"drift from the trained model ({trained.title}) to the merged one (computed in {str(merged.dtype)[6:]}):",
+            f"    KL(trained || merged) {drift.mean_kl:.6g} nats per token, the mean over {drift.num_positions} "
+            f"positions; largest difference of a logit {drift.max_difference:.6g}",
+            f"    measured on {trained.source}",
+        ]
     )

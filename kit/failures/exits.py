@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kit.console import is_main, rank
+from kit.console import guard_libraries, is_main, rank, show_error
 from kit.errors import Problem, TrainingError, UserError
 from kit.secrets import redacted
 from kit.strategy.launcher import end_launcher_later, leads_other_machine, record_exit
+from kit.visible import one_line, visible
 
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
@@ -35,6 +36,7 @@ def reporting_errors() -> Iterator[None]:
     If the block raises, print one error message to standard error, without credentials.
     """
     _run_folders.clear()
+    guard_libraries()
     try:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
@@ -43,8 +45,10 @@ def reporting_errors() -> Iterator[None]:
         _finish()
     except KeyboardInterrupt:
         leave(130)
-    except Exception as caught:
-        error = caught
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as caught:  # libraries in Rust raise one that is no Exception
+        error: BaseException = caught
         for explain in _explainers:
             if not isinstance(error, UserError | TrainingError):
                 with suppress(Exception):  # if explaining fails, the original error is printed
@@ -61,9 +65,8 @@ def reporting_errors() -> Iterator[None]:
         else:
             text = f"rank {rank()} failed:\n{''.join(traceback.format_exception(caught))}"
             status = 1
-        text = redacted(text)
-        with suppress(OSError):  # standard error is closed
-            print(f"\n{text}{_written_to_run_folder(text)}", file=sys.stderr, flush=True)
+        text = visible(redacted(text))
+        show_error(f"\n{text}{_written_to_run_folder(text)}")
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 
 
@@ -102,11 +105,11 @@ def _written_to_run_folder(text: str) -> str:
                 mode = "a" if path.exists() and path.stat().st_mtime > _BEGAN else "w"
                 with path.open(mode, encoding="utf-8") as file:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
-                return f"\n(this message is also in {path})"
+                return f"\n(this message is also in {one_line(str(path))})"
     return ""
 
 
-def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
+def explain_with(explain: Callable[[BaseException], Exception | None]) -> None:
     """Register ``explain``, which turns an unexpected exception into a ``UserError`` or ``TrainingError``, or None.
 
     The function registered last is asked first.
@@ -114,14 +117,14 @@ def explain_with(explain: Callable[[Exception], Exception | None]) -> None:
     _explainers.insert(0, explain)
 
 
-def _explain_disk(error: Exception) -> UserError | None:
+def _explain_disk(error: BaseException) -> UserError | None:
     """Explain a full or read-only disk, which the user can fix."""
     if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
         return None
     return UserError(Problem(str(error.filename or "disk"), str(error.strerror), fix="make room, and run it again"))
 
 
-_explainers: list[Callable[[Exception], Exception | None]] = [_explain_disk]
+_explainers: list[Callable[[BaseException], Exception | None]] = [_explain_disk]
 _unfinished: list[Callable[[], None]] = []
 _run_folders: list[Path] = []  # none or one
 

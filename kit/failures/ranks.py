@@ -11,7 +11,6 @@ If the store does not answer either, as when a machine or the network went down,
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from kit.console import show_error
 from kit.errors import TrainingError
 from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
 from kit.phases import STARTING, Phase
@@ -196,8 +196,7 @@ class Watch:
         )
 
     def _print(self, message: str) -> int:
-        with suppress(OSError):  # standard error is closed
-            print(f"\nerror: rank {self._rank}: {message}", file=sys.stderr, flush=True)
+        show_error(f"\nerror: rank {self._rank}: {message}")
         return 1
 
 

@@ -13,6 +13,7 @@ from kit.memory.shortage import Shortage, find_shortage
 from kit.memory.sizes import format_bytes, has_8_bit_moments
 from kit.phases import EVALUATING, GENERATING, LOADING
 from kit.strategy.topology import takes_optimizer, ways_to_share
+from kit.visible import Layout, joined
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ def explain(
         changes = [change for change in changes if change.key != "attn_implementation"]
     if not trains:
         changes = [change for change in changes if change.key not in _OF_TRAINING and change.text != "--method lora"]
-    return UserError(Problem("out of memory", "\n    ".join(shortage.lines()), fix=_fix_with(changes, trains)))
+    return UserError(Problem("out of memory", joined(shortage.lines(), "\n    "), fix=_fix_with(changes, trains)))
 
 
 def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[SettingChange]:
@@ -150,4 +151,4 @@ def _fix_with(changes: list[SettingChange], trains: bool) -> str:
         if group:
             lines.append(f"-> {title}")
             lines += [f"   {change.text:{width}}  {change.cost}" for change in group]
-    return "\n    ".join(lines).removeprefix("-> ")
+    return Layout(joined(lines, "\n    ").removeprefix("-> "))

@@ -11,10 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from kit.checkpoint.manifest import name_of
-from kit.console import say
+from kit.console import bar, say
 from kit.data.feed.feed import by_file
 from kit.run.answers import few_texts, unended
 from kit.run.record import METRICS_FILE, metrics_row
@@ -71,7 +69,7 @@ class Log:
             self.path.touch()
             kept = _drop_lines_after(self.path, state.step, state.evaluated_step)
             if sys.stderr.isatty():
-                self.bar = tqdm(initial=state.step, total=total_steps, unit="step", dynamic_ncols=True)
+                self.bar = bar("", "step", total_steps, state.step)
         if recipe.report_to:
             has_begun = (output_dir / "kit").exists()  # TensorBoard's folder; its settings are written only once
             self._start_trackers()

@@ -110,7 +110,7 @@ def compare_facts(all_facts: Sequence[Sequence[Fact]], hosts: Sequence[str]) -> 
         if fact.refuses:
             problems.append(problem)
         else:
-            warnings.append(f"warning: {problem}")
+            warnings += f"warning: {problem}".split("\n")  # of a problem, these line breaks are the kit's own
     return problems, warnings
 
 

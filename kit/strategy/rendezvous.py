@@ -10,11 +10,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kit.console import say
+from kit.console import say, show_error
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 from kit.strategy.agreement import Fact, exchange
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
@@ -194,8 +194,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
     def end() -> None:
         found = f"met the other ranks at {_store_address()}, but did not reach all of them within {seconds} s"
         fix = "a firewall must let all ports pass between the machines; GLOO_SOCKET_IFNAME names the interface"
-        with suppress(OSError):
-            print(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}", file=sys.stderr, flush=True)
+        show_error(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}")
         record_exit(1, is_final=False)
         end_launcher_later()
         os._exit(1)

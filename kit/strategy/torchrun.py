@@ -18,6 +18,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
+from kit.console import show_error
 from kit.errors import TrainingError, UserError
 from kit.strategy.launcher import (
     ACCELERATE_PID,
@@ -96,14 +97,14 @@ def main(argv: list[str]) -> int:
             threading.Thread(target=_end_after_failure, daemon=True).start()
         run.run(arguments)
     except UserError as error:
-        print(f"\n{error}", file=sys.stderr)
+        show_error(f"\n{error}")
         return error.exit_status
     except TrainingError as error:
-        print(f"\nerror: {error}", file=sys.stderr)
+        show_error(f"\nerror: {error}")
         return 1
     except RendezvousTimeoutError:
         found = f"fewer than {arguments.nnodes} machines came to {arguments.rdzv_endpoint} in time (--ddp_timeout)"
-        print(f"\nerror: {found}\n    -> {START_ALL}", file=sys.stderr)
+        show_error(f"\nerror: {found}\n    -> {START_ALL}")
         return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()  # torchrun ended the others
@@ -112,7 +113,7 @@ def main(argv: list[str]) -> int:
         if failure.pid in recorded_kills(os.getpid()):  # by a rank that has said why
             return recorded_exit(os.getpid()) or 1
         cause = ", as Linux does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-        print(f"\nerror: rank {rank} was killed by {failure.signal_name()}{cause}", file=sys.stderr)
+        show_error(f"\nerror: rank {rank} was killed by {failure.signal_name()}{cause}")
         return 128 - failure.exitcode
     except SignalException as error:
         status = recorded_exit(os.getpid())

@@ -18,6 +18,7 @@ from typing import Any
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, Recipe
+from kit.console import show
 from kit.errors import Problem, UserError, raise_if
 from kit.failures.exits import STOPPED
 
@@ -165,7 +166,7 @@ def _start(words: list[str], quiet: bool) -> None:
             for line in process.stdout:
                 lines = [*lines[-200:], line.rstrip()]
                 if not quiet:
-                    print(line, end="", flush=True)
+                    show(line.rstrip("\n"))
             status = process.wait()
         except BaseException:  # Ctrl-C in the notebook: the run saves before it ends
             process.send_signal(signal.SIGINT)

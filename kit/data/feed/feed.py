@@ -18,6 +18,7 @@ from kit.data.feed.order import Order
 from kit.data.feed.packing import fill_share
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
+from kit.visible import one_line
 
 STEPS_LOOKED_AT = 50  # the share of padding is measured over this number of steps
 MANY_PASSES = 20  # more passes over a data set in one epoch give a warning: the model would memorise it
@@ -49,7 +50,7 @@ def by_file(origins: Iterable[str]) -> str:
     texts = []
     for file, numbers in lines.items():
         texts.append(f"{file}:{','.join(numbers)}" if file else ", ".join(numbers))
-    return " ".join(texts)
+    return one_line(" ".join(texts))
 
 
 class _Origins(Collection[str]):

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
+from kit.console import bar
 from kit.data.read.parts import Block
 from kit.data.read.sources import FIX_ROWS, Source, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
@@ -78,11 +78,10 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
         writer = Writer(folder)
     try:
         entry = _Entry(writer, skips)
-        hidden = not sys.stderr.isatty()
-        bar = tqdm(total=source.total, desc="tokenising", unit=source.unit, unit_scale=True, disable=hidden)
-        with bar:
+        progress = bar("tokenising", source.unit, source.total, scales=True)
+        with progress:
             for size, piece in _encoded(dataset, encoder, num_processes):
-                bar.update(size)
+                progress.update(size)
                 with cannot_write(folder.parent):
                     entry.add(piece)
                 if entry.num_problems > MAX_PROBLEMS:

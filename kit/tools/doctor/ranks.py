@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import Recipe
-from kit.console import is_main, rank
+from kit.console import is_main, rank, show, show_error
 from kit.errors import TrainingError, UserError, raise_if
 from kit.failures import exits
 from kit.phases import Phase
@@ -167,12 +167,12 @@ def main(argv: list[str]) -> int:
     Args:
         argv: the time-out in seconds, then the flags of the recipe.
     """
-    report = Report(lambda result: print(json.dumps(asdict(result)), flush=True))
+    report = Report(lambda result: show(json.dumps(asdict(result))))
     try:
         planned = plan_launch(read_command_line(argv[1:]))
         raise_if(planned.problems)
     except UserError as error:
-        print(error, file=sys.stderr)
+        show_error(str(error))
         return error.exit_status
     check_ranks(report, planned, float(argv[0]), lambda: report.exit_status)
     return report.exit_status

@@ -14,6 +14,7 @@ from typing import Literal
 from kit.console import show
 from kit.errors import Problem, UserError
 from kit.secrets import redacted
+from kit.visible import one_line
 
 Status = Literal["ok", "warn", "fail"]
 FAILED = 2  # exit status: a check failed
@@ -30,9 +31,9 @@ class Result:
     host: str = ""  # the machine, if several take part
 
     def __str__(self) -> str:
-        host = f"{self.host}: " if self.host else ""
-        text = f"{self.status:<5} {host}{self.name:<17} {self.found}"
-        return f"{text}\n      -> {self.fix}" if self.fix else text
+        host = f"{one_line(self.host)}: " if self.host else ""
+        text = f"{self.status:<5} {host}{self.name:<17} {one_line(self.found)}"
+        return f"{text}\n      -> {one_line(self.fix)}" if self.fix else text
 
     def record(self) -> dict[str, str]:
         """Return it as ``--json`` prints it; scripts read the fix by the key ``cure``."""

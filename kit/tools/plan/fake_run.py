@@ -31,7 +31,7 @@ import kit.data.feed.feed
 import kit.model.load
 import kit.strategy.accelerator
 from kit.config.recipe import Recipe
-from kit.console import silence_libraries
+from kit.console import guard_libraries, show_error, silence_libraries
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import Order
 from kit.model.attention import without_search_for_packs
@@ -206,6 +206,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
+    guard_libraries()
     silence_libraries()
     recipe = Recipe(**request["recipe"], output_dir=tempfile.gettempdir())
     values = request["topology"]
@@ -223,7 +224,7 @@ def main() -> None:
     steps: list[Tally] = []
 
     def say(what: str) -> None:
-        print(f"simulation: {what} after {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+        show_error(f"simulation: {what} after {time.perf_counter() - began:.1f} s")
 
     answer: dict[str, Any] = {}
     try:
@@ -242,7 +243,7 @@ def main() -> None:
                 say(f"step of {num_micro_batches} done")
         answer["steps"] = [vars(tally) for tally in steps]
     except Exception as error:
-        traceback.print_exc()
+        show_error(traceback.format_exc())
         answer["error"] = f"{type(error).__name__}: {str(error)[:500]}"
     json.dump(answer, output)
     output.close()

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kit.config.recipe import ACCELERATE_CONFIGS, ROOT, Recipe
+from kit.console import show_error
 from kit.errors import Problem, TrainingError, UserError
 from kit.memory.workload import Workload
 from kit.strategy.accelerate_config import read_config
@@ -81,7 +82,7 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     }
     began = time.perf_counter()
     command = [sys.executable, "-m", "kit.tools.plan.fake_run"]
-    print("simulation: started; the imports alone take some seconds", file=sys.stderr, flush=True)
+    show_error("simulation: started; the imports alone take some seconds")
     try:
         done = subprocess.run(
             command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=deadline_seconds

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kit.data.samples.samples import Samples
+from kit.visible import one_line
 
 
 def datasets_table(train: Samples, held_out: Samples | None) -> list[dict[str, Any]]:
@@ -55,6 +56,6 @@ def unused_table(train: Samples) -> list[dict[str, Any]]:
 def text_table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of a table of ``rows``, which all have the same keys, for a terminal."""
     values = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
-    cells = [list(rows[0]), *values]
+    cells = [[one_line(cell) for cell in row] for row in [list(rows[0]), *values]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]

@@ -14,9 +14,8 @@ from typing import Any
 
 from kit.errors import Problem, UserError
 from kit.secrets import redacted
+from kit.visible import visible
 
-# Replaces control characters, which a terminal would interpret, by their escapes: \x1b. Tabs and line breaks stay.
-VISIBLE = {code: repr(chr(code))[1:-1] for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
@@ -59,7 +58,7 @@ def write_page(path: Path, text: str) -> Path:
 
 def escaped(text: str) -> str:
     """Return ``text`` as HTML, with its control characters made visible."""
-    return html.escape(text.translate(VISIBLE))
+    return html.escape(visible(text))
 
 
 def section(title: str, body: str) -> str:

@@ -19,7 +19,8 @@ from kit.secrets import secret_spans
 from kit.tools.report.bars import histogram_svg
 from kit.tools.report.data_checks import LEAK, Finding, Verdict, check, counted
 from kit.tools.report.data_tables import datasets_table, text_table, unused_table
-from kit.tools.report.page import VISIBLE, escaped, page, section, table
+from kit.tools.report.page import escaped, page, section, table
+from kit.visible import one_line, visible
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
 BARS = "▁▂▃▄▅▆▇█"
@@ -139,7 +140,7 @@ def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Toke
     tokens, text = [], None
     for id_, weight in zip(ids.tolist(), weights.tolist(), strict=False):
         text = stream.step(tokenizer.backend_tokenizer, id_)
-        tokens.append(Token((text or "").translate(VISIBLE), weight, id_ in special))
+        tokens.append(Token(visible(text or ""), weight, id_ in special))
     if text is None and tokens:  # the sample was cut within a character
         tokens[-1] = replace(tokens[-1], text="\ufffd")
     return _without_secrets(tokens)
@@ -181,10 +182,10 @@ def as_text(gathered: GatheredSamples, colour: bool) -> str:
     counts, edges = histogram(gathered.lengths, 48)
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
-    lines = [line.translate(VISIBLE) for line in [*lines, *text_table(gathered.datasets)]]
-    lines += ["", *(line.translate(VISIBLE) for line in text_table(gathered.unused))] if gathered.unused else []
+    lines = [*map(one_line, lines), *text_table(gathered.datasets)]
+    lines += ["", *text_table(gathered.unused)] if gathered.unused else []
     for sample in gathered.samples:
-        lines += ["", f"--- {sample.origin.translate(VISIBLE)}: {sample.about}"]
+        lines += ["", f"--- {one_line(sample.origin)}: {sample.about}"]
         lines.append("".join(_text_run(run, colour) for run in runs_of(sample.tokens)))
         lines += [f"... {sample.more}"] if sample.more else []
     return "\n".join(lines)
