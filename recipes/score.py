@@ -8,6 +8,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
         recipe = with_model_of_checkpoint(recipe, target, CHECKPOINT, part=NONE)
         return with_template_of_run(recipe, target.parents[1] / RUN_FILE), target
     if is_adapter:
-        fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {target}"
+        fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {shlex.quote(str(target))}"
         update = {"model_name_or_path": base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
         recipe = recipe.model_copy(update=update)
     if not recipe.adapter_name_or_path:

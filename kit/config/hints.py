@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,9 +32,9 @@ def hint_for_word(word: str) -> str:
     if path.suffix in (".yaml", ".yml"):
         keys = re.findall(r"^(\w+) *:", path.read_text(errors="replace"), re.MULTILINE) if path.is_file() else []
         is_config = other_kind(dict.fromkeys(keys), "recipe", path)
-        return f"--config {word}" if is_config else f"--recipe {word}"
+        return f"--{'config' if is_config else 'recipe'} {shlex.quote(word)}"
     if path.suffix in _DATA:
-        return f"--dataset {word}"
+        return f"--dataset {shlex.quote(word)}"
     names = {"recipe": recipe_names(), "config": _names(ACCELERATE_CONFIGS), "method": METHODS}
     return next((f"--{flag} {word}" for flag, known in names.items() if word in known), "")
 
@@ -46,9 +47,9 @@ def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | No
     """
     of_config, of_recipe = set(values) & set(_OF_CONFIGS), set(values) & set(Recipe.model_fields)
     if flag == "recipe" and of_config and not of_recipe:
-        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", f"--config {path}")
+        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", f"--config {shlex.quote(str(path))}")
     if flag == "config" and of_recipe and not of_config:
-        return Problem("--config", f"{path} is a recipe", "an Accelerate config", f"--recipe {path}")
+        return Problem("--config", f"{path} is a recipe", "an Accelerate config", f"--recipe {shlex.quote(str(path))}")
     return None
 
 

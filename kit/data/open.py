@@ -8,6 +8,7 @@ Promises:
 """
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -303,7 +304,9 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
             how = "prompt and completion, joined as plain text"
             if tokenizer.chat_template:
                 value = (
-                    template_file if os.path.isfile(template_file) else "with the name or file of the model's template"
+                    shlex.quote(template_file)
+                    if os.path.isfile(template_file)
+                    else "with the name or file of the model's template"
                 )
                 how += f" although the tokenizer has a chat template; to score them as chat: --chat_template {value}"
         else:
@@ -349,7 +352,7 @@ def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]
             choose_fields(each.source.columns, columns, each.source.name, each.is_evaluation)
     except UserError:
         return f'to make a chat of each row, list it with columns: {{path: {dataset.entry.path}, columns: "{mapping}"}}'
-    return f"to make a chat of each row: --dataset_columns {mapping}"
+    return f"to make a chat of each row: --dataset_columns {shlex.quote(mapping)}"
 
 
 def _has_prompts_as_strings(dataset: Dataset) -> bool:

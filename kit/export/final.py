@@ -5,7 +5,9 @@ temporary name and then renamed, so it is complete or absent.
 """
 
 import copy
+import math
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 
 from kit import durable
 from kit.config.recipe import Recipe
@@ -25,6 +28,7 @@ from kit.model.adapter import module_adapted_by
 from kit.model.serving import merge_command, why_not_served
 from kit.strategy.topology import ActualStrategy
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
+from kit.visible import one_line
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
@@ -196,17 +200,19 @@ def model_card(
     base = recipe.model_name_or_path
     if os.path.exists(os.path.expanduser(base)):
         base = Path(base).name
-    datasets = ", ".join(f"`{entry.name}`" for entry in recipe.dataset_entries)
+    datasets = ", ".join(_code(entry.name) for entry in recipe.dataset_entries)
     items = "packs" if recipe.packing else "samples"
-    lines = ["---", f"library_name: {library}", f"base_model: {base}", "---", ""]
-    lines += [f"# {Path(base).name}, fine-tuned ({recipe.method})", ""]
+    about = {"library_name": library, "base_model": one_line(base)}
+    front = yaml.safe_dump(about, sort_keys=False, allow_unicode=True, width=math.inf)
+    lines = ["---", *front.splitlines(), "---", ""]
+    lines += [f"# {_plain(Path(base).name)}, fine-tuned ({recipe.method})", ""]
     lines += [f"- data: {datasets}, {steps} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     num_processes, precision = strategy.num_processes, strategy.mixed_precision
     lines += [f"- {strategy.type.name} on {num_processes} process(es), mixed_precision {precision}"]
-    lines += [f"- {name}: {value:.6g}" for name, value in metrics.items()]
+    lines += [f"- {_plain(name)}: {value:.6g}" for name, value in metrics.items()]
     if recipe.new_tokens:
-        tokens = ", ".join(f"`{token}`" for token in recipe.new_tokens)
+        tokens = ", ".join(map(_code, recipe.new_tokens))
         lines += [f"- new tokens: {tokens}"]
         if not is_full:
             resize = "base.resize_token_embeddings(len(tokenizer))"
@@ -214,8 +220,21 @@ def model_card(
                 f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
             ]
     if stops:
-        lines += [f"- answers end with {' or '.join(f'`{token}`' for token in stops)}"]
+        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
     return "\n".join([*lines, "", "```python", *_code_to_open(is_full, bool(stops)), "```", ""])
+
+
+def _code(text: str) -> str:
+    """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
+    text = one_line(text)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    space = " " if longest else ""  # else a mark at the end would belong to the fence
+    return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
+
+
+def _plain(name: str) -> str:
+    """A name for running text of Markdown; as code if it has other characters than names usually have."""
+    return name if re.fullmatch(r"[\w./ -]+", name) else _code(name)
 
 
 def _code_to_open(is_full: bool, has_stops: bool) -> list[str]:

@@ -11,6 +11,7 @@ Only the rows that are needed are read, a few megabytes of a head of gigabytes.
 import copy
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,8 @@ def check_stop_tokens(
     modules = ",".join(dict.fromkeys(name.split(".")[-2] for name in head.names))
     found = f"{tokens} ends the answers, but this model was never trained to write it"
     found += f", and {settings.method} freezes its row"
-    fix = f"--trainable_tokens '{tokens}' trains that row too; or --lora_modules_to_save {modules}; or --method full"
-    fix += f". vLLM and llama.cpp take the first two only merged: {merge_command(final)}"
+    fix = f"--trainable_tokens {shlex.quote(tokens)} trains that row too; or --lora_modules_to_save {modules}; "
+    fix += f"or --method full. vLLM and llama.cpp take the first two only merged: {merge_command(final)}"
     return [Problem("trainable_tokens", found, "a run that can learn to stop", fix)]
 
 

@@ -8,6 +8,7 @@ Promises:
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,8 @@ class RunFolder:
         if self._manifest.get("weights_only"):
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
             ways = (
-                f"to train on from its weights in a new run: python recipes/export.py {self.checkpoint} --output_dir "
+                f"to train on from its weights in a new run: python recipes/export.py "
+                f"{shlex.quote(str(self.checkpoint))} --output_dir "
                 "model; or choose an earlier checkpoint, or --overwrite_output_dir to start again"
             )
             raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))

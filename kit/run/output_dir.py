@@ -5,6 +5,7 @@ Promises: nothing is written. (Where only a try shows whether a folder can be ma
 
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,7 +105,9 @@ def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, 
     if not found:
         return []
     _, other = max(found)
-    return [f"note: {other} holds an unfinished run of this recipe; --output_dir {other} continues it"]
+    return [
+        f"note: {other} holds an unfinished run of this recipe; --output_dir {shlex.quote(str(other))} continues it"
+    ]
 
 
 def _is_unfinished(folder: Path, identity: Mapping[str, Any]) -> bool:

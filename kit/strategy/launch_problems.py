@@ -27,7 +27,8 @@ def launch_problems(
     script = f"{_script()} {arguments}".strip()
     asked = num_processes_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
-        wish = f"--config {'ddp' if strategy == SINGLE else request.launch.config} --num_processes {asked}"
+        config_name = "ddp" if strategy == SINGLE else shlex.quote(str(request.launch.config))
+        wish = f"--config {config_name} --num_processes {asked}"
         found = f"accelerate launch was given {asked}, and started one process"
         flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
         fix = f"give it to the script: accelerate launch {_script()} {wish} {flags}"

@@ -8,6 +8,7 @@ import functools
 import math
 import random
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -172,7 +173,7 @@ def _check_gradients(prepared: "Prepared") -> None:
     found += "; other processes would wait for it"
     if any("lora_" in name for name in without):
         raise UserError(Problem("lora_target_modules", found, "modules that every batch reaches"))
-    raise UserError(Problem("freeze", found, fix=f"--freeze {','.join(_patterns(without))}"))
+    raise UserError(Problem("freeze", found, fix=f"--freeze {shlex.quote(','.join(_patterns(without)))}"))
 
 
 def _report_still_adapters(prepared: "Prepared") -> None:

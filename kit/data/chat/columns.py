@@ -7,6 +7,7 @@ Promises:
 - A flag is proposed only if it reads most of the first rows, so it was tried. Where none does, the message says so.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -76,7 +77,7 @@ def choose_fields(
         where = f"dataset_columns {theirs}={ours}"
         is_reversed = theirs in FIELDS and theirs not in columns and ours in columns
         if is_reversed:
-            fix = f"the other way round: --dataset_columns {ours}={theirs}"
+            fix = f"the other way round: --dataset_columns {shlex.quote(f'{ours}={theirs}')}"
             problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "column=field", fix))
             continue
         if ours not in FIELDS:
@@ -201,7 +202,7 @@ class _Proposals:
         """The flag, or the entry, that gives ``mapping``, with what goes with it."""
         pairs = {**self._with_context(mapping), **self._ignored}
         text = ",".join(f"{theirs}={ours}" for theirs, ours in pairs.items())
-        return f'{{path: {self._path}, columns: "{text}"}}' if self._path else f"--dataset_columns {text}"
+        return f'{{path: {self._path}, columns: "{text}"}}' if self._path else f"--dataset_columns {shlex.quote(text)}"
 
     def misfit(self, fields: Mapping[str, str]) -> Problem | None:
         """The first problem of the first rows, if most of them do not fit the format ``fields``."""

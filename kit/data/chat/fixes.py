@@ -6,6 +6,7 @@ lost. If none works, the message says so.
 
 import copy
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -142,7 +143,10 @@ class Fixes:
                     shown = value if isinstance(value, str) else str(value).lower()
                     with suppress(UserError):  # the tokenizer gives the variable
                         template = row.template.with_values({name: value})
-                        yield f"--chat_template_kwargs {name}={shown}", replace(row, template=template)
+                        yield (
+                            f"--chat_template_kwargs {shlex.quote(f'{name}={shown}')}",
+                            replace(row, template=template),
+                        )
 
     def _thoughts(self, row: _Row, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Row]]:
         """Put the reasoning of answers into their content, or the other way round."""

@@ -8,6 +8,7 @@ Promises:
 """
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -114,7 +115,7 @@ class Unused:
             return self._effect_of_system(column, row)
         if subject == "tools":
             takes_tools = "tools" in self._format.optional
-            return "tools of the assistant", f"--dataset_columns {column}=tools" if takes_tools else ""
+            return "tools of the assistant", _columns_flag({column: "tools"}) if takes_tools else ""
         if subject == "calls" and name != "text" and isinstance(listed(value), list | dict):
             return f"calls beside {self._format}", "write them as the tool_calls of an assistant message"
         if subject == "reasoning" and name != "text":
@@ -130,7 +131,7 @@ class Unused:
                 fix = (
                     ""
                     if "input" in self._fields and not _is_empty(row.get(self._fields["input"]))
-                    else f"--dataset_columns {column}=input"
+                    else _columns_flag({column: "input"})
                 )
             else:
                 fix = self._as_instruction(column, "input", row)
@@ -150,12 +151,10 @@ class Unused:
             return "a system prompt, and the messages begin with another one", ""
         if "system" in self._format.optional:
             is_mapped = "system" in self._fields and self._fields["system"] != "system"
-            return "a system prompt", "" if is_mapped else f"--dataset_columns {column}=system"
+            return "a system prompt", "" if is_mapped else _columns_flag({column: "system"})
         if self._format.columns == ("messages",):
-            flag = f"--dataset_columns {self._fields['messages']}=conversations"
-            if column != "system":
-                flag += f",{column}=system"
-            return "a system prompt beside messages", flag
+            columns = {self._fields["messages"]: "conversations"} | ({} if column == "system" else {column: "system"})
+            return "a system prompt beside messages", _columns_flag(columns)
         return f"a system prompt beside {self._format}", self._as_instruction(column, "system", row)
 
     def _as_instruction(self, column: str, ours: str, row: Mapping[str, Any]) -> str:
@@ -168,8 +167,8 @@ class Unused:
         if ours != "system" and not isinstance(row.get(self._fields["prompt"]), str):
             return ""
         prompt, completion = self._fields["prompt"], self._fields["completion"]
-        more = "" if column == ours else f",{column}={ours}"
-        return f"--dataset_columns {prompt}=instruction,{completion}=output{more} reads a chat with it"
+        columns = {prompt: "instruction", completion: "output"} | ({} if column == ours else {column: ours})
+        return f"{_columns_flag(columns)} reads a chat with it"
 
     def _is_variable(self, column: str, value: Any, row: Mapping[str, Any]) -> bool:
         """Whether the chat template would read ``value`` if it were among the row's ``chat_template_kwargs``."""
@@ -363,3 +362,8 @@ def _is_one(value: Any) -> bool:
 def _short(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 20 else text[:20] + "..."
+
+
+def _columns_flag(columns: Mapping[str, str]) -> str:
+    """The flag that reads columns, by their names in the data, as our fields."""
+    return f"--dataset_columns {shlex.quote(','.join(f'{theirs}={ours}' for theirs, ours in columns.items()))}"

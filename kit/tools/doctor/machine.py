@@ -70,7 +70,8 @@ def _check_launch(planned: LaunchPlan, launched: LaunchedRank | None) -> Result:
     if launched is None and config.num_machines > 1:
         # What needs one machine only is checked. The doctor starts no ranks on several machines; a launcher does.
         words = shlex.join(sys.argv[1:])
-        fix = f"on machine N (0, 1, ...): accelerate launch --config_file {planned.config_file} --machine_rank N"
+        file = shlex.quote(str(planned.config_file))
+        fix = f"on machine N (0, 1, ...): accelerate launch --config_file {file} --machine_rank N"
         fix += f" -m kit.cli.main {words}"
         # A wrong address is reported with the host name.
         problems = [p for p in planned.problems if p.where != "main_process_ip" or not config.main_process_ip]

@@ -9,6 +9,7 @@ Promises: the shape is that of the model, or there is an error (kit/memory/famil
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def find_shape(name: str, field: str = MODEL) -> Shape:
         known = ids.get(_plain(name))
         if known:
             return read_shape(known, known.parent.name, field)
-        fix = f"`hf download {name} config.json` puts it there; or `kit plan --params 8B` plans for its size"
+        fix = (
+            f"`hf download {shlex.quote(name)} config.json` puts it there; or `kit plan --params 8B` plans for its size"
+        )
         raise UserError(Problem(field, f"{name}: its config.json is not in the cache", fix=fix))
     expected = f"a folder, a hub id, or one of {', '.join(shipped)}"
     raise UserError(Problem(field, f"no model {name!r}", expected, did_you_mean(name, shipped)))

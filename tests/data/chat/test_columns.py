@@ -296,3 +296,9 @@ def test_a_column_that_is_to_be_ignored_is_not_there():
     assert "history" not in choose_fields(["instruction", "output"], {"history": "ignore"}, "train.jsonl")
     mapping = {"a": "ignore", "b": "ignore", "q": "text"}  # more than one, and keys of messages, which are no columns
     assert choose_fields(["q", "a"], mapping, "train.jsonl") == {"text": "q"}
+
+
+def test_a_column_in_a_proposed_flag_is_one_word_of_the_shell():
+    with pytest.raises(UserError) as caught:
+        choose_fields(["a; touch it"], {"messages": "a; touch it"}, "train.jsonl")
+    assert "--dataset_columns 'a; touch it=messages'" in str(caught.value)
