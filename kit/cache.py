@@ -4,25 +4,31 @@ Promises:
 
 - ``file_digest`` is a hash of the content. The cache stores it with the file's size, times and inode, so an unchanged
   file is not read again. A changed file is.
-- An entry appears complete, by one rename, or not at all. Opening it detects if it was cut short or altered.
+- An entry appears complete, by one rename, or not at all. Opening it detects each accidental change of a byte that
+  leaves a trace in the file's size, times or inode; ``verify`` reads every byte. Hashes do not protect from somebody
+  who may write to the cache: they can be computed again. Permissions do. The folder is made for its user alone, and
+  ``exposure`` says who else may write to it.
 - Arrays are opened as memory maps: opening uses no memory, and all processes of a machine share one copy. Each keeps
   one file open; ``allow_open_files`` makes room for many.
+- An open entry is locked until its arrays are gone, so ``remove`` leaves it.
 """
 
 import errno
+import fcntl
 import json
 import os
 import resource
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import xxhash
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from kit.errors import Problem, UserError
 
@@ -32,6 +38,7 @@ ENTRY = "entry.json"
 YOUNG_SECONDS = 2.0
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 FEWER_FILES = "raise the limit of open files: ulimit -n"
+TOUCH_SECONDS = 3600.0  # how exactly it is known when an entry was last used
 SPARE_FILES = 256  # that a process needs besides: those of libraries, connections to other ranks, a checkpoint
 
 
@@ -40,6 +47,45 @@ def cache_folder() -> Path:
     if os.environ.get("KIT_CACHE"):
         return Path(os.path.expanduser(os.environ["KIT_CACHE"]))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kit"
+
+
+def make_folder(*names: str) -> Path:
+    """Make a folder of the cache, named by its path in it. What is new of the cache, only its user may enter.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    root = cache_folder()
+    if not root.is_dir():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+    elif not os.environ.get("KIT_CACHE"):  # made by an earlier version; one in $KIT_CACHE may be that of a team
+        with suppress(OSError):
+            if root.stat().st_mode & 0o077:
+                root.chmod(0o700)
+    folder = root.joinpath(*names)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def exposure() -> list[str]:
+    """Return a warning if somebody else may write to the cache; empty if nobody can, or only a team.
+
+    A team shares a folder to which its group may write.
+    """
+    folder = cache_folder()
+    try:
+        status = folder.stat()
+    except OSError:
+        return []
+    is_of_team = bool(status.st_mode & stat.S_IWGRP) and status.st_gid in (os.getegid(), *os.getgroups())
+    if status.st_uid not in (os.geteuid(), 0) and not is_of_team:
+        found = f"belongs to another user (id {status.st_uid}), who can change what is learned"
+        return [f"warning: the cache {folder} {found}: set KIT_CACHE to a folder of your own"]
+    if status.st_mode & stat.S_IWOTH:
+        found = "can be written by every user of this machine, who can change what is learned"
+        return [f"warning: the cache {folder} {found}: chmod o-w {folder}"]
+    return []
 
 
 def digest(*values: Any) -> str:
@@ -53,14 +99,18 @@ def file_digest(path: Path) -> str:
     stored = _stored_digest(path)
     if stored:
         return stored
-    with _exclusive(cache_folder() / "digests"):  # all ranks of a machine ask at once: one reads the file
+    with _exclusive("digests"):  # all ranks of a machine ask at once: one reads the file
         return _stored_digest(path) or _read_digest(path)
 
 
 def _stored_digest(path: Path) -> str | None:
+    file = digest_path(path)
     try:
-        stored = json.loads(_digest_path(path).read_text(encoding="utf-8"))
-        return stored["digest"] if stored["stamp"] == file_stamp(path) else None
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored["stamp"] != file_stamp(path) or stored["check"] != digest(stored["stamp"], stored["digest"]):
+            return None
+        _touch(file)
+        return str(stored["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -73,38 +123,52 @@ def file_stamp(path: Path) -> list[int]:
 
 def _read_digest(path: Path) -> str:
     stamp = file_stamp(path)
+    value = content_digest(path)
+    if stamp == file_stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
+        _store_digest(path, stamp, value)
+    return value
+
+
+def content_digest(path: Path) -> str:
+    """Read a file, and return the xxh3-128 hash of its content, as hex. Raises ``OSError``."""
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(1 << 20))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             state.update(buffer[:size])
-    if stamp == file_stamp(path) and time.time() - max(stamp[1:3]) / 1e9 > YOUNG_SECONDS:
-        _store_digest(path, stamp, state.hexdigest())
     return state.hexdigest()
 
 
-def _digest_path(path: Path) -> Path:
+def digest_path(path: Path) -> Path:
+    """Return where the digest of a file is stored."""
     return cache_folder() / "digests" / f"{digest(str(path))}.json"
 
 
 def _store_digest(path: Path, stamp: list[int], value: str) -> None:
-    file = _digest_path(path)
+    file = digest_path(path)
     temporary = file.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # if the cache cannot be written, the file is read again next time
         try:
-            temporary.write_text(json.dumps({"stamp": stamp, "digest": value}), encoding="utf-8")
+            entry = {"stamp": stamp, "digest": value, "check": digest(stamp, value)}
+            temporary.write_text(json.dumps(entry), encoding="utf-8")
             temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def _exclusive(name: str) -> Iterator[None]:
     with ExitStack() as lock:
         with suppress(OSError):  # without a lock, each process reads the file itself
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(FileLock(folder / ".lock"))
+            lock.enter_context(FileLock(make_folder(name) / ".lock"))
         yield
+
+
+def _touch(path: Path) -> None:
+    """Note that ``path`` was used, in its time of change."""
+    with suppress(OSError):  # the cache of another user
+        if time.time() - path.stat().st_mtime > TOUCH_SECONDS:
+            os.utime(path)
 
 
 class Writer:
@@ -118,6 +182,7 @@ class Writer:
         self._folder = folder
         for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
+        remove_leftovers(folder.parent)
         self._temporary = folder.parent / f".{folder.name}.{os.getpid()}"
         self._temporary.mkdir()
         self._files: dict[str, Any] = {}
@@ -143,7 +208,8 @@ class Writer:
         }
         for file in self._files.values():
             file.close()
-        (self._temporary / ENTRY).write_text(json.dumps({"arrays": arrays, "info": info}), encoding="utf-8")
+        entry = {"arrays": arrays, "info": info}
+        (self._temporary / ENTRY).write_text(json.dumps({**entry, "digest": _entry_digest(entry)}), encoding="utf-8")
         if self._folder.exists():  # damaged, or written by another machine on a shared disk without working locks
             shutil.rmtree(self._folder, ignore_errors=True)
         try:
@@ -153,9 +219,9 @@ class Writer:
                 raise
             self.discard()  # the other machine finished first, with the same content
             return
-        for name, entry in arrays.items():
+        for name, array in arrays.items():
             path = self._folder.resolve() / f"{name}.bin"
-            _store_digest(path, file_stamp(path), entry["digest"])
+            _store_digest(path, file_stamp(path), array["digest"])
 
     def discard(self) -> None:
         """Delete what was written so far."""
@@ -165,25 +231,123 @@ class Writer:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
+def read_entry(folder: Path) -> dict[str, Any]:
+    """Return what ``entry.json`` of an entry holds: ``arrays`` and ``info``.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
+    # Entries of earlier versions have no digest.
+    if not isinstance(entry, dict) or entry.get("digest") not in (None, _entry_digest(entry)):
+        raise ValueError(f"{folder / ENTRY} was altered")
+    return entry
+
+
+def _entry_digest(entry: Mapping[str, Any]) -> str:
+    return digest(*(json.dumps(entry.get(key)) for key in ("arrays", "info")))
+
+
 def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Return the arrays of an entry (read-only memory maps) and its ``info``; None if it is absent or damaged."""
+    """Return the arrays of an entry (read-only memory maps) and its ``info``; None if it is absent or damaged.
+
+    The arrays are locked, shared, until they are gone.
+    """
     try:
-        entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
+        entry = read_entry(folder)
         arrays = {}
         for name, array in entry["arrays"].items():
             path = folder / f"{name}.bin"
-            if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:
-                return None
             columns = [tuple(column) for column in array["dtype"]]  # (name, type); a plain array has one without a name
             dtype = np.dtype(columns if len(columns) > 1 else columns[0][1])
-            arrays[name] = np.memmap(path, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
+            with path.open("rb") as file:
+                lock_file(file, fcntl.LOCK_SH)
+                if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:
+                    return None
+                # The map keeps a copy of the open file, and with it the lock.
+                arrays[name] = np.memmap(file, dtype, mode="r") if array["bytes"] else np.empty(0, dtype)
+        _touch(folder)
         return arrays, entry["info"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
             raise UserError(
                 Problem("cache", f"{folder} cannot be opened ({error.strerror})", fix=FEWER_FILES)
             ) from None
         return None
+
+
+def verify(folder: Path) -> str:
+    """Read every byte of an entry. Returns what is wrong with it; an empty string if nothing is."""
+    try:
+        for name, array in read_entry(folder)["arrays"].items():
+            path = folder / f"{name}.bin"
+            if path.stat().st_size != array["bytes"]:
+                return f"{path} was cut short, or is too long"
+            if content_digest(path) != array["digest"]:
+                return f"{path} was altered"
+        return ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return str(error)
+
+
+def lock_file(file: IO[Any], how: int) -> None:
+    """Lock an open file, ``how`` as ``fcntl.flock`` takes it, without waiting. A disk without locks has no lock.
+
+    Raises:
+        BlockingIOError: another process has it locked.
+    """
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
+
+
+def remove(folder: Path) -> bool:
+    """Remove an entry, unless a process of any machine has it open. Returns whether it was removed.
+
+    Raises:
+        OSError: it may not be removed.
+    """
+    with ExitStack() as locks:
+        try:
+            lock = FileLock(f"{folder}.lock", timeout=0)
+            locks.enter_context(lock)
+            for path in folder.glob("*.bin"):
+                lock_file(locks.enter_context(path.open("rb+")), fcntl.LOCK_EX)
+        except (Timeout, BlockingIOError):
+            return False
+        files = [digest_path(path) for path in folder.resolve().glob("*.bin")]
+        gone = folder.parent / f".{folder.name}.{os.getpid()}"
+        folder.rename(gone)  # from here on it is absent
+        for path in files:
+            path.unlink(missing_ok=True)
+        shutil.rmtree(gone)
+        Path(lock.lock_file).unlink(missing_ok=True)  # a process that waits for it sees that, and makes a new one
+    return True
+
+
+def remove_leftovers(samples: Path) -> int:
+    """Remove what killed processes left in the folder of all entries: parts of entries, and locks without an entry.
+
+    Returns:
+        The number of removed parts of entries. Those that another process may be writing are left.
+    """
+    num = 0
+    names = {path.name for path in samples.iterdir()}
+    keys = {name.split(".")[1] for name in names if name.startswith(".")}
+    keys |= {name.removesuffix(".lock") for name in names if name.endswith(".lock") and name[:-5] not in names}
+    for key in keys - {""}:
+        lock = FileLock(samples / f"{key}.lock", timeout=0)
+        with suppress(OSError, Timeout), lock:
+            for left in samples.glob(f".{key}.*"):
+                shutil.rmtree(left, ignore_errors=True)
+                num += 1
+            if not (samples / key).exists():
+                Path(lock.lock_file).unlink(missing_ok=True)
+    return num
 
 
 def allow_open_files(num: int, where: str) -> None:
@@ -204,11 +368,12 @@ def allow_open_files(num: int, where: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (more if most == resource.RLIM_INFINITY else min(more, most), most))
 
 
-def delete_old(folder: Path) -> None:
-    """Delete the files of a folder of the cache that are older than a day. Raises ``OSError``."""
+def delete_old(folder: Path, seconds: float = 86400.0) -> None:
+    """Delete the files of a folder of the cache that are older than that; default: a day. Raises ``OSError``."""
     for old in folder.iterdir():
-        if time.time() - old.stat().st_mtime > 86400:
-            old.unlink()
+        with suppress(FileNotFoundError):  # another process deleted it
+            if time.time() - old.stat().st_mtime > seconds:
+                old.unlink()
 
 
 @contextmanager
@@ -218,7 +383,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises ``UserError`` if the lock file cannot be written.
     """
     with cannot_write(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent.name)
         lock = FileLock(f"{folder}.lock")
         lock.acquire()
     try:

@@ -1,6 +1,8 @@
 """What the cache remembers of a file is of its content; an entry is whole, or it is not there."""
 
 import errno
+import json
+import os
 import subprocess
 import sys
 import time
@@ -94,6 +96,124 @@ def test_a_damaged_entry_is_none_and_can_be_written_again(folder, name, damage):
     assert cache.open_entry(folder) is None
     write_entry(folder).finish({})
     assert cache.open_entry(folder)
+
+
+def test_no_byte_of_an_entry_can_be_damaged_unnoticed(folder):
+    """Also none of the counts and of the layout in entry.json. Only the name of the digest has no digest."""
+    write_entry(folder).finish({"counts": {"num_rows": 2}, "max_id": 4})
+    path = folder / "entry.json"
+    content = path.read_bytes()
+    name = content.index(b'"digest": "', content.index(b'"info"'))
+    for i in set(range(len(content))) - set(range(name, name + 11)):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
+        assert cache.open_entry(folder) is None, content[i - 10 : i + 10]
+    path.write_bytes(content)
+    assert cache.open_entry(folder)
+
+
+def test_an_entry_of_an_earlier_version_is_opened(folder):
+    write_entry(folder).finish({"max_id": 4})
+    values = json.loads((folder / "entry.json").read_text())
+    del values["digest"]
+    (folder / "entry.json").write_text(json.dumps(values))
+    assert cache.open_entry(folder)[1] == {"max_id": 4}
+
+
+def test_what_leaves_no_trace_in_the_times_is_found_by_reading_every_byte(folder, monkeypatch):
+    write_entry(folder).finish({})
+    assert cache.verify(folder) == ""
+    content = bytearray((folder / "ids.bin").read_bytes())
+    content[3] ^= 1
+    stamp = cache.file_stamp(folder / "ids.bin")
+    (folder / "ids.bin").write_bytes(content)
+    monkeypatch.setattr(cache, "file_stamp", lambda path: stamp)  # as after a fault of the disk
+    assert "ids.bin was altered" in cache.verify(folder)
+    (folder / "entry.json").write_text("{}")
+    assert cache.verify(folder)
+
+
+def test_a_damaged_digest_of_a_file_is_not_believed(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "YOUNG_SECONDS", -1.0)
+    file = tmp_path / "file"
+    file.write_text("one")
+    right = cache.file_digest(file)
+    stored = cache.digest_path(file.resolve())
+    stored.write_text(stored.read_text().replace(right, right[::-1]))
+    assert cache.file_digest(file) == right
+
+
+# Who may read and write it
+
+
+def test_what_the_kit_makes_of_the_cache_is_closed_to_other_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "new" / "cache"))
+    with cache.locked(cache.cache_folder() / "samples/ab"):
+        pass
+    assert cache.cache_folder().stat().st_mode & 0o777 == 0o700
+
+
+def test_an_own_cache_of_an_earlier_version_is_closed_but_not_the_folder_that_a_team_chose(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("kit", "team"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o775)
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "team"))
+    cache.make_folder("samples")
+    assert (tmp_path / "team").stat().st_mode & 0o777 == 0o775 and cache.exposure() == []
+    monkeypatch.delenv("KIT_CACHE")
+    cache.make_folder("samples")
+    assert (tmp_path / "kit").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_anybody_may_write_to_is_warned_of(tmp_path, monkeypatch):
+    assert cache.exposure() == []
+    (tmp_path / "cache").chmod(0o777)
+    (warning,) = cache.exposure()
+    assert "every user of this machine" in warning and f"chmod o-w {tmp_path / 'cache'}" in warning
+    (tmp_path / "cache").chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    found = cache.exposure()
+    assert not found if os.getuid() == 0 else "belongs to another user" in found[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give a folder away one must be root")
+def test_a_cache_of_another_user_is_warned_of_but_not_one_to_which_the_group_writes(tmp_path):
+    os.chown(tmp_path / "cache", 12345, os.getegid())
+    assert "belongs to another user (id 12345)" in cache.exposure()[0]
+    (tmp_path / "cache").chmod(0o775)
+    assert cache.exposure() == []
+
+
+# Removing
+
+
+def test_an_entry_that_is_open_is_not_removed(folder):
+    write_entry(folder).finish({})
+    arrays, _ = cache.open_entry(folder)
+    code = "import sys; from pathlib import Path; from kit.cache import remove; print(remove(Path(sys.argv[1])))"
+
+    def removed():
+        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+        return {"True\n": True, "False\n": False}[done.stdout]
+
+    assert not removed() and arrays["ids"].tolist() == [0, 1, 2, 3, 4]
+    del arrays
+    assert removed() and not folder.exists()
+    assert not list(folder.parent.glob("*ab*")) and not list(folder.parent.glob("digests/*.json"))
+    with cache.locked(folder):
+        write_entry(folder).finish({})
+    assert cache.open_entry(folder)
+
+
+def test_what_killed_starts_left_of_any_entry_is_removed_at_the_next_but_not_what_is_being_written(folder):
+    for name in (".cd.1234", ".ef.1234"):
+        folder.with_name(name).mkdir()
+        folder.with_name(name).joinpath("ids.bin").touch()
+    folder.with_name("gh.lock").touch()
+    with cache.locked(folder.with_name("ef")), cache.locked(folder):
+        write_entry(folder).finish({})
+        left = {path.name for path in folder.parent.iterdir()}
+        assert {"ab", ".ef.1234", "ef.lock"} <= left and not {".cd.1234", "gh.lock"} & left
 
 
 def test_what_a_killed_process_left_is_deleted_by_the_next(folder):

@@ -9,7 +9,7 @@ import sys
 import traceback
 from types import ModuleType
 
-from kit.cli import doctor, inspect, plan, prepare, recipes, report, verify_resume
+from kit.cli import cache, doctor, inspect, plan, prepare, recipes, report, verify_resume
 from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
@@ -20,6 +20,7 @@ COMMANDS: dict[str, ModuleType] = {
     "inspect": inspect,
     "prepare": prepare,
     "report": report,
+    "cache": cache,
     "verify-resume": verify_resume,
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import allow_open_files, digest
+from kit.cache import allow_open_files, digest, exposure
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
@@ -188,7 +188,7 @@ def open_data(
     skips = settings.on_bad_row == "skip"
     train_stores: list[Store] = []
     eval_stores: list[Store] = []
-    notes: list[str] = []
+    notes = exposure()
     for dataset in datasets:
         notes += dataset.source.notes
         with problems.caught():

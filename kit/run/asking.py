@@ -21,7 +21,7 @@ import psutil
 from filelock import FileLock
 from huggingface_hub import constants
 
-from kit.cache import cache_folder, delete_old, digest
+from kit.cache import cache_folder, delete_old, digest, make_folder
 from kit.config.recipe import Recipe
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.launcher import launched_rank
@@ -77,7 +77,7 @@ def _acquired(what: str, recipe: Recipe) -> FileLock | None:
     same = (machine_id(), constants.HF_HUB_CACHE, what, recipe.model_dump_json())
     lock = FileLock(folder / f"{digest(*same)}.lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.name)
         lock.acquire(timeout=recipe.ddp_timeout)
     except (OSError, NotImplementedError):
         return None

@@ -185,11 +185,11 @@ def record_exit(status: int, is_final: bool, killed: Iterable[int] = ()) -> None
     """
     restarts = is_final and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts or OWN_TORCHRUN in os.environ:
-        from kit.cache import delete_old
+        from kit.cache import delete_old, make_folder
 
         with suppress(OSError):
             file = _end_file(os.getppid())
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent.name)
             delete_old(file.parent)
             file.write_text(" ".join(map(str, [status, *killed, *recorded_kills(os.getppid())])))
 

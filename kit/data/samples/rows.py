@@ -98,6 +98,14 @@ class Encoder:
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
         return [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
 
+    def about(self) -> dict[str, Any]:
+        """What ``kit cache`` shows of this encoder."""
+        return {
+            "tokenizer": self.tokenizer.name_or_path,
+            "template": digest(self.template)[:8] if self.template else "",
+            "max_length": self.max_length,
+        }
+
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""
         return self.encode(dataset, ((part, number, row) for number, row in dataset.source.parts[part].rows(block)))

@@ -86,7 +86,7 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
                     entry.add(piece)
                 if entry.num_problems > MAX_PROBLEMS:
                     break
-        info = entry.finished(source.name, encoder.max_length)
+        info = {**entry.finished(source.name, encoder.max_length), "about": {"dataset": source.name, **encoder.about()}}
         changed = source.changed()
         if changed:  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"

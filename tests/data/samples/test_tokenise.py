@@ -273,6 +273,7 @@ def test_another_user_opens_what_was_prepared_in_a_cache_it_cannot_write(tokeniz
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
         os.chmod(folder, 0o755)
         monkeypatch.setenv("KIT_CACHE", f"{folder}/cache")
+        os.mkdir(f"{folder}/cache", 0o755)  # to share it: the kit makes one for its user alone
         monkeypatch.chdir(folder)
         write(Path(folder) / "train.jsonl", *pairs(5))
         open_all(tokenizer)
