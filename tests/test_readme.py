@@ -98,6 +98,7 @@ def test_every_flag_named_in_the_pages_exists():
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"simulate"}  # of kit plan
     theirs |= {"older_than", "keep"}  # of kit cache
+    theirs |= {"require", "no"}  # of pip: --require-hashes, --no-deps
     theirs |= {"layers", "hidden", "shard_bytes", "folder", "shape", "topology", "world", "length"}  # of benchmarks
     for page in PAGES:
         for name in re.findall(r"--([a-z][a-z0-9_]*)", page.read_text()):

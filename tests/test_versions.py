@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (".ci/versions", "docs/versions.md", "pyproject.toml", "constraints.txt")
+FILES = (".ci/versions", ".ci/lock", "docs/versions.md", "pyproject.toml", "constraints.txt", "requirements.lock")
 
 
 @pytest.fixture
@@ -55,3 +55,36 @@ def test_a_bound_or_a_pin_that_was_not_tested_is_reported(project, file, pattern
 def test_a_word_that_is_no_end_of_the_range_is_answered_with_the_usage():
     done = subprocess.run([sys.executable, ROOT / ".ci/versions", "middle"], capture_output=True, text=True)
     assert done.returncode == 2 and "versions list" in done.stderr
+
+
+# requirements.lock
+
+
+def check_lock(folder: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, folder / ".ci/lock", "check"], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_lock_has_the_pins_with_hashes_and_names_no_index():
+    status, text = check_lock(ROOT)
+    assert status == 0, text
+    lock = (ROOT / "requirements.lock").read_text()
+    assert not re.search(r"://|--(?!hash=sha256:)|^torch==|@ ", lock, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "put", "reported"),
+    [
+        ("constraints.txt", r"xxhash==[\d.]+", "xxhash==9.9", "xxhash: constraints.txt pins 9.9, requirements.lock"),
+        ("constraints.txt", r"xxhash==[\d.]+\n", "", "xxhash: constraints.txt pins nothing, requirements.lock"),
+        ("constraints.txt", r"\Z", "newlib==1.0\n", "newlib: constraints.txt pins 1.0, requirements.lock nothing"),
+        ("requirements.lock", r"(xxhash==[\d.]+) \\\n(    --hash.*\n)+", r"\1 \\\n", "xxhash==4.1.0: no hash in"),
+        ("requirements.lock", r"absl-py==", "--index-url https://mirror\nabsl-py==", "no pin and no hash: --index-url"),
+    ],
+)
+def test_a_lock_that_disagrees_with_the_pins_is_reported(project, file, pattern, put, reported):
+    text, count = re.subn(pattern, put, (project / file).read_text(), count=1)
+    assert count
+    (project / file).write_text(text)
+    status, found = check_lock(project)
+    assert status == 1 and reported in found and "write it again: .ci/lock" in found, found
