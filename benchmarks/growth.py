@@ -1,16 +1,20 @@
 """What grows with the size of the data or of a run, and how fast: CPU seconds and memory at three sizes each.
 
-    python benchmarks/growth.py [NAME ...] [--sizes N N N]
+    python benchmarks/growth.py [NAME ...] [--sizes N N N] [--save now.json] [--before old.json] [--picture growth.png]
 
 Each size is measured in a process of its own. Preparing the input does not count: CPU seconds, of all threads, and the
 peak of resident memory begin with the part that is measured. An exponent is the slope between the smallest and the
 largest size on logarithmic axes: 0 is constant, 1 linear, 2 quadratic. Below a hundredth of a second or a megabyte
-there is none. The peaks need Linux; pages of mapped files count, though all processes share them.
+there is none. With TRL installed (``pip install trl==1.16.0``) its tokenisation stands beside the kit's.
+``--save`` keeps the figures, ``--before`` draws those of an earlier commit beside. The peaks need Linux; pages of
+mapped files count, though all processes share them.
 """
 
 import argparse
+import importlib.util
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "recipes/tiny/model"
 Measured = Callable[[], Any]
+Results = dict[str, list[tuple[int, dict[str, float]]]]  # of each subject: (size, figures)
+FLOORS = {"CPU seconds": 0.01, "peak MB": 1.0}  # below it a figure has no exponent
+FORMS = {"CPU seconds": ".2f", "peak MB": ".0f"}
 
 
 class Subject(NamedTuple):
@@ -209,6 +217,125 @@ def references_of_an_evaluation(num: int) -> Measured:
     return measured
 
 
+# --- a run
+
+
+def _run_folder(num_steps: int, num_datasets: int = 0, num_starts: int = 1) -> Path:
+    """The output folder of a run of so many steps, each of them logged."""
+    from kit.config.recipe import Recipe
+    from kit.strategy.strategies import SINGLE
+    from kit.strategy.topology import ActualStrategy
+
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
+    strategy = ActualStrategy(
+        type=SINGLE,
+        config="single",
+        num_processes=1,
+        num_replicas=1,
+        mixed_precision="no",
+        device="cpu",
+        rehearsal=False,
+        sharded_layers=None,
+        num_threads=1,
+        trainable_parameters=1,
+    )
+    record = {
+        "recipe": Recipe(model_name_or_path="m", method="lora", dataset="d.jsonl").model_dump(mode="json"),
+        "strategy": strategy.record(),
+        "data": {"fingerprint": "a", "train": {}, "sources": [{"name": "d"}]},
+        "versions": {},
+        "starts": [
+            {"step": i * num_steps // num_starts, "time": "2026-01-01T00:00:00+00:00", "changed": []}
+            for i in range(num_starts)
+        ],
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step, noise in enumerate(np.random.default_rng(0).random(num_steps).tolist(), 1):
+            row = {"step": step, "epoch": 0.1, "loss": 2 + noise, "learning_rate": 1e-3, "grad_norm": noise}
+            row |= {"supervised_tokens": 4000, "tokens": 9000, "tokens_per_second": 9e3, "peak_memory_bytes": 1 << 30}
+            row |= {"data_wait_share": noise, "padding_share": noise, "tokens_seen": 9000 * step, "seconds": step / 2}
+            for i in range(num_datasets):
+                row |= {f"loss/set{i}": 2 + noise, f"tokens/set{i}": 9, f"supervised_tokens/set{i}": i}
+            file.write(json.dumps(row) + "\n")
+    return folder
+
+
+@subject("logged steps", 10_000, 100_000, 1_000_000)
+def report_of_a_run(num: int) -> Measured:
+    """Write the report of a run that was started ten times."""
+    from kit.tools.report.run_page import write_report
+
+    folder = _run_folder(num, num_starts=10)
+    return lambda: write_report(folder)
+
+
+@subject("data sets", 20, 60, 200)
+def report_by_data_set(num: int) -> Measured:
+    """Write the report of a run of 2,000 steps with many data sets."""
+    from kit.tools.report.run_page import write_report
+
+    folder = _run_folder(2_000, num)
+    return lambda: write_report(folder)
+
+
+@subject("logged steps", 10_000, 100_000, 1_000_000)
+def resume_of_the_log(num: int) -> Measured:
+    """Delete the last 100 steps from the log, which the run repeats."""
+    from kit.run.log import _drop_lines_after
+
+    path = _run_folder(num) / "metrics.jsonl"
+    return lambda: _drop_lines_after(path, num - 100, -1)
+
+
+# --- the same work by TRL
+
+
+def _pairs(num: int) -> Path:
+    """A file of prompts of 60 words and completions of 100."""
+    words = "the of and to in is that for it as was with be by on not he his but at are this have from".split()
+    rng = np.random.default_rng(0)
+    path = Path(tempfile.mkdtemp(dir=_folder())) / "pairs.jsonl"
+    with path.open("w") as file:
+        for i in range(num):
+            prompt, completion = (" ".join(rng.choice(words, size)) for size in (60, 100))
+            file.write(json.dumps({"prompt": f"{i}: {prompt}", "completion": f" {completion}."}) + "\n")
+    return path
+
+
+@subject("rows", 1_000, 10_000, 100_000)
+def tokenised_rows(num: int) -> Measured:
+    """Tokenise prompts and completions, in one process."""
+    os.environ["KIT_CACHE"] = tempfile.mkdtemp(dir=_folder())
+    from transformers import AutoTokenizer
+
+    from kit.config.recipe import Recipe
+    from kit.data.open import open_data, open_datasets
+
+    recipe = Recipe(model_name_or_path=str(MODEL), dataset=str(_pairs(num)), dataset_num_proc=1, max_length=1024)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    options = {"seed": 0, "global_batch_size": 64}
+
+    def measured() -> None:
+        datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
+        open_data(recipe, datasets, tokenizer, 10**9, eval_settings=recipe, **options)
+
+    return measured
+
+
+@subject("rows", 1_000, 10_000, 100_000)
+def tokenised_rows_of_trl(num: int) -> Measured:
+    """The same rows by TRL's SFTTrainer, when it is made."""
+    from datasets import Dataset, disable_progress_bars
+    from trl import SFTConfig, SFTTrainer
+
+    disable_progress_bars()
+    folder = tempfile.mkdtemp(dir=_folder())
+    rows = Dataset.from_json(str(_pairs(num)), cache_dir=folder)
+    args = SFTConfig(output_dir=folder, max_length=1024, use_cpu=True, report_to="none")
+    return lambda: SFTTrainer(str(MODEL), args, train_dataset=rows)
+
+
 # --- measuring
 
 
@@ -230,7 +357,7 @@ def measure(name: str, size: int) -> None:
     before, began = forget_peak(), time.process_time()
     measured()
     seconds = time.process_time() - began
-    print(json.dumps({"seconds": seconds, "bytes": peak_bytes() - before}))
+    print(json.dumps({"CPU seconds": seconds, "peak MB": (peak_bytes() - before) / 1e6}))
 
 
 def measured_apart(name: str, size: int) -> dict[str, float]:
@@ -251,27 +378,62 @@ def exponent(sizes: tuple[int, ...], values: list[float], floor: float) -> str:
     return f"{rise / math.log(sizes[-1] / sizes[0]):.1f}"
 
 
+def draw(results: Results, before: Results, path: Path) -> None:
+    """Two small plots for each subject, CPU seconds and peak, on logarithmic axes; those of ``before`` dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 2.6 * -(-len(results) // 2)), layout="constrained")
+    figure.suptitle("What grows with the size: before dashed, now solid; the number is the exponent")
+    plots = [(name, unit) for name in results for unit in FLOORS]
+    for axes, (name, unit) in zip(figure.subplots(-(-len(results) // 2), 4).flat, plots, strict=False):
+        for label, style, measured in (("before", "o--", before.get(name)), ("now", "o-", results[name])):
+            if measured:
+                sizes, values = zip(*((size, max(each[unit], FLOORS[unit])) for size, each in measured), strict=True)
+                slope = exponent(sizes, [each[unit] for _, each in measured], FLOORS[unit])
+                axes.loglog(
+                    sizes, values, style, color="#c44" if label == "before" else "#247", label=f"{label}, {slope}"
+                )
+        axes.set_title(f"{name.replace('_', ' ')}: {unit}", fontsize=10)
+        axes.set_xlabel(SUBJECTS[name].unit)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9)
+    for axes in figure.axes[len(plots) :]:
+        axes.set_visible(False)
+    figure.savefig(path, dpi=70)
+
+
+def line(name: str, measured: list[tuple[int, dict[str, float]]]) -> str:
+    """A row of the table."""
+    sizes = tuple(size for size, _ in measured)
+    columns = [name.replace("_", " "), f"{', '.join(f'{size:,}' for size in sizes)} {SUBJECTS[name].unit}"]
+    for unit, floor in FLOORS.items():
+        values = [each[unit] for _, each in measured]
+        columns += [", ".join(f"{value:{FORMS[unit]}}" for value in values), exponent(sizes, values, floor)]
+    return f"| {' | '.join(columns)} |"
+
+
 def main() -> None:
     """Print a table of all subjects, or of those named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *SUBJECTS], metavar="NAME", help=", ".join(SUBJECTS))
     parser.add_argument("--sizes", nargs=3, type=int, help="instead of a subject's own")
+    parser.add_argument("--save", type=Path, help="write the figures as JSON")
+    parser.add_argument("--before", type=Path, help="figures that --save wrote on an earlier commit")
+    parser.add_argument("--picture", type=Path, help="draw the curves")
     args = parser.parse_args()
+    has_trl = importlib.util.find_spec("trl") is not None
+    results: Results = {}
     print("| subject | sizes | CPU seconds | exponent | peak MB | exponent |\n|---|---|---|---|---|---|")
     for name in args.names or SUBJECTS:
-        sizes = tuple(args.sizes or SUBJECTS[name].sizes)
-        results = [measured_apart(name, size) for size in sizes]
-        seconds = [result["seconds"] for result in results]
-        megabytes = [result["bytes"] / 1e6 for result in results]
-        columns = [
-            name.replace("_", " "),
-            f"{', '.join(f'{size:,}' for size in sizes)} {SUBJECTS[name].unit}",
-            ", ".join(f"{value:.2f}" for value in seconds),
-            exponent(sizes, seconds, 0.01),
-            ", ".join(f"{value:.0f}" for value in megabytes),
-            exponent(sizes, megabytes, 1),
-        ]
-        print(f"| {' | '.join(columns)} |", flush=True)
+        if name.endswith("_of_trl") and not has_trl:
+            continue
+        sizes = args.sizes or SUBJECTS[name].sizes
+        results[name] = [(size, measured_apart(name, size)) for size in sizes]
+        print(line(name, results[name]), flush=True)
+        if args.save:
+            args.save.write_text(json.dumps(results, indent=1))
+    if args.picture:
+        draw(results, json.loads(args.before.read_text()) if args.before else {}, args.picture)
 
 
 if __name__ == "__main__":
