@@ -10,7 +10,12 @@ from kit.secrets import redacted, secret_spans
 
 NAMED = ["HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"]
 NAMED += ["PGPASSWORD", "KAGGLE_KEY", "GH_TOKEN_2", "SSH_PRIVATE_KEY", "mysql_pwd", "AZURE_CREDENTIALS", "APIKEY"]
+NAMED += ["GITHUB_PAT", "SENTRY_DSN", "AZURE_STORAGE_CONNECTION_STRING", "DB_CONN_STR", "CONNECTIONSTRING"]
 NOT_NAMED = [
+    "PAT",
+    "COMPAT",
+    "EXPAT_DIR",
+    "CONNECTION_STRING_NAME",
     "TOKENIZERS_PARALLELISM",
     "MAX_TOKENS",
     "PWD",
@@ -65,6 +70,69 @@ def test_a_secret_is_hidden_however_it_is_written(monkeypatch):
 )
 def test_credentials_in_urls_are_hidden(text, hidden):
     assert redacted(text) == hidden == redacted(hidden)
+
+
+TOKENS = [
+    "hf_" + "aB3" * 11,
+    *(f"gh{letter}_{'aB3' * 12}" for letter in "pousr"),
+    "github_pat_11ABCDEFG0" + "aB3_" * 18,
+    "glpat-" + "aB3-" * 5,
+    "sk-" + "aB3" * 16,
+    "sk-proj-" + "aB3_" * 30,
+    "sk-ant-api03-" + "aB3-" * 24,
+    "sk-or-v1-" + "0a9f" * 16,
+    "AKIA" + "AB3D" * 4,
+    "ASIA" + "AB3D" * 4,
+    "AIza" + "aB3-_" * 7,
+    "ya29." + "aB3-" * 20,
+    "xoxb-123456789012-" + "aB3" * 8,
+    "gsk_" + "aB3D" * 13,
+    "nvapi-" + "aB3-" * 16,
+    "npm_" + "aB3" * 12,
+    "pypi-AgEIcHlwaS5vcmc" + "aB3_" * 20,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.aB3-_aB3-_aB3",
+]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_tokens_of_known_services_are_hidden_wherever_they_stand(token):
+    for text in ("{}", "a {} b", '"{}"', "key={}", "/path/{}/file", "https://host/{}", "({}),"):
+        shown = redacted(text.format(token))
+        assert shown == text.format("***") == redacted(shown)
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("AccountName=me;AccountKey=aB3+/aB3==;Suffix=core", "AccountName=me;AccountKey=***;Suffix=core"),
+        ("Endpoint=sb://host/;SharedAccessKey=aB3=", "Endpoint=sb://host/;SharedAccessKey=***"),
+    ],
+)
+def test_keys_in_connection_strings_are_hidden(text, hidden):
+    assert redacted(text) == hidden == redacted(hidden)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+        "sk-learn/a-model-for-the-classification-of-everything-there-is",
+        "task-proj-abcdefghijklmnopqrstuvwxyz0123",
+        "risk-" + "ab" * 30,
+        "hf_model_that_follows_instructions_v2",
+        "da39a3ee5e6b4b0d3255bfef95601890afd80709",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "123e4567-e89b-12d3-a456-426614174000",
+        "models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a16976918f6564b8830bc894c89659",
+        "AKIAMODEL/weights-00001-of-00002.safetensors",
+        "npm_packages/eyJ/xoxo-hugs",
+        "<|im_start|> model.layers.0.self_attn.q_proj.lora_A.default.weight",
+        "runs/llama-8b-qlora-single/checkpoints/step-00000040;key frames",
+    ],
+)
+def test_names_paths_and_hashes_are_no_tokens(text):
+    assert redacted(text) == text
 
 
 def test_spans_of_credentials_are_returned_in_order(monkeypatch):
