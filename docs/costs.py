@@ -105,7 +105,8 @@ ROWS = [
     ),
     Row(
         "several machines",
-        "strategy/rendezvous strategy/machines strategy/network strategy/agreement run/facts run/shared",
+        "strategy/rendezvous strategy/machines strategy/meeting strategy/network strategy/agreement "
+        "run/facts run/shared",
         "the same command on each machine; a refusal, not a hang, if they differ in data, code or settings",
     ),
     Row("a trace of what ranks do", "strategy/debugging", "`--debug_distributed`"),

@@ -29,10 +29,10 @@ from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy import debugging
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
-from kit.strategy.launch_problems import launch_problems
+from kit.strategy.launch_problems import launch_problems, started_machines
 from kit.strategy.launcher import OWN_TORCHRUN, end_with_launcher, exit_if_recorded, recipe_after_restart
 from kit.strategy.machines import DEFAULT_PORT, Machines
-from kit.strategy.network import is_own
+from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import Topology, takes_optimizer
 from kit.strategy.torchrun import INHERITED, torchrun_command
@@ -56,11 +56,11 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     recipe, config, config_name = resolve_config(request)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
         if trains:  # imports are slow, so say now what will be done
-            title = f"{recipe.method}, {config.strategy.title}"
+            title = f"{recipe.method}, {config.strategy.title}{_on_machines()}"
             verb = "checking" if request.launch.dry_run else "fine-tuning"
             say(f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}")
         else:
-            say(f"scoring {recipe.model_name_or_path} ({config.strategy.title})")
+            say(f"scoring {recipe.model_name_or_path} ({config.strategy.title}{_on_machines()})")
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:
         debugging.set_variables(debugs, config.strategy)
@@ -72,11 +72,19 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         return recipe, topology
     if topology.strategy != SINGLE and launched is None:
         _relaunch(config, topology.num_processes, recipe.ddp_timeout, keep_environment=not request.launch.config)
+    if OWN_TORCHRUN not in os.environ and (started_machines() or 1) > 1:
+        say(*warnings_of_address(os.environ.get("MASTER_ADDR", ""), "MASTER_ADDR"))
     if debugs:
         debugging.record(debugs, stall_seconds=recipe.ddp_timeout / 2)
         recipe = recipe.model_copy(update={"logging_steps": 1})
     forget_launcher(topology)
     return recipe, topology
+
+
+def _on_machines() -> str:
+    """On how many machines a launcher started this run: it may have been asked for more."""
+    count = started_machines()
+    return f" on {count} machine{'s' if count > 1 else ''}" if count else ""
 
 
 def forget_launcher(topology: Topology) -> None:
@@ -262,7 +270,7 @@ def _relaunch(config: AccelerateConfig, num_processes: int, timeout_seconds: flo
         assert address is not None  # else it was refused
         timeout = math.ceil(timeout_seconds)
         machines = Machines(count, address, config.main_process_port or DEFAULT_PORT, is_own(address), timeout)
-        say(machines.waiting_line())
+        say(machines.waiting_line(), *warnings_of_address(address, "main_process_ip"))
     command, env = torchrun_command(sys.argv, num_processes // count, timeout_seconds, keep_environment, machines)
     sys.stdout.flush()
     os.execve(sys.executable, command, env)

@@ -1,13 +1,20 @@
 """Problems with how a command was launched, each with a command that works. Plain Python."""
 
+import math
 import os
+import re
 import shlex
 import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from kit.config.command_line import Request
-from kit.errors import Problem
-from kit.strategy.accelerate_config import AccelerateConfig
-from kit.strategy.launcher import num_processes_of_accelerate
+from kit.errors import Problem, UserError
+from kit.strategy.accelerate_config import AccelerateConfig, read_config
+from kit.strategy.launcher import launched_rank, num_processes_of_accelerate
+from kit.strategy.machines import START_ALL
 from kit.strategy.network import check_main_address
 from kit.strategy.strategies import SINGLE
 
@@ -25,6 +32,8 @@ def launch_problems(
     strategy = config.strategy
     arguments = shlex.join(_without(sys.argv[1:], "--num_processes"))
     script = f"{_script()} {arguments}".strip()
+    if launched is not None and (problems := _absent_machines(config)):
+        return problems
     asked = num_processes_of_accelerate() if launched is None else None
     if asked and asked > 1 and asked != num_processes:
         config_name = "ddp" if strategy == SINGLE else shlex.quote(str(request.launch.config))
@@ -56,6 +65,46 @@ def launch_problems(
     if num_devices and local > num_devices:
         return [Problem("--num_processes", f"{local} on a machine with {num_devices} GPUs", f"at most {num_devices}")]
     return []
+
+
+def started_machines() -> int | None:
+    """Return on how many machines the launcher started ranks; None where it does not say, or without a launcher."""
+    started = os.environ.get("GROUP_WORLD_SIZE")  # of torchrun and `accelerate launch`
+    rank = launched_rank()
+    if started is None and rank and "LOCAL_WORLD_SIZE" in os.environ:
+        return math.ceil(rank.world / rank.local_world)
+    return int(started) if started else None
+
+
+def _absent_machines(config: AccelerateConfig) -> list[Problem]:
+    """A problem if the launcher started ranks on fewer machines than the config names, or than it was asked for."""
+    started, asked = started_machines(), _asked_machines()
+    wanted = max(asked, config.num_machines)
+    if started is None or started >= wanted:
+        return []
+    if asked == wanted:
+        found, fix = f"{wanted} asked of the launcher, which started {started}", START_ALL
+    else:
+        found = f"{wanted} in the config, the launcher started {started}"
+        fix = f"correct it, or let the launcher start {wanted}: torchrun --nnodes {wanted} on each machine"
+    return [Problem("num_machines", found, fix=fix)]
+
+
+def _asked_machines() -> int:
+    """How many machines the launcher, the parent of this process, was given at least; 1 where that is not known."""
+    asked = os.environ.get("PET_NNODES", "1")  # torchrun's variable for --nnodes
+    with suppress(psutil.Error):
+        words = psutil.Process(os.getppid()).cmdline()
+        if not any("torch" in word or "accelerate" in word for word in words[:3]):
+            return 1
+        own = " ".join(words[: words.index(sys.argv[0])] if sys.argv[0] in words else words)
+        if found := re.search(r"--(?:nnodes|num[-_]machines)[ =](\S+)", own):
+            asked = found[1]
+        elif found := re.search(r"--config[-_]file[ =](\S+)", own):
+            with suppress(UserError):
+                asked = str(read_config(Path(found[1])).num_machines)
+    fewest = asked.partition(":")[0]  # of a range: torchrun may start with so many
+    return int(fewest) if fewest.isdecimal() else 1
 
 
 def _machine_problems(config: AccelerateConfig, num_processes: int, num_devices: int) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""How machines reach each other: names that mean loopback, own addresses, and interfaces to set instead."""
+"""How machines reach each other: names that mean loopback, own addresses, and interfaces to use."""
 
 import ipaddress
 import os
@@ -52,6 +52,20 @@ def check_main_address(name: str, where: str) -> list[Problem]:
     return []
 
 
+def warnings_of_address(name: str, where: str) -> list[str]:
+    """Warn if ``name``, by which machines meet, means an address of the public internet.
+
+    Args:
+        where: the setting that has the name.
+    """
+    with suppress(OSError):
+        address = address_of(name)
+        if ipaddress.ip_address(address.partition("%")[0]).is_global:
+            found = f"{name} means {address}, a public address: whoever reaches the ports of a run can take part in it"
+            return [f"warning: {where}: {found}. Use a network of these machines alone (docs/multi-node.md)"]
+    return []
+
+
 def is_own(name: str) -> bool:
     """Return whether a name or address is that of this machine."""
     with suppress(OSError):
@@ -67,6 +81,16 @@ def own_interfaces() -> list[str]:
         name for name, address in _own_addresses() if name in stats and stats[name].isup and not _is_loopback(address)
     ]
     return list(dict.fromkeys(up))
+
+
+def use_loopback() -> None:
+    """Let gloo and NCCL of this process listen on loopback only: for a run on one machine.
+
+    gloo takes any interface that is set, as for a run on several machines; for NCCL the user may have a reason.
+    """
+    if name := next((name for name, address in _own_addresses() if _is_loopback(address)), None):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without the sign: all whose names begin so
 
 
 def machine_id() -> str:

@@ -18,7 +18,7 @@ from kit.console import say, show_error
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 from kit.strategy.agreement import Fact, exchange
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
-from kit.strategy.network import check_main_address, check_own_name, is_own
+from kit.strategy.network import check_main_address, check_own_name, is_own, use_loopback
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,6 +50,8 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     launched = launched_rank()
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # set by torchrun, which started this machine only
+        use_loopback()
     if launched and launched.several_machines and not is_own(os.environ["MASTER_ADDR"]):
         raise_if(check_main_address(os.environ["MASTER_ADDR"], "MASTER_ADDR"))
 

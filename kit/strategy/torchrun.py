@@ -33,6 +33,7 @@ from kit.strategy.machines import START_ALL, Machines
 # Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
 INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 _FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+_RENDEZVOUS = "kit"  # kit.strategy.meeting
 _ORDERLY = (0, 75)  # exit statuses of ranks that finished, or were stopped by a signal (kit.failures.exits)
 
 
@@ -53,13 +54,12 @@ def torchrun_command(
     """
     # Without `--config` the topology comes from the environment, so the new processes need it too.
     env = {key: value for key, value in os.environ.items() if keep_environment or not key.startswith(INHERITED)}
+    env = {key: value for key, value in env.items() if not key.startswith("PET_")}  # torchrun takes them for arguments
     # Without this torchrun sets it to 1 and prints a warning. ``accelerator.start`` sets the number of threads.
     env.setdefault("OMP_NUM_THREADS", "1")
     # After forwarding a signal, torchrun kills the ranks after 30 seconds. A step and its save may take longer.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout_seconds)))
     command = [sys.executable, __file__, "--nproc_per_node", str(num_processes)]
-    command += ["--rdzv_backend", "c10d"]
-    # Port 0 means any free port, so that two runs on one machine do not share a rendezvous.
     command += machines.arguments() if machines else ["--rdzv_endpoint", "localhost:0"]
     # torchrun forwards the signals that it handles, and dies of the others, such as Slurm's SIGUSR1. It must not handle
     # a signal that `nohup` made this process ignore.
@@ -76,10 +76,12 @@ def main(argv: list[str]) -> int:
     # torch reads this at its import. Its store warns of every name that it cannot resolve, and of ranks that left.
     is_quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from torch.distributed import run
+    from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+
+    from kit.strategy.meeting import register
 
     if is_quiet:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # ranks may warn
@@ -88,12 +90,12 @@ def main(argv: list[str]) -> int:
             if name.startswith("torch.distributed.elastic."):
                 logging.getLogger(name).setLevel(logging.ERROR)
                 logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
-    arguments = run.parse_args(argv)
+    register(_RENDEZVOUS)
+    arguments = run.parse_args(["--rdzv_backend", _RENDEZVOUS, *argv])
+    machines = Machines.from_arguments(arguments)
     try:
-        if machines := Machines.from_arguments(arguments):
-            arguments.local_addr = (
-                machines.reach_store()
-            )  # by which the others reach the store; else it is the host name
+        if machines:
+            arguments.local_addr = machines.reach_store()  # by which the others reach this machine; else its host name
             threading.Thread(target=_end_after_failure, daemon=True).start()
         run.run(arguments)
     except UserError as error:
@@ -105,6 +107,11 @@ def main(argv: list[str]) -> int:
     except RendezvousTimeoutError:
         found = f"fewer than {arguments.nnodes} machines came to {arguments.rdzv_endpoint} in time (--ddp_timeout)"
         show_error(f"\nerror: {found}\n    -> {START_ALL}")
+        return 1
+    except (RendezvousError, DistError) as error:
+        if machines is None:
+            raise
+        print(f"\nerror: {_loss_of_machines(error, arguments.rdzv_endpoint)}", file=sys.stderr)
         return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()  # torchrun ended the others
@@ -119,6 +126,18 @@ def main(argv: list[str]) -> int:
         status = recorded_exit(os.getpid())
         return 128 + error.sigval if status is None else status
     return 0
+
+
+def _loss_of_machines(error: Exception, where: str) -> str:
+    """Say why this machine cannot meet the others at ``where``. A machine that ended has told why."""
+    if type(error).__name__ == "RendezvousStateError":
+        fix = "another program reaches this port: docs/multi-node.md says what the network must be"
+        return f"{where} does not hold what the launchers of a run write: {error}\n    -> {fix}"
+    cause: BaseException = error
+    while cause.__cause__:
+        cause = cause.__cause__
+    found = f"this machine lost the others, who meet at {where}: {str(cause).splitlines()[0]}"
+    return f"{found}\n    -> correct what ended first, on which machine that was; then {START_ALL}"
 
 
 def _end_after_failure() -> None:

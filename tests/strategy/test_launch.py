@@ -207,7 +207,8 @@ def test_before_anything_slow_it_is_said_what_will_be_done(resolve, capsys):
     said = "fine-tuning tiny (full, FSDP2), output_dir mine\n"
     assert capsys.readouterr().out == said  # once: not again by the ranks
     resolve("--config", "fsdp", "--output_dir", "mine", "--dry_run", "true", env=ranks(2))
-    assert capsys.readouterr().out == said.replace("fine-tuning", "checking")
+    said = said.replace("fine-tuning", "checking").replace("FSDP2", "FSDP2 on 1 machine")  # by a launcher of others
+    assert capsys.readouterr().out == said
     resolve("--config", "fsdp", env=ranks(2) | {"RANK": "1"})
     assert capsys.readouterr().out == ""
     with pytest.raises(UserError):
@@ -345,6 +346,58 @@ def test_the_same_command_on_several_machines_starts_the_share_of_each(resolve, 
         assert command[command.index("--nproc_per_node") + 1] == "4" and command[command.index("--nnodes") + 1] == "2"
         assert command[command.index("--rdzv_endpoint") + 1] == f"{address}:29500"
         assert f"is_host={is_host},join_timeout=20" in command[command.index("--rdzv_conf") + 1]
+
+
+def test_a_run_on_fewer_machines_than_the_config_names_is_refused(resolve, config_file):
+    path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: 10.0.0.1\n")
+    error = refusal(resolve, "--config", path, env=ranks(2) | {"GROUP_WORLD_SIZE": "1"})
+    assert "num_machines: 2 in the config, the launcher started 1" in str(error)
+    assert "torchrun --nnodes 2 on each machine" in str(error)
+    assert resolve("--config", path, env=ranks(4) | {"GROUP_WORLD_SIZE": "2"}).num_processes == 4
+    assert resolve("--config", "ddp", env=ranks(4) | {"GROUP_WORLD_SIZE": "2"}).num_processes == 4
+    env = ranks(4)
+    del env["LOCAL_WORLD_SIZE"]  # of a launcher that does not say
+    assert resolve("--config", path, env=env).num_processes == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("python torchrun --nnodes 2 SCRIPT", 2),
+        ("python torchrun --nnodes=1:2 SCRIPT", 1),
+        ("python torchrun SCRIPT --nnodes 2", 1),
+        ("python accelerate launch --num-machines 2 SCRIPT", 2),
+        ("python accelerate launch --config_file FILE SCRIPT", 2),
+        ("bash run --nnodes 2 SCRIPT", 1),
+    ],
+)
+def test_a_run_on_fewer_machines_than_the_launcher_was_given_is_refused(
+    resolve, config_file, monkeypatch, words, wanted
+):
+    path = str(config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: 10.0.0.1\n"))
+    given = [{"SCRIPT": SCRIPT, "FILE": path}.get(word, word) for word in words.split()]
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: given)
+    env = ranks(2) | {"GROUP_WORLD_SIZE": "1"}
+    if wanted == 1:
+        assert resolve("--config", "ddp", env=env).num_processes == 2
+    else:
+        error = refusal(resolve, "--config", "ddp", env=env)
+        assert "num_machines: 2 asked of the launcher, which started 1" in str(error)
+        assert "the same command on every machine" in str(error)
+
+
+def test_variables_of_torchrun_do_not_change_the_launch(resolve):
+    with pytest.raises(Relaunched) as caught:
+        resolve("--config", "ddp", env={"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "other:1"}, gpus=2, follow=False)
+    assert not [name for name in caught.value.env if name.startswith("PET_")]
+
+
+def test_a_public_address_is_a_warning(resolve, config_file, monkeypatch, capsys):
+    monkeypatch.setattr("kit.strategy.network.address_of", lambda name: "9.9.9.9")
+    path = config_file("distributed_type: MULTI_GPU\nnum_machines: 2\nmain_process_ip: gpu-a\n")
+    with pytest.raises(Relaunched):
+        resolve("--config", path, gpus=2, follow=False)
+    assert "warning: main_process_ip: gpu-a means 9.9.9.9, a public address" in capsys.readouterr().out
 
 
 def own_address():

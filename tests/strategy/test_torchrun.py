@@ -43,7 +43,7 @@ def torchrun(tmp_path, monkeypatch):
     def torchrun(code, *flags):
         script = tmp_path / "rank.py"
         script.write_text(RANK.format(root=str(ROOT), code=code))
-        command = [sys.executable, str(ROOT / "kit/strategy/torchrun.py"), "--nproc_per_node=2", "--rdzv_backend=c10d"]
+        command = [sys.executable, str(ROOT / "kit/strategy/torchrun.py"), "--nproc_per_node=2"]
         command += ["--rdzv_endpoint=localhost:0", "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", *flags, str(script)]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
