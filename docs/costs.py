@@ -31,7 +31,8 @@ ROWS = [
     ),
     Row(
         "only answers are learned from",
-        "data/chat/turns data/chat/tokens data/chat/answers data/chat/stops data/chat/template data/chat/shipped",
+        "data/chat/turns data/chat/tokens data/chat/answers data/chat/stops data/chat/template data/chat/shipped "
+        "data/chat/sandbox",
         "supervision by turn with any chat template; the check that the end of an answer is learned",
     ),
     Row(
@@ -64,12 +65,12 @@ ROWS = [
     ),
     Row(
         "any causal model of transformers",
-        "model/load model/locate model/tokenizer model/plan model/parts model/reach",
+        "model/load model/locate model/files model/tokenizer model/plan model/parts model/reach",
         "checks of a model before its weights are read; families with parts that text does not reach",
     ),
     Row(
         "adapters",
-        "model/adapter model/targets model/serving",
+        "model/adapter model/patterns model/targets model/serving",
         "`lora`, with targets that peft can open again; which adapters servers refuse",
     ),
     Row("4-bit weights", "model/four_bit", "`qlora`, also where the model does not fit on one GPU"),

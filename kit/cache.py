@@ -30,9 +30,11 @@ import numpy as np
 import xxhash
 from filelock import FileLock, Timeout
 
+from kit.durable import read_small
 from kit.errors import Problem, UserError
 
 ENTRY = "entry.json"
+MAX_ENTRY_BYTES = 1 << 32  # it lists every skipped row
 # A file that changes twice within one tick of the file system's clock keeps its times, so the digest of a file that
 # changed this recently is not stored.
 YOUNG_SECONDS = 2.0
@@ -106,7 +108,7 @@ def file_digest(path: Path) -> str:
 def _stored_digest(path: Path) -> str | None:
     file = digest_path(path)
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(read_small(file))
         if stored["stamp"] != file_stamp(path) or stored["check"] != digest(stored["stamp"], stored["digest"]):
             return None
         _touch(file)
@@ -238,7 +240,7 @@ def read_entry(folder: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
-    entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
+    entry = json.loads(read_small(folder / ENTRY, MAX_ENTRY_BYTES))
     # Entries of earlier versions have no digest.
     if not isinstance(entry, dict) or entry.get("digest") not in (None, _entry_digest(entry)):
         raise ValueError(f"{folder / ENTRY} was altered")

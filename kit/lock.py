@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kit.durable import read_small
 from kit.errors import Problem, UserError
 
 NAME = ".lock"  # in an output_dir
@@ -102,7 +103,7 @@ def read(folder: Path) -> dict[str, Any]:
     if not (folder / NAME).is_file():
         return {}
     try:
-        signature = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        signature = json.loads(read_small(folder / NAME))
         return {**signature, "at": float(signature["at"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from kit.durable import read_small
 from kit.errors import Problem, UserError, kind, raise_if
 
 MANIFEST = "manifest.json"
@@ -36,12 +37,12 @@ def read_state(path: Path, like: Mapping[str, Any] | None = None) -> dict[str, A
     """
     form = {"step": 0, "optimizer_scalars": {}, **(like or {})}
     try:
-        state = {**(like or {}), **json.loads((path / STATE).read_text(encoding="utf-8"))}
+        state = {**(like or {}), **json.loads(read_small(path / STATE))}
         wrong = [
             key for key in form if type(state[key]) is not type(form[key]) or not _is_numeric(state[key], key in NESTED)
         ]
         wrong += ["step"] if not wrong and state["step"] < 0 else []
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(str(path / STATE), f"no state of a run ({error!r})")) from None
     raise_if(Problem(str(path / STATE), f"{key} is {kind(state[key])} that no run leaves there") for key in wrong)
     return state
@@ -56,7 +57,7 @@ def _is_numeric(value: Any, is_nested: bool) -> bool:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read a checkpoint's manifest: ``step``, ``identity``, ``strategy`` and ``versions`` of its run, ``files``."""
-    return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    return json.loads(read_small(path / MANIFEST))
 
 
 def find_checkpoint(
@@ -154,7 +155,7 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
     if not (path / MANIFEST).is_file():
         return [f"not a complete checkpoint (no {MANIFEST})"]
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_small(path / MANIFEST))
         own_digest = manifest.pop("xxh3_128")
         expected = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
         if STATE not in expected or not all(isinstance(manifest[name], dict) for name in PARTS):
@@ -165,7 +166,7 @@ def verify(path: Path, part: slice = ALL) -> list[str]:
             return [f"{MANIFEST} is of format {manifest['format']}, this kit reads {FORMAT}"]
         if own_digest != digest_of(manifest):
             return [f"{MANIFEST} was altered: its hash differs from what it says"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} is damaged ({error})"]
     # torch reads every safetensors file in the folder, so an additional one would override tensors.
     strange = sorted({file.name for file in path.glob("*.safetensors")} - expected.keys())

@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from kit.durable import open_regular
 from kit.errors import Problem, UserError
 
 SUFFIX = ".safetensors"
@@ -183,7 +184,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size  # a damaged length may be larger than the memory
         return json.loads(file.read(min(int.from_bytes(file.read(8), "little"), size)))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.console import Parser, show
+from kit.durable import read_small
 from kit.errors import Problem, Problems, UserError
 from kit.visible import joined, one_line
 
@@ -113,7 +114,7 @@ def _check_output(path: Path, is_ours: bool) -> None:
 
     try:
         if path.is_dir() or (
-            path.exists() and not is_ours and GENERATOR not in path.read_text(errors="replace")[:2000]
+            path.exists() and not is_ours and GENERATOR not in read_small(path, errors="replace")[:2000]
         ):
             raise UserError(Problem("--output", f"{path} exists, and is not a report", "a new file, or a report"))
     except OSError as error:

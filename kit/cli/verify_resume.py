@@ -21,6 +21,7 @@ from kit.config.other_kits import OTHER_KITS
 from kit.config.recipe import Recipe
 from kit.config.validation import FLAGS
 from kit.console import show, show_error
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.run.record import read_metrics
 from kit.strategy.topology import ActualStrategy
@@ -150,7 +151,7 @@ def _verify(options: Options, folder: Path, temporary: Path) -> int:
     starts = ScriptRunner(options.flags, folder, temporary)
 
     starts.run(f"{options.steps} steps without interruption", whole)
-    info = json.loads((whole / "run.json").read_text(encoding="utf-8"))
+    info = json.loads(read_small(whole / "run.json"))
     assert options.request.recipe is not None
     strategy = ActualStrategy.from_record(info["strategy"])
     show(f"    {strategy.describe(options.request.recipe)}")

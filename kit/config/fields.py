@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -11,6 +10,8 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from kit.durable import read_small
 
 
 def option(
@@ -131,7 +132,7 @@ def token_list(value: Any) -> Any:
         return value
     if os.path.isfile(value):
         try:
-            lines = Path(value).read_text(encoding="utf-8").splitlines()
+            lines = read_small(value).splitlines()
         except OSError as error:
             raise ValueError from error
         return [line.strip() for line in lines if line.strip()]

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.config.fields import choices
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
+from kit.durable import read_small
 from kit.errors import Problem, did_you_mean
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
@@ -30,7 +31,7 @@ def hint_for_word(word: str) -> str:
     """Return the flag that a word without a flag seems to belong to, with the word: ``--recipe tiny``."""
     path = Path(word)
     if path.suffix in (".yaml", ".yml"):
-        keys = re.findall(r"^(\w+) *:", path.read_text(errors="replace"), re.MULTILINE) if path.is_file() else []
+        keys = re.findall(r"^(\w+) *:", read_small(path, errors="replace"), re.MULTILINE) if path.is_file() else []
         is_config = other_kind(dict.fromkeys(keys), "recipe", path)
         return f"--{'config' if is_config else 'recipe'} {shlex.quote(word)}"
     if path.suffix in _DATA:

@@ -16,10 +16,13 @@ import yaml
 from kit.config.fields import json_or_string
 from kit.config.hints import METHODS, hint_for_file, other_kind
 from kit.config.recipe import RECIPES, Recipe
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
 BY_METHOD = "by_method"
 
+MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
 PATHS = ("model_name_or_path", "dataset", "eval_dataset", "chat_template", "adapter_name_or_path")
 
 
@@ -152,18 +155,20 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
     """Return values and lines of the top-level keys, and a problem for each key given twice, at any depth."""
     shown = _shown_path(path)
     try:
-        loader = loader_class(path.read_text(encoding="utf-8"))
+        loader = loader_class(read_small(path, MAX_BYTES))
         node = loader.get_single_node()
         if node is None:
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
             raise UserError(Problem(shown, f"holds a {node.id}", "key: value lines"))
+        if problem := _too_many_values(node, shown):
+            raise UserError(problem)
         values = {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
         return values, _lines(node), _duplicates(node, shown)
     except UnicodeDecodeError as error:
         raise UserError(Problem(shown, f"not UTF-8 at byte {error.start}", "a YAML text file")) from None
     except OSError as error:
-        raise UserError(Problem(shown, error.strerror or "cannot be read")) from None
+        raise UserError(Problem(shown, error.strerror or "cannot be read", "a YAML text file")) from None
     except RecursionError:
         raise UserError(Problem(shown, "nested too deeply", "key: value lines")) from None
     except yaml.YAMLError as error:
@@ -174,6 +179,26 @@ def _parse_yaml(path: Path, loader_class: Any) -> tuple[dict[str, Any], dict[str
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         # PyYAML does not catch what date() raises for 2024-13-45, int() for !!int x, or dict() for a list as a key.
         raise UserError(Problem(shown, f"not valid YAML ({error})", "key: value lines")) from None
+
+
+def _too_many_values(node: yaml.Node, shown: str) -> Problem | None:
+    """The problem of aliases that multiply: ten lines of nested aliases would give a billion values.
+
+    Each value counts as often as it is named, since whatever reads the values visits it as often.
+    """
+    num_values = 0
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        num_values += 1
+        if num_values > MAX_VALUES:
+            found = f"more than {MAX_VALUES} values; one that an alias (*name) repeats counts each time"
+            return Problem(shown, found, f"at most {MAX_VALUES}")
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [part for pair in node.value for part in pair]
+    return None
 
 
 def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:

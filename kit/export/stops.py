@@ -16,6 +16,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from kit.config.settings.model import ModelSettings
+from kit.durable import read_small
 from kit.model.locate import hub_options, locate_model
 
 _FILE = "generation_config.json"  # PEFT reads none beside an adapter; the model card loads it, and so does a merge
@@ -40,7 +41,7 @@ def write_stops(folder: Path, model: Any, stops: Mapping[str, int]) -> None:
 def read_stops(folder: Path, tokenizer: Any) -> dict[str, int]:
     """Return what ``write_stops`` wrote beside an adapter, token to id; empty if it wrote nothing."""
     try:
-        ids = _ids(json.loads((folder / _FILE).read_text(encoding="utf-8"))["eos_token_id"])
+        ids = _ids(json.loads(read_small(folder / _FILE))["eos_token_id"])
         return dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return {}

@@ -1,6 +1,7 @@
 """Adapters: attach new or saved ones to a model, and check from shapes alone whether they fit."""
 
 import copy
+import json
 import re
 import warnings
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kit.config.settings.method import MethodSettings
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, first_line
 from kit.model.freeze import freeze
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
+from kit.model.patterns import check_patterns
 from kit.model.targets import all_linear_targets, last_part, lost_on_reload, matches, split_targets
 from kit.model.token_rows import check_rows_and_modules, num_rows, rows_and_modules_options
 
@@ -114,6 +117,10 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     except UserError as error:
         return error.problems
     try:
+        file = folder / ADAPTER_FILES[0]
+        names = [name for name, _ in meta_model.named_modules()]
+        if problems := check_patterns(json.loads(read_small(file)), file, names):
+            return problems
         config: Any = PeftConfig.from_pretrained(str(folder))
         base = config.base_model_name_or_path
         kind = config.peft_type.value
@@ -153,7 +160,8 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
     from peft import get_peft_model, get_peft_model_state_dict
 
     try:
-        adapted = get_peft_model(copy.deepcopy(meta_model), config)
+        with torch.device("meta"):  # the file may name any rank
+            adapted = get_peft_model(copy.deepcopy(meta_model), config)
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
@@ -205,7 +213,8 @@ def _takes_no_adapter(settings: MethodSettings, meta_model: Any, target: str, mo
 def _refusal(settings: MethodSettings, meta_model: Any) -> str:
     """Why peft cannot attach the adapters of ``settings``; empty if it can."""
     try:
-        attach_adapter(copy.deepcopy(meta_model), settings)
+        with torch.device("meta"):
+            attach_adapter(copy.deepcopy(meta_model), settings)
     except (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError) as error:
         return first_line(error)
     return ""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -28,6 +29,7 @@ from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
 from kit.model.attention import NOT_CAUSAL, VARLEN, longest_pack, register_varlen, supports_sdpa, why_not_varlen
+from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
 from kit.model.locate import commit_of, has_weights, hint_trust, hub_options, locate_model
@@ -134,7 +136,15 @@ def attention_of(settings: ModelSettings, config: Any, packing: bool) -> str:
 
 
 def _on_meta(settings: ModelSettings, config: Any, attention: str) -> Any:
-    with torch.device("meta"):
+    num_modules = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_modules
+        num_modules += 1
+        if num_modules > MAX_MODULES:
+            raise ValueError(f"its config asks for more than {MAX_MODULES} modules")
+
+    with torch.device("meta"), register_module_module_registration_hook(count):
         return AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation=attention, trust_remote_code=settings.trust_remote_code
         )

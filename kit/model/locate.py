@@ -15,7 +15,9 @@ from huggingface_hub.errors import EntryNotFoundError
 from kit import hub
 from kit.config.other_kits import GGUF
 from kit.config.settings.model import ModelSettings
-from kit.errors import Problem, UserError, first_line, kind, raise_if
+from kit.durable import read_small
+from kit.errors import Problem, UserError, first_line, raise_if
+from kit.model.files import check_config, check_files, check_json
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
 # Settings that name what is opened.
@@ -47,9 +49,12 @@ def locate_model(name: str, revision: str | None) -> str:
         raise UserError(Problem(_MODEL, f"{name} is a file", expected, "give its folder"))
     if not _is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
+        if isinstance(config := try_to_load_from_cache(name, "config.json", revision=revision), str):
+            check_config(Path(config))
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
-        _check_json(Path(folder))
+        check_files(Path(folder), _MODEL)
+        check_json(Path(folder), _MODEL)
         return folder
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
     raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
@@ -82,31 +87,6 @@ def hint_final(folder: str | Path) -> str:
     return f"did you mean {final}?" if os.path.isdir(final) else ""
 
 
-def _check_json(folder: Path) -> None:
-    """Raise ``UserError`` if a JSON file that transformers opens with the weights is damaged."""
-    for name in ("generation_config.json", "adapter_config.json", "model.safetensors.index.json"):
-        path = folder / name
-        is_index = name.endswith(".index.json")
-        if not path.is_file() or (is_index and (folder / "model.safetensors").is_file()):
-            continue  # transformers ignores the index if the weights are in one file
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            if name == "generation_config.json":
-                continue  # transformers continues without it
-            raise UserError(Problem(_MODEL, f"{path} is no JSON ({first_line(error)})")) from None
-        if not isinstance(values, dict):
-            raise UserError(Problem(_MODEL, f"{path} holds {kind(values)}", "an object"))
-        if not is_index:
-            continue
-        shards = values.get("weight_map")
-        metadata = values.get("metadata")
-        files = list(shards.values()) if isinstance(shards, dict) and isinstance(metadata, dict) else []
-        if not files or not all(isinstance(file, str) for file in files):
-            found = f"{path} does not say which weights are in which file"
-            raise UserError(Problem(_MODEL, found, "weight_map and metadata"))
-
-
 def open_adapter(name: str) -> Path:
     """Return the folder with an adapter's two files, and those of its tokenizer if it has one.
 
@@ -124,6 +104,7 @@ def open_adapter(name: str) -> Path:
     fix = "convert adapter_model.bin: pickled weights are never opened" if is_pickled else ""
     absent = [file for file in ADAPTER_FILES if not os.path.isfile(folder / file)]
     raise_if(Problem(_ADAPTER, f"no {file} in {folder}", fix=fix) for file in absent)
+    check_files(folder, _ADAPTER)
     return folder
 
 
@@ -170,7 +151,7 @@ def base_of_adapter(folder: Path, fix: str) -> str:
     config_file = folder / ADAPTER_FILES[0]
     where = str(config_file)
     try:
-        base = json.loads(config_file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = json.loads(read_small(config_file))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(Problem(where, f"is no adapter's ({first_line(error)})", fix=fix)) from None
     if not base or not isinstance(base, str):

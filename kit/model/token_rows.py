@@ -17,6 +17,7 @@ import torch
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 from kit.model.locate import ADAPTER_FILES, open_adapter
 from kit.model.targets import last_part, matches
@@ -58,7 +59,7 @@ def add_rows(model: Any, settings: MethodSettings) -> None:
 
 def _trains_rows(adapter: str) -> bool:
     try:
-        config = json.loads((open_adapter(adapter) / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
+        config = json.loads(read_small(open_adapter(adapter) / ADAPTER_FILES[0]))
         return bool(config.get("trainable_token_indices") or config.get("modules_to_save"))
     except (UserError, OSError, ValueError, AttributeError, RecursionError):  # ``check_adapter`` reports it
         return False

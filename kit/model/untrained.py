@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
+from kit.durable import read_small
 from kit.errors import Problem
 from kit.model.adapter import attach_adapter
 from kit.model.serving import merge_command
@@ -177,7 +178,7 @@ def _file_with(settings: ModelSettings, tensor: str) -> str | None:
     if index is None:
         return None
     try:
-        return _local_path(settings, json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][tensor])
+        return _local_path(settings, json.loads(read_small(index))["weight_map"][tensor])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # loading reports it
         return None
 

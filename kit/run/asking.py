@@ -23,6 +23,7 @@ from huggingface_hub import constants
 
 from kit.cache import cache_folder, delete_old, digest, make_folder
 from kit.config.recipe import Recipe
+from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy.launcher import launched_rank
 from kit.strategy.network import machine_id
@@ -87,7 +88,7 @@ def _acquired(what: str, recipe: Recipe) -> FileLock | None:
 def _read(answers: Path) -> list[Problem] | None:
     """The problems of the rank that asked; None if none has asked since this process began, or asked before."""
     try:
-        entry = json.loads(answers.read_text(encoding="utf-8"))
+        entry = json.loads(read_small(answers))
         since = _asked_at.get(answers) or psutil.Process().create_time()
         return [Problem(**each) for each in entry["problems"]] if entry["at"] > since else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

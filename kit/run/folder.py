@@ -20,6 +20,7 @@ from kit.config.recipe import Recipe
 from kit.config.settings.evaluation import EvalSettings
 from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
+from kit.durable import read_small
 from kit.errors import Problem, UserError
 from kit.failures import exits
 from kit.run.identity import changes
@@ -248,7 +249,7 @@ class RunFolder:
 
 def _ended_early(settings: EvalSettings, folder: Path) -> bool:
     """Whether the finished run in the folder ended early, by the same settings of early stopping."""
-    record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    record = json.loads(read_small(folder / RUN_FILE))
     keys = ("early_stopping_patience", "early_stopping_threshold")
     return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
 
@@ -260,7 +261,7 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 def _snapshot(folder: Path) -> list[str]:
     """The text of ``run.json`` and the names of the checkpoints. If a run worked here in between, they differ."""
     try:
-        record = (folder / RUN_FILE).read_text(encoding="utf-8")
+        record = read_small(folder / RUN_FILE)
     except (OSError, ValueError):
         record = ""
     return [record, *(path.name for path in list_checkpoints(folder / "checkpoints"))]

@@ -15,6 +15,7 @@ from kit import lock
 from kit.checkpoint.manifest import list_checkpoints
 from kit.config.recipe import Recipe
 from kit.data.samples.bad_rows import SKIPPED_FILE
+from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, differences
@@ -62,7 +63,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     # The kit only deletes what it wrote itself.
     ways = "choose another --output_dir, or empty it yourself"
     try:
-        old = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        old = json.loads(read_small(folder / RUN_FILE))
         old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
     except FileNotFoundError:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
@@ -113,7 +114,7 @@ def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, 
 def _is_unfinished(folder: Path, identity: Mapping[str, Any]) -> bool:
     """Whether the folder holds a run of this identity that neither finished nor is at work now."""
     try:
-        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        record = json.loads(read_small(folder / RUN_FILE))
         lock.check_free(folder)
         return not record["finished_steps"] and not differences(record["identity"], identity)
     except (OSError, ValueError, KeyError, TypeError, UserError):

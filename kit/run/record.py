@@ -12,6 +12,7 @@ from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.method import MethodSettings
+from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
 from kit.strategy.topology import ActualStrategy
@@ -30,7 +31,7 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
         UserError: the file is absent, damaged, or not a record of a run.
     """
     try:
-        values = json.loads(run_file.read_text(encoding="utf-8"))
+        values = json.loads(read_small(run_file))
         return Recipe.model_validate(values["recipe"]), ActualStrategy.from_record(values["strategy"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"no record of a run ({type(error).__name__})"
@@ -40,7 +41,7 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
 def read_stop_tokens(run_file: Path) -> dict[str, int]:
     """Return the tokens that end answers of a run's data, with their ids; empty if ``run.json`` has none."""
     try:
-        stops = json.loads(run_file.read_text(encoding="utf-8"))["data"]["stop_tokens"]
+        stops = json.loads(read_small(run_file))["data"]["stop_tokens"]
         return {str(token): int(id_) for token, id_ in stops.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # of an earlier version
         return {}
@@ -53,7 +54,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def metrics_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield what ``read_metrics`` returns, one row in memory at a time: a long run has millions."""
-    with suppress(OSError), (folder / METRICS_FILE).open("rb") as file:
+    with suppress(OSError), open_regular(folder / METRICS_FILE) as file:
         for line in file:
             if (row := metrics_row(line)) is not None:
                 yield row

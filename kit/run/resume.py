@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, read_manifest, verify
 from kit.config.settings.output import OutputSettings
 from kit.console import say
+from kit.durable import read_small
 from kit.errors import Problem, UserError
 from kit.run.identity import differences
 from kit.run.record import RUN_FILE
@@ -105,7 +106,7 @@ def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:
     if settings.overwrite_output_dir:  # the checkpoints in the folder will be deleted
         return "none" if wanted == "auto" else wanted
     try:
-        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        record = json.loads(read_small(folder / RUN_FILE))
         is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
     except (OSError, ValueError, KeyError, TypeError):
         return wanted

@@ -15,6 +15,7 @@ from typing import Any, cast
 from kit.config.hints import other_kind
 from kit.config.other_kits import FP16
 from kit.config.recipe_file import read_yaml
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 from kit.strategy.parallelism import PREFIX, GroupSizes, group_sizes, hint_for_key
 from kit.strategy.strategies import Strategy, StrategyName
@@ -70,7 +71,7 @@ def read_config(path: Path) -> AccelerateConfig:
         raise UserError(problem)
     fsdp = values.get("fsdp_config") or {}
     problems = []
-    text = path.read_text(encoding="utf-8").splitlines()
+    text = read_small(path).splitlines()
 
     def where(key: str) -> str:
         inner = re.compile(rf"[\s{{'\"]*{re.escape(key.rpartition('.')[2])}['\"]?\s*:")

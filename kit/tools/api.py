@@ -19,6 +19,7 @@ from typing import Any
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, Recipe
 from kit.console import show
+from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures.exits import STOPPED
 
@@ -64,7 +65,7 @@ class Run:
     @property
     def finished_steps(self) -> int:
         """The number of steps after which the run finished; 0 if it did not."""
-        return int(json.loads((self.folder / "run.json").read_text(encoding="utf-8"))["finished_steps"])
+        return int(json.loads(read_small(self.folder / "run.json"))["finished_steps"])
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

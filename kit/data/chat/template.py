@@ -15,17 +15,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
 from jinja2 import ext, meta, nodes
 
-# Templates come from untrusted sources. This compiles them in the sandbox in which transformers renders them at
-# inference. The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date.
-from transformers.utils.chat_template_utils import _compile_jinja_template
-
+from kit.data.chat.sandbox import TooMuch, compile_template, render
 from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 
 TODAY = datetime.datetime(2024, 7, 26)  # the date in Llama 3.1's own template if none is given
@@ -61,8 +58,8 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     read = {}
     for name, text in named.items():
         try:
-            read[name] = _variables(_compile_jinja_template(text), text)
-        except jinja2.TemplateSyntaxError:  # reported when it is rendered
+            read[name] = _variables(compile_template(text), text)
+        except (jinja2.TemplateSyntaxError, TooMuch):  # reported when it is rendered
             read[name] = set(kwargs)
     # What the tokenizer gives, such as bos_token, would win over a default.
     check_kwargs(kwargs, set().union(*read.values()) - set(tokenizer.special_tokens_map))
@@ -146,10 +143,12 @@ def _shipped_template(tokenizer: Any, name: str) -> str:
 
 def _template_in_file(path: str) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        _compile_jinja_template(text)
+        text = read_small(path)
+        compile_template(text)
     except jinja2.TemplateSyntaxError as error:
         raise UserError(Problem(f"{path}:{error.lineno}", f"not a Jinja template ({error.message})")) from None
+    except TooMuch as error:
+        raise UserError(Problem(path, f"not a Jinja template ({error})")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(Problem(path, f"cannot be read ({error})", "a UTF-8 text file")) from None
     return without_header(text)  # so that a template of the kit is the same by its name and by its file
@@ -193,9 +192,11 @@ class Template:
         self.date_was_asked = False
         self._values: dict[str, Any] = dict(tokenizer.special_tokens_map)
         try:
-            self._compiled = _compile_jinja_template(source)
+            self._compiled = compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise self.refusal(f"not a Jinja template (line {error.lineno}: {error.message})") from None
+        except TooMuch as error:
+            raise self.refusal(f"not a Jinja template ({error})") from None
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
@@ -244,17 +245,13 @@ class Template:
 
     @cached_property
     def _marking(self) -> jinja2.Template:
-        return self._compiled.environment.overlay(extensions=[_Marks]).from_string(self.source)
+        return compile_template(self.source, _Marks)
 
     def _render(self, compiled: jinja2.Template, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         try:
-            return compiled.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._values, "strftime_now": self._strftime_now},
-            )
+            given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
+            given["add_generation_prompt"] = add_generation_prompt
+            return render(compiled, {**given, **self._values, "strftime_now": self._strftime_now})
         except Exception as error:  # a template is a program: it may fail in any way
             raise self.refusal(f"the template fails ({error})") from None
 

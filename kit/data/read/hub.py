@@ -14,6 +14,7 @@ from typing import Any
 from kit.data.read.archives import type_and_message
 from kit.data.read.parts import Part
 from kit.data.read.tables import Shard
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 from kit.hub import check_access, not_cached, refusal
 
@@ -43,8 +44,8 @@ def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
     """
     if (path / "dataset_dict.json").is_file():
         try:
-            splits = [str(each) for each in json.loads((path / "dataset_dict.json").read_text())["splits"]]
-        except (ValueError, KeyError, TypeError) as error:
+            splits = [str(each) for each in json.loads(read_small(path / "dataset_dict.json"))["splits"]]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             found = f"{name!r} cannot be opened: its dataset_dict.json is damaged ({type_and_message(error)})"
             raise UserError(Problem(flag, found)) from None
         if split not in splits:

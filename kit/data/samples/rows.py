@@ -15,6 +15,7 @@ import xxhash
 
 from kit.cache import digest
 from kit.data.chat.formats import Sample, plain_text, to_sample
+from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
 from kit.data.chat.unused import Unused, read_keys, without_keys
@@ -108,7 +109,9 @@ class Encoder:
 
     def encode_block(self, dataset: Dataset, part: int, block: Block) -> Piece:
         """Parse, check and tokenise a block of the source's part number ``part``."""
-        return self.encode(dataset, ((part, number, row) for number, row in dataset.source.parts[part].rows(block)))
+        rows = ((part, number, row) for number, row in dataset.source.parts[part].rows(block))
+        with watched():
+            return self.encode(dataset, rows)
 
     def encode(self, dataset: Dataset, rows: Iterable[tuple[int, int, Any]]) -> Piece:
         """Check and tokenise rows, each given as the number of its part, its own number, and its parsed content.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kit.config.recipe import RECIPES
+from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, kind
 from kit.memory.families import MODEL, shape_of
 from kit.memory.shape import Shape
@@ -66,7 +67,7 @@ def shipped_id(name: str) -> str | None:
 
 
 def _hub_id(path: Path) -> str:
-    return str(json.loads(path.read_text(encoding="utf-8"))["_name_or_path"])
+    return str(json.loads(read_small(path))["_name_or_path"])
 
 
 def _plain(name: str) -> str:
@@ -89,7 +90,7 @@ def _cached(name: str) -> Path | None:
 def read_shape(path: Path, name: str, field: str = MODEL) -> Shape:
     """Read the shape from a config.json. Raises ``UserError`` as ``find_shape`` does."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_small(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(Problem(field, f"{path} is no JSON ({error})")) from None
     if not isinstance(config, dict):

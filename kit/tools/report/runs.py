@@ -13,6 +13,7 @@ import numpy as np
 
 from kit import lock
 from kit.config.recipe import Recipe
+from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError
 from kit.run.record import METRICS_FILE, RUN_FILE, read_run
 from kit.strategy.topology import ActualStrategy
@@ -134,14 +135,14 @@ class ReportedRun:
 def read_reported_run(folder: Path) -> ReportedRun:
     """Read the run in an ``output_dir``. Raises ``UserError`` if there is none, or if its record is damaged."""
     recipe, strategy = read_run(folder / RUN_FILE)
-    record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    record = json.loads(read_small(folder / RUN_FILE))
     data = record.get("data")
     has_data = isinstance(data, dict) and isinstance(data.get("train"), dict) and isinstance(data.get("sources"), list)
     if not has_data or not isinstance(record.get("versions"), dict):
         expected = "the folder of a run, or what lies in it"
         raise UserError(Problem(str(folder / RUN_FILE), "no record of a run (no data or versions)", expected))
     try:
-        (folder / METRICS_FILE).open("rb").close()
+        open_regular(folder / METRICS_FILE).close()
     except FileNotFoundError:
         pass  # before the first step
     except OSError as error:

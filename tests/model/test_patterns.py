@@ -1,0 +1,71 @@
+"""Patterns in an adapter's config: those that would be matched without end are refused, all others are left to peft."""
+
+import json
+
+import pytest
+
+from kit.config.recipe import Recipe
+from kit.model import patterns
+from kit.model.adapter import check_adapter
+from kit.model.load import build_meta_model, open_config
+
+NAMES = [f"model.layers.{i}.self_attn.q_proj" for i in range(40)]
+ENDLESS = "([a-z_.0-9]+)+!"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ENDLESS},
+        {"exclude_modules": ENDLESS},
+        {"layers_pattern": [ENDLESS]},
+        {"modules_to_save": ["lm_head", ENDLESS]},
+        {"rank_pattern": {ENDLESS: 4}},
+        {"alpha_pattern": {ENDLESS: 4}},
+    ],
+)
+def test_an_endless_pattern_is_refused(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(patterns, "CPU_SECONDS", 1)
+    (problem,) = patterns.check_patterns(config, tmp_path / "adapter_config.json", NAMES)
+    assert "takes more than 1 seconds" in problem.found and ENDLESS in problem.found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj", "v_proj"], "modules_to_save": None, "rank_pattern": {}},
+        {"target_modules": r".*\.layers\.(1|2)\..*(q|k|v)_proj"},
+        {"target_modules": "*q_proj["},  # no pattern: peft reports it
+        {"rank_pattern": {r"layers\.\d+\.self_attn\.q_proj": 4}, "layers_pattern": None},
+        {"target_modules": 3, "rank_pattern": [], "layer_replication": [[0, 2], [1, 3]]},
+    ],
+)
+def test_other_patterns_pass(config, tmp_path):
+    assert not patterns.check_patterns(config, tmp_path / "adapter_config.json", NAMES)
+
+
+def test_layers_are_not_copied_without_end(tmp_path):
+    (problem,) = patterns.check_patterns({"layer_replication": [[0, 3]] * 9999}, tmp_path / "adapter_config.json", [])
+    assert "layer_replication" in problem.where
+
+
+@pytest.mark.slow
+def test_a_saved_adapter_is_checked_before_peft_opens_it(model_folder, tmp_path, monkeypatch):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(patterns, "CPU_SECONDS", 1)
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    saved = json.loads(path.read_text())
+    settings = Recipe(
+        model_name_or_path=str(model_folder), dataset="none", method="lora", adapter_name_or_path=str(tmp_path)
+    )
+    meta_model = build_meta_model(settings, open_config(settings))
+    assert not check_adapter(settings, meta_model)
+    path.write_text(json.dumps(saved | {"target_modules": ENDLESS}))
+    assert "takes more than" in check_adapter(settings, meta_model)[0].found
+    path.write_text(json.dumps(saved | {"r": 10**12}))  # far more memory than there is
+    assert "does not fit this model" in check_adapter(settings, meta_model)[0].found
