@@ -28,17 +28,21 @@ class DatasetEntry(BaseModel):
     name: str = _data("", "in metrics and tables; default: the file's stem, or the hub id")
     config: str | None = _data(None, "config of a hub id")
     split: str | None = _data(None, "split of a hub id or a folder with splits")
+    revision: str | None = _data(None, "branch, tag or commit of a hub id")
     columns: Annotated[dict[str, str] | None, BeforeValidator(column_mapping)] = _data(
         None, "names of columns", expected="column=field, separated by commas, each column once"
     )
     weight: float | None = _data(None, "share of the training data, relative to the other weights", ge=0)
 
-    def filled(self, config: str | None, split: str, columns: dict[str, str]) -> "DatasetEntry":
+    def filled(
+        self, config: str | None, split: str, columns: dict[str, str], revision: str | None = None
+    ) -> "DatasetEntry":
         """Return this entry with the values of the recipe where it has none of its own."""
         values = {
             "name": self.name or self._default_name(),
             "config": self.config or config,
             "split": self.split or split,
+            "revision": self.revision or revision,
             "columns": columns if self.columns is None else self.columns,
         }
         return self.model_copy(update=values)

@@ -113,6 +113,7 @@ OTHER_KITS = {
     "num_gpus": "use num_processes",
     "nproc_per_node": "before the script it is torchrun's; after it use --num_processes",
     "dataset_config_name": "use dataset_config",
+    "revision": "use model_revision, or dataset_revision",
     "dataset_mixer": "use dataset: a list of {path: ..., weight: ...}",
     "dataset_mixture": "use dataset: a list of {path: ..., weight: ...}",
     "interleave_probs": "use dataset: a list of {path: ..., weight: ...}",

@@ -41,7 +41,14 @@ class Recipe(
     def eval_dataset_entries(self) -> list[DatasetEntry]:
         """The data sets of ``eval_dataset``; empty if it is not set."""
         config = self.eval_dataset_config or self.dataset_config
-        return entries_of(self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns)
+        entries = entries_of(
+            self.eval_dataset or [], config, self.eval_dataset_split, self.dataset_columns, self.eval_dataset_revision
+        )
+        revisions = {entry.path.partition(":")[0]: entry.revision for entry in self.dataset_entries}
+        return [
+            entry.model_copy(update={"revision": entry.revision or revisions.get(entry.path.partition(":")[0])})
+            for entry in entries
+        ]
 
 
 # The settings that identify a run: if one of them changes, it is another run. All others may change between two starts

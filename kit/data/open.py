@@ -137,7 +137,7 @@ def _open_dataset(
     entry: DatasetEntry, flag: str, streaming: bool, is_alone: bool, is_evaluation: bool = False
 ) -> Dataset:
     """Open a data set. ``is_alone``: no other one of the run is known to need another mapping."""
-    source = open_source(entry.path, entry.split or "", flag, entry.config, streaming)
+    source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
     rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
     fields = choose_fields(
         source.columns, entry.columns or {}, source.name, is_evaluation, rows, "" if is_alone else entry.path

@@ -1,5 +1,6 @@
 """The identity of a run: two starts belong to the same run if settings, data and base model are equal."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +21,15 @@ def identity(recipe: Recipe, data_fingerprint: str, model_fingerprint: str) -> d
 # The fingerprint has the version of the code that reads rows, too.
 OTHER_DATA = "the samples that dataset gives are others, or this version of the kit reads them otherwise"
 OTHER_MODEL = "the weights at model_name_or_path are others"
+COMMIT = re.compile("[0-9a-f]{40}")  # the fingerprint of a hub id
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the settings in which two identities differ, as text; empty if they belong to the same run."""
     words = {"data_fingerprint": OTHER_DATA, "model_fingerprint": OTHER_MODEL}
+    was, now = (str(each.get("model_fingerprint")) for each in (old, new))
+    if COMMIT.fullmatch(was) and COMMIT.fullmatch(now):
+        words["model_fingerprint"] += f": commit {now}, no longer the one that --model_revision {was} takes"
     # A run that began before a setting existed had its default.
     defaults = {key: Recipe.model_fields[key].default for key in new if key in Recipe.model_fields}
     old = {**defaults, **old}

@@ -78,10 +78,24 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
         was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
         if was != now:
             changed = [f"dataset: {was!r} -> {now!r}" if text == OTHER_DATA else text for text in changed]
+        elif OTHER_DATA in changed:
+            ways = _former_commits(old) + ways
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
     return finished_steps
+
+
+def _former_commits(record: Mapping[str, Any]) -> str:
+    """How to take the data sets of the hub again as a run read them; empty if it read none."""
+    try:
+        sources = record["data"]["sources"]  # those to train on come first
+        if isinstance(record["recipe"]["dataset"], str):
+            return f"--dataset_revision {sources[0]['commit']} takes the data as they were; or "
+        found = [f"{each['name']} revision: {each['commit']}" for each in sources if "commit" in each]
+    except (KeyError, TypeError, IndexError):
+        return ""
+    return f"the data as they were are, in the list of data sets, {', '.join(found)}; or " if found else ""
 
 
 def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, Any]) -> list[str]:

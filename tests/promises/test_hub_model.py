@@ -32,9 +32,9 @@ def hub(tmp_path, model_folder):
 
 @pytest.mark.long
 def test_a_run_is_known_by_the_commit_of_its_model(hub, chat_file, tmp_path):
-    def start(commit):
+    def start(commit, *more):
         words = [f"--model_name_or_path={NAME}", f"--dataset={chat_file}", f"--output_dir={tmp_path / 'run'}"]
-        words += ["--max_steps=1", "--global_batch_size=2", "--max_length=256"]
+        words += ["--max_steps=1", "--global_batch_size=2", "--max_length=256", *more]
         env = {**os.environ, "HF_HOME": str(hub(commit)), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, str(ROOT / "recipes/finetune.py"), *words]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -45,3 +45,6 @@ def test_a_run_is_known_by_the_commit_of_its_model(hub, chat_file, tmp_path):
     assert record["identity"]["model_fingerprint"] == COMMITS[0]
     other = start(COMMITS[1])
     assert other.returncode == 2 and "the weights at model_name_or_path are others" in other.stderr
+    assert f"commit {COMMITS[1]}, no longer the one that --model_revision {COMMITS[0]} takes" in other.stderr
+    again = start(COMMITS[1], f"--model_revision={COMMITS[0]}")
+    assert again.returncode == 0, again.stderr

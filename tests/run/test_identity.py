@@ -92,3 +92,10 @@ def test_to_ignore_a_column_that_was_not_read_is_the_same_run(recipe):
         differences(identity(recipe(), "abc", "base"), identity(recipe(dataset_columns="text=text"), "abc", "base"))
         == []
     )
+
+
+def test_weights_of_another_commit_are_reported_with_the_revision_that_takes_the_former(recipe):
+    old, new = (identity(recipe(), "abc", commit * 40) for commit in "ab")
+    (text,) = differences(old, new)
+    assert text.endswith(f"commit {'b' * 40}, no longer the one that --model_revision {'a' * 40} takes")
+    assert differences(old, identity(recipe(model_revision="a" * 40), "abc", "a" * 40)) == []

@@ -72,3 +72,22 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_run(outlook):
     with pytest.raises(UserError) as caught:
         outlook("/proc/nowhere/run")
     assert [problem.where for problem in caught.value.problems] == ["output_dir"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "advice"),
+    [
+        ("org/chats", "--dataset_revision c0ffee takes the data as they were; or choose another"),
+        ([{"path": "org/chats"}, {"path": "b.jsonl"}], "in the list of data sets, org/chats revision: c0ffee; or"),
+    ],
+)
+def test_if_the_hub_has_other_data_now_the_revision_of_before_is_named(killed, recipe, dataset, advice):
+    folder = killed("mine-single")
+    mine = recipe(output_dir=str(folder), dataset=dataset)
+    record = json.loads((folder / "run.json").read_text())
+    record["recipe"] = mine.model_dump(mode="json")
+    record["data"] = {"sources": [{"name": "org/chats", "commit": "c0ffee"}, {"name": "b"}]}
+    (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="the samples that dataset gives are others") as caught:
+        RunFolder(mine, "mine", identity(mine, "other", "base")).describe_resume(8)
+    assert advice in caught.value.problems[0].fix

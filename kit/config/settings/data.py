@@ -23,6 +23,7 @@ class DataSettings(BaseModel):
     dataset: Entries = _option(..., "file, glob, folder or hub id; several with weights as a list", expected=ENTRIES)
     dataset_config: str | None = _option(None, "config of a hub id: main for openai/gsm8k")
     dataset_split: str = _option("train", "split of a hub id or a folder with splits")
+    dataset_revision: str | None = _option(None, "branch, tag or commit of a hub id; default: the newest commit")
     dataset_columns: Annotated[dict[str, str], BeforeValidator(column_mapping)] = _identity(
         {},
         "names of columns: question=instruction,answer=output; images=ignore",
@@ -62,13 +63,15 @@ class DataSettings(BaseModel):
     @property
     def dataset_entries(self) -> list[DatasetEntry]:
         """The data sets to train on, without those of weight 0."""
-        entries = entries_of(self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns)
+        entries = entries_of(
+            self.dataset, self.dataset_config, self.dataset_split, self.dataset_columns, self.dataset_revision
+        )
         return [entry for entry in entries if entry.weight != 0]
 
 
 def entries_of(
-    value: str | list[DatasetEntry], config: str | None, split: str, columns: dict[str, str]
+    value: str | list[DatasetEntry], config: str | None, split: str, columns: dict[str, str], revision: str | None
 ) -> list[DatasetEntry]:
     """Return the value of ``dataset`` or ``eval_dataset`` as entries, each with the defaults that it does not set."""
     entries = [DatasetEntry(path=value)] if isinstance(value, str) else value
-    return [entry.filled(config, split, columns) for entry in entries]
+    return [entry.filled(config, split, columns, revision) for entry in entries]

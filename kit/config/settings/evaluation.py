@@ -26,6 +26,9 @@ class EvalSettings(BaseModel):
     )
     eval_dataset_config: str | None = _option(None, "config of eval_dataset; default: dataset_config")
     eval_dataset_split: str = _option("test", "split of eval_dataset where it has several")
+    eval_dataset_revision: str | None = _option(
+        None, "branch, tag or commit of eval_dataset; default: that of the same hub id in dataset"
+    )
     eval_split_size: Annotated[float, AfterValidator(share_or_count)] = _option(
         0.0,
         "held out of dataset for evaluation, chosen by seed; below 1 a share; 0: none",

@@ -17,7 +17,7 @@ class ModelSettings(BaseModel):
     model_config = STRICT
 
     model_name_or_path: str = _identity(..., "local folder or hub id of a causal language model (safetensors)")
-    model_revision: str | None = _identity(None, "branch, tag or commit of a hub id")
+    model_revision: str | None = _option(None, "branch, tag or commit of a hub id")
     trust_remote_code: bool = _option(False, "run Python code that comes with the model; read it first")
     new_tokens: Annotated[list[str] | None, BeforeValidator(token_list)] = _identity(
         None, "special tokens to add: separated by commas, or a file with one a line", expected=TOKENS

@@ -102,7 +102,10 @@ class Stream:
             "fingerprint": self.fingerprint,
             "train": {"num_files": sum(len(dataset.source.parts) for dataset in self.datasets)},
             "evaluation": evaluation,
-            "sources": [{"name": name} for name in self.dataset_names],
+            "sources": [
+                {"name": name, **({"commit": each.source.commit} if each.source.commit else {})}
+                for name, each in zip(self.dataset_names, self.datasets, strict=True)
+            ],
         }
 
 

@@ -18,6 +18,7 @@ from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 from kit.hub import check_access, not_cached, refusal
 
+COMMIT = re.compile("[0-9a-f]{40}")
 HUB_SECONDS = 5.0  # timeout of the first request to the hub
 
 
@@ -29,6 +30,7 @@ class Found:
     parts: Sequence[Part]
     files: Sequence[Path]  # the files whose content goes into the digest of the source
     marks: Sequence[Any]  # what else goes into the digest; JSON values
+    commit: str | None = None  # of a data set of the hub
 
 
 def is_saved(path: Path) -> bool:
@@ -64,35 +66,49 @@ def _loaded(name: str, dataset: Any) -> Found:
     # The library's own fingerprint depends on paths and times, so it differs between machines: used only without files.
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
     marks = [str(dataset.split), len(dataset), *([] if files else [dataset._fingerprint])]
-    return Found(name, [Shard(name, dataset, len(dataset))], files, marks)
+    return Found(name, [Shard(name, dataset, len(dataset))], files, marks, _commit_of(files))
 
 
-def ask_hub(name: str, flag: str) -> str | None:
-    """Ask the hub, in one short request, for the newest commit of a data set. Raises ``UserError`` if it refuses."""
+def _commit_of(files: Sequence[Path]) -> str | None:
+    """The commit of a data set of the hub. The library's cache keeps its files in a folder with that name."""
+    folder = files[0].parent.name if files else ""
+    return folder if COMMIT.fullmatch(folder) else None
+
+
+def ask_hub(name: str, flag: str, revision: str | None = None) -> str | None:
+    """Ask the hub, in one short request, for the commit of a data set at ``revision``, or for the newest one.
+
+    Raises ``UserError`` if it refuses.
+    """
     from huggingface_hub import HfApi
 
     try:
-        info = HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        info = HfApi().dataset_info(name, revision=revision, timeout=HUB_SECONDS)
         check_access(name, "dataset", info)
     except Exception as error:  # connection errors differ with the client library in use
         raise UserError(refusal(error, f"no file or folder {name!r}", name, "dataset", flag)) from None
     return info.sha
 
 
-def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bool) -> Found:
+def open_hub(
+    name: str, split: str, flag: str, config: str | None, streaming: bool, revision: str | None = None
+) -> Found:
     """Open a data set of the hub: download it or, with ``streaming``, read its shards over the network later.
 
     ``name`` is the hub id, ``flag`` the recipe's key for it, for messages. Raises ``UserError`` if the hub cannot be
-    reached, refuses the data set, or has no such config or split.
+    reached, refuses the data set, or has no such config, split or revision.
     """
     import datasets
     from huggingface_hub import constants
 
     tried = f"no file or folder {name!r}"
     # One short request first: load_dataset retries for half a minute when the hub cannot be reached.
-    revision = None if constants.HF_HUB_OFFLINE else ask_hub(name, flag)
+    newest = revision in (None, "main")
+    commit = _commit_in_cache(name, revision) if constants.HF_HUB_OFFLINE else ask_hub(name, flag, revision)
+    # The newest is not named: then the library takes types of columns from the hub, if the hub has some.
+    named = {} if newest else {"revision": commit or revision}
     try:
-        dataset = datasets.load_dataset(name, config, split=split, streaming=streaming)
+        dataset = datasets.load_dataset(name, config, split=split, streaming=streaming, **named)
     except Exception as error:  # builders of data sets raise many types
         if problem := _choice(str(error), name, split, flag, config):
             raise UserError(problem) from None
@@ -102,13 +118,39 @@ def open_hub(name: str, split: str, flag: str, config: str | None, streaming: bo
         raise UserError(Problem(flag, found)) from None
     shown = f"{name}[{split}]" if config is None else f"{name}[{config}, {split}]"
     if not streaming:
-        return _loaded(shown, dataset)
+        loaded = _loaded(shown, dataset)
+        # Offline, and where the hub refuses a file, the library opens the newest copy in its cache.
+        if not newest and loaded.commit != commit:
+            raise UserError(_other_commit(name, flag, revision, loaded.commit))
+        return loaded
+    if not newest and constants.HF_HUB_OFFLINE:
+        raise UserError(_other_commit(name, flag, revision, None))
     num_shards = dataset.num_shards
     if num_shards == 1:
         parts = [Shard(shown, dataset, _num_rows(dataset, split))]
     else:
         parts = [Shard(f"{shown} shard {i}", dataset.shard(num_shards, i)) for i in range(num_shards)]
-    return Found(shown, parts, [], [revision or name, config, split])
+    asked = None if constants.HF_HUB_OFFLINE else commit
+    return Found(shown, parts, [], [asked or name, config, split], asked)
+
+
+def _commit_in_cache(name: str, revision: str | None) -> str | None:
+    """The commit that a branch or a tag was when it was last asked for; a commit itself; None if that is not known."""
+    from huggingface_hub import constants
+
+    if revision is None or COMMIT.fullmatch(revision):
+        return revision
+    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    try:
+        return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _other_commit(name: str, flag: str, revision: str | None, found: str | None) -> Problem:
+    what = f"the copy of {name} in the cache is of commit {found or 'unknown'}"
+    fix = f"download it once without HF_HUB_OFFLINE, or take that copy: leave {flag}_revision out"
+    return Problem(f"{flag}_revision", what, f"that of {revision!r}", fix)
 
 
 def _num_rows(dataset: Any, split: str) -> int | None:

@@ -52,6 +52,7 @@ class Source:
     parts: tuple[Part, ...]
     stamps: tuple[tuple[Path, list[int]], ...] = ()  # each file with its stamp from before its digest was computed
     notes: tuple[str, ...] = ()  # what of a folder or an archive is not read, for the user
+    commit: str | None = None  # of a data set of the hub
 
     def changed(self) -> list[Path]:
         """The files that were changed or removed since ``digest`` was computed."""
@@ -81,6 +82,7 @@ def open_source(
     config: str | None = None,
     streaming: bool = False,
     digest: Callable[[Path], str] = file_digest,
+    revision: str | None = None,
 ) -> Source:
     """Open the data set that ``name`` stands for, which may be
 
@@ -90,7 +92,7 @@ def open_source(
       split (``train/0.jsonl``, ``data/train-00000.parquet``), only those of ``split``. If only some are, the folder is
       refused;
     - a pattern such as ``data/*.jsonl``, with ``**`` for any folders: the files that match it;
-    - a hub id, with its ``config``; ``openai/gsm8k:main`` names both.
+    - a hub id, with its ``config``; ``openai/gsm8k:main`` names both. ``revision`` is its branch, tag or commit.
 
     ``split`` may be a slice such as ``train[:10%]``, whatever the name stands for. Of a file only the slice counts.
 
@@ -107,6 +109,9 @@ def open_source(
         if with_config:
             name, config = with_config[1], _one_config(with_config[2], config, flag)
         files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
+        if revision and (saved or files):
+            fix = "leave it out; in a list of data sets, `revision` may stand in the entry of a hub id"
+            raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
         notes: tuple[str, ...] = ()
         if saved:
             found = open_saved(name, path, split_of(split), flag)
@@ -115,7 +120,7 @@ def open_source(
             found = _open_files(name, files, flag, streaming, others)
             notes = _unread(found, others)
         else:
-            found = open_hub(name, split, flag, config, streaming)
+            found = open_hub(name, split, flag, config, streaming, revision)
         if (saved or files) and "[" in split:
             if streaming:
                 fix = "leave --streaming out"
@@ -126,7 +131,9 @@ def open_source(
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
     columns = _columns(found.name, found.parts)
-    return Source(found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes)
+    return Source(
+        found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes, found.commit
+    )
 
 
 def _one_config(in_name: str, config: str | None, flag: str) -> str:

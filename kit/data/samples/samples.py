@@ -42,6 +42,7 @@ class Store:
             **dict.fromkeys(LOSS_COUNTS, 0),
             **self.info["counts"],
             "num_skipped": self.skipped.num_rows,
+            **({"commit": self.source.commit} if self.source.commit else {}),
         }
 
     @property

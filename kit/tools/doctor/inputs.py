@@ -78,7 +78,7 @@ def check_data(datasets: list[DatasetEntry], eval_datasets: list[DatasetEntry]) 
                     continue
                 remote.append(entry.path)
                 if not constants.HF_HUB_OFFLINE:
-                    ask_hub(name, flag)
+                    ask_hub(name, flag, entry.revision)
                 elif name not in cached("dataset"):
                     raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
     where = "the cache (offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT

@@ -1,9 +1,11 @@
 """Data sets of the ``datasets`` library, saved or from the hub: the rows of lines, and what there is to choose from."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from data_helpers import contents, json_lines, refused, source_of, text_rows
+from huggingface_hub.errors import RevisionNotFoundError
 
 from kit.data.read import tables
 
@@ -150,3 +152,82 @@ def test_a_lost_connection_in_a_stream_ends_with_a_problem(hub, monkeypatch):
     read = contents(source)
     assert len(read) == 3002
     assert str(read[1500]) == "someone/sums[main, train] shard 0: damaged or unreadable (ConnectionError: gone)"
+
+
+# Revisions
+
+
+COMMITS = {"v1": "1" * 40, "main": "2" * 40}
+
+
+@pytest.fixture
+def revisions(tmp_path, monkeypatch):
+    """A data set of one row, which names its commit; the library's cache has it in a folder named after the commit.
+
+    The value is the calls of ``load_dataset``, and a dict whose "cached" is the commit that is opened offline.
+    """
+    import datasets
+
+    calls, state = [], {"cached": COMMITS["main"]}
+
+    def load(name, config, split, streaming, revision=None):
+        calls.append(revision)
+        offline = constants.HF_HUB_OFFLINE
+        commit = state["cached"] if offline else revision or COMMITS["main"]
+        made = datasets.Dataset.from_dict({"text": [commit]})
+        if streaming:
+            return made.to_iterable_dataset()
+        folder = tmp_path / "cache" / commit
+        made.save_to_disk(str(folder))
+        return datasets.Dataset.from_file(str(folder / "data-00000-of-00001.arrow"))
+
+    def info(self, name, revision=None, timeout=None):
+        if revision not in (None, *COMMITS, *COMMITS.values()):
+            response = SimpleNamespace(status_code=404, headers={}, request=None)
+            raise RevisionNotFoundError("no", response=response)
+        return SimpleNamespace(sha=COMMITS.get(revision or "main", revision), gated=False)
+
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", info)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return calls, state
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("revision", [None, "main", "v1", COMMITS["v1"]])
+def test_the_revision_that_is_asked_for_is_read_and_its_commit_is_known(revisions, revision, streaming):
+    source = source_of("someone/something", streaming=streaming, revision=revision)
+    commit = COMMITS.get(revision or "main", revision)
+    assert contents(source) == [{"text": commit}] and source.commit == commit
+    # A tag may be moved between two requests: the library is asked for the commit.
+    assert revisions[0] == [None if revision in (None, "main") else commit]
+
+
+def test_a_revision_that_the_hub_does_not_have_is_reported(revisions):
+    assert "dataset_revision: someone/something has no such revision" in refused("someone/something", revision="v2")
+
+
+def test_offline_a_revision_is_taken_only_from_a_copy_of_its_commit(revisions, monkeypatch, tmp_path):
+    _, state = revisions
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    name = "someone/something"
+    assert source_of(name).commit == COMMITS["main"]
+    reported = refused(name, revision=COMMITS["v1"])
+    assert f"in the cache is of commit {COMMITS['main']}; expected that of '{COMMITS['v1']}'" in reported
+    state["cached"] = COMMITS["v1"]
+    assert source_of(name, revision=COMMITS["v1"]).commit == COMMITS["v1"]
+    assert "expected that of 'v1'" in refused(name, revision="v1")  # nothing says which commit it is
+    refs = tmp_path / "hub/datasets--someone--something/refs"
+    refs.mkdir(parents=True)
+    (refs / "v1").write_text(COMMITS["v1"])
+    assert source_of(name, revision="v1").commit == COMMITS["v1"]
+    assert "is of commit unknown" in refused(name, revision="v1", streaming=True)
+
+
+def test_a_revision_of_files_is_refused(folder):
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    reported = refused("a.jsonl", revision="v1")
+    assert "dataset_revision: 'v1', but 'a.jsonl' is no hub id" in reported and "leave it out" in reported

@@ -306,7 +306,7 @@ def test_a_hub_id_may_have_its_config_behind_it(folder, monkeypatch):
     monkeypatch.setattr(sources, "open_hub", lambda *args: asked.append(args) or Found("hub", [], [], []))
     for name, config in (("openai/gsm8k:main", None), ("openai/gsm8k:main", "main"), ("openai/gsm8k", "main")):
         assert "no rows" in refused(name, config=config)
-    assert asked == [("openai/gsm8k", "train", "dataset", "main", False)] * 3
+    assert asked == [("openai/gsm8k", "train", "dataset", "main", False, None)] * 3
     reported = refused("openai/gsm8k:main", config="socratic")
     assert reported.startswith("error: dataset_config: 'socratic', and 'main' behind the hub id; expected one config")
 

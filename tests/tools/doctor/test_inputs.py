@@ -46,7 +46,7 @@ def test_a_wrap_class_that_the_model_lacks_fails_with_those_it_has(meta_model, t
 
 
 def test_local_data_asks_no_hub(recipe, monkeypatch):
-    monkeypatch.setattr(inputs, "ask_hub", lambda name, flag: pytest.fail("asked"))
+    monkeypatch.setattr(inputs, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
     result = check_data(recipe.dataset_entries, recipe.eval_dataset_entries)
     assert result.status == "ok" and "train.jsonl" in result.found and "token" not in result.found
     assert "no file or folder" in check_data([DatasetEntry(path="nowhere.jsonl")], []).found
@@ -56,13 +56,13 @@ def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, m
     remote = recipe.model_copy(update={"dataset": "org/data:main", "eval_dataset": None})
     asked = []
     monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(inputs, "ask_hub", lambda name, flag: asked.append((name, flag)))
+    monkeypatch.setattr(inputs, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
     monkeypatch.setattr(inputs, "get_token", lambda: None)
     assert check_data(remote.dataset_entries, remote.eval_dataset_entries).found.endswith(
         "without a token"
     ) and asked == [("org/data", "dataset")]
 
-    def gated(name, flag):
+    def gated(name, flag, revision):
         raise UserError(Problem(flag, f"{name}: its licence is not accepted", fix="log in: `hf auth login`"))
 
     monkeypatch.setattr(inputs, "ask_hub", gated)
