@@ -137,7 +137,7 @@ def _loss_of_machines(error: Exception, where: str) -> str:
     while cause.__cause__:
         cause = cause.__cause__
     found = f"this machine lost the others, who meet at {where}: {str(cause).splitlines()[0]}"
-    return f"{found}\n    -> correct what ended first, on which machine that was; then {START_ALL}"
+    return f"{found}\n    -> the machine that ended first says why; then {START_ALL}"
 
 
 def _end_after_failure() -> None:

@@ -1,11 +1,14 @@
 """Two hosts cannot disagree in silence, and none waits for ever for the other."""
 
+import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 
 import pytest
+from fake_cuda import compiler
 from helpers import ROOT, matrix
 from two_hosts import TwoHosts, why_not
 
@@ -161,6 +164,81 @@ def test_a_port_that_is_taken_is_reported_by_the_host_that_needs_it(hosts, start
     run = start(hosts.alpha)
     assert run.process.wait(60) == 2
     assert "main_process_port: 29511 on alpha: Address already in use" in error_of(run)
+
+
+@pytest.fixture(scope="session")
+def shifted_clock(tmp_path_factory):
+    """Returns the environment of a host whose clock is so many seconds ahead."""
+    found = compiler()
+    assert found, "no C++ compiler: install g++ or clang++"
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
+    subprocess.run([found, "-O1", "-fPIC", "-shared", ROOT / "tests/shifted_clock.cpp", "-o", library], check=True)
+    return lambda seconds: {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(seconds)}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "seconds", "strategy"),
+    matrix(
+        [("alpha", 20, "MULTI_GPU")],
+        always=0,
+        rest=[("beta", 20, "MULTI_GPU"), ("alpha", 600, "FSDP"), ("beta", 600, "FSDP")],
+    ),
+)
+def test_clocks_that_differ_change_nothing(hosts, start, tmp_path, shifted_clock, ahead, seconds, strategy):
+    fsdp = "fsdp_config: {fsdp_version: 2}\n" if strategy == "FSDP" else ""
+    (tmp_path / "two.yaml").write_text(CONFIG.replace("MULTI_GPU", strategy) + fsdp)
+    runs = [start(host, env=shifted_clock(seconds) if host.name == ahead else None) for host in hosts.both]
+    assert wait(runs, START) == [0, 0]
+    assert "2 processes" in "".join(run.text for run in runs)
+    assert json.loads((tmp_path / "run/run.json").read_text())["strategy"]["num_processes"] == 2
+
+
+def sockets(host, *words):
+    """What `ss` says of TCP on a host, a line a socket."""
+    command = ["ip", "netns", "exec", host.namespace, "ss", "-Htn", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@long
+def test_a_machine_that_ends_while_they_meet_leaves_one_error_on_the_others(hosts, start, tmp_path):
+    (tmp_path / "two.yaml").write_text(CONFIG.replace("num_machines: 2\nnum_processes: 2", "num_machines: 3"))
+    flags = {"global_batch_size": 30, "per_device_train_batch_size": 5, "ddp_timeout": 60}
+    runs = [start(host, **flags) for host in hosts.both]
+    while not sockets(hosts.beta, "state", "established"):
+        assert time.monotonic() < runs[0].began + START and runs[1].process.poll() is None, runs[1].text
+        time.sleep(0.2)
+    time.sleep(3)  # both wait for the third
+    hosts.alpha.kill()
+    assert wait(runs[1:], START) == [1]
+    assert "lost the others, who meet at 10.77.0.1:29511" in error_of(runs[1])
+
+
+STRANGER = """
+import base64, os, pickle, sys
+from torch.distributed import TCPStore
+class Command:
+    def __reduce__(self):
+        return os.system, (f"touch {sys.argv[1]}",)
+store = TCPStore("10.77.0.1", 29511, is_master=False, wait_for_workers=False)
+store.set("torch.rendezvous.none", base64.b64encode(pickle.dumps(Command())).decode())
+"""
+
+
+@long
+def test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger(hosts, start, tmp_path):
+    runs = [start(host, max_steps=5000, save_steps=0, eval_steps=0) for host in hosts.both]
+    deadline = time.monotonic() + START
+    while not any("step 1/" in run.text for run in runs):
+        assert time.monotonic() < deadline and all(run.process.poll() is None for run in runs), runs[0].text
+        time.sleep(0.1)
+    for host in hosts.both:
+        assert {line.split()[3].rpartition(":")[0] for line in sockets(host, "-l")} == {host.address}
+    stranger = hosts.beta.start([sys.executable, "-c", STRANGER, str(tmp_path / "executed")])
+    assert stranger.process.wait(START) == 0
+    assert wait(runs, START) == [1, 1]
+    for run in runs:
+        assert "does not hold what the launchers of a run write: " in error_of(run) and "posix.system" in error_of(run)
+    assert not (tmp_path / "executed").exists()
 
 
 LAUNCHERS = {
