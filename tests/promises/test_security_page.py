@@ -1,0 +1,158 @@
+"""Each sentence of SECURITY.md has tests, and they exist."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+PAGE = (ROOT / "SECURITY.md").read_text()
+# What is no promise: whom to ask, and whom the kit believes.
+WITHOUT_TESTS = ("Report a vulnerability", "What is trusted")
+
+SECURITY = "tests/promises/test_security.py"
+MEETING = "tests/strategy/test_meeting.py"
+# By the beginning of a sentence: names of tests in a file.
+TESTS = {
+    "No pickle is opened": {
+        SECURITY: "test_pickles_beside_the_weights_are_not_opened test_a_pickle_instead_of_a_file_is_refused "
+        "test_pickled_weights_only_are_refused_with_what_to_do test_a_pickle_with_the_name_of_data_is_refused "
+        "test_a_pickle_in_a_saved_data_set_is_refused test_a_pickled_type_in_a_table_is_not_opened "
+        "test_a_checkpoint_with_pickles_goes_on_without_them_or_is_refused "
+        "test_the_source_unpickles_runs_and_trusts_nothing",
+    },
+    "No code of a model runs": {
+        SECURITY: "test_code_of_a_model_is_not_run_unless_asked_to test_code_that_nobody_needs_is_not_run "
+        "test_scoring_and_merging_run_no_code_of_a_model",
+    },
+    "No other file that a model names": {
+        SECURITY: "test_no_other_file_can_name_pickled_weights",
+        "tests/model/test_files.py": "test_an_index_names_files_in_its_folder_only",
+    },
+    "A chat template runs in a sandbox": {
+        SECURITY: "test_a_chat_template_cannot_leave_its_sandbox",
+        "tests/data/chat/test_sandbox.py": "test_nothing_large_is_made test_what_would_not_end_is_stopped "
+        "test_what_fills_the_memory_in_small_pieces_is_stopped",
+    },
+    "A config or an adapter": {
+        "tests/model/test_files.py": "test_numbers_that_build_without_end_are_refused "
+        "test_a_model_of_too_many_modules_is_not_built_to_its_end",
+        "tests/model/test_patterns.py": "test_an_endless_pattern_is_refused test_layers_are_not_copied_without_end "
+        "test_a_saved_adapter_is_checked_before_peft_opens_it",
+    },
+    "A pipe, a device or a file": {
+        "tests/model/test_files.py": "test_what_is_no_regular_file_is_refused test_a_pipe_in_an_adapter_is_refused "
+        "test_a_file_that_is_too_large_is_refused",
+        "tests/data/read/test_sources.py": "test_a_pipe_is_no_file",
+    },
+    "Archives are read": {
+        "tests/data/read/test_archives.py": "test_a_member_outside_its_folder_refuses_the_archive "
+        "test_a_link_refuses_a_tar test_a_link_refuses_a_zip test_members_may_be_compressed_or_tables",
+    },
+    "A checkpoint leads nowhere": {
+        "tests/checkpoint/test_manifest.py": "test_a_manifest_leads_nowhere_outside_of_its_folder "
+        "test_verify_names_every_file_that_is_cut_altered_or_missing",
+    },
+    "What a stranger wrote is shown": {
+        "tests/test_console.py": "test_nothing_that_is_printed_moves_the_cursor_and_no_name_begins_a_line "
+        "test_what_libraries_warn_of_and_log_is_shown_like_the_kits_own_lines test_no_other_module_prints",
+        "tests/test_visible.py": "test_what_a_terminal_would_act_on_is_shown_as_its_escape",
+        "tests/tools/report/test_page.py": "test_text_stays_text_and_cannot_drive_a_terminal",
+    },
+    "A report runs": {
+        "tests/tools/report/test_page.py": "test_a_page_runs_the_script_of_the_kit_and_no_other "
+        "test_a_page_is_whole_and_holds_no_credential",
+    },
+    "A command that a message proposes": {
+        "tests/config/test_hints.py": "test_a_name_in_a_command_is_one_word_of_the_shell",
+        "tests/data/chat/test_columns.py": "test_a_column_in_a_proposed_flag_is_one_word_of_the_shell",
+    },
+    "A run writes to": {"tests/promises/test_security_page.py": "test_a_run_writes_nowhere_else"},
+    "A folder that holds something else": {
+        "tests/run/test_folder.py": "test_a_folder_that_holds_no_run_is_never_deleted "
+        "test_overwriting_goes_through_a_link_but_not_out_of_the_folder "
+        "test_a_run_is_overwritten_only_if_asked_to",
+    },
+    "The cache of the kit": {
+        "tests/test_cache.py": "test_what_the_kit_makes_of_the_cache_is_closed_to_other_users "
+        "test_a_cache_that_anybody_may_write_to_is_warned_of "
+        "test_a_cache_of_another_user_is_warned_of_but_not_one_to_which_the_group_writes",
+    },
+    "Damage of a cache entry": {
+        "tests/test_cache.py": "test_no_byte_of_an_entry_can_be_damaged_unnoticed "
+        "test_what_leaves_no_trace_in_the_times_is_found_by_reading_every_byte",
+    },
+    "Tokens, passwords and keys": {
+        SECURITY: "test_nothing_that_a_run_leaves_or_says_holds_a_secret "
+        "test_no_setting_that_holds_a_credential_is_taken test_neither_errors_nor_tracebacks_show_a_secret",
+        "tests/test_secrets.py": "test_values_of_variables_with_secret_names_are_hidden "
+        "test_credentials_in_urls_are_hidden test_tokens_of_known_services_are_hidden_wherever_they_stand",
+        "tests/test_console.py": "test_no_line_holds_a_credential",
+    },
+    "On one machine": {MEETING: "test_one_machine_has_one_port_and_that_on_loopback"},
+    "On several machines": {
+        MEETING: "test_the_store_of_several_machines_listens_on_the_address_that_they_are_given",
+    },
+    "They execute nothing": {
+        MEETING: "test_what_someone_else_puts_into_the_store_is_not_executed",
+        "tests/strategy/test_launch.py": "test_a_public_address_is_a_warning",
+    },
+    "The hub is asked": {
+        "tests/model/test_locate.py": "test_offline_a_model_missing_from_the_cache_is_reported_once_with_those_in_it",
+        "tests/data/read/test_sources.py": "test_whether_a_name_means_the_hub_is_known_without_reading",
+        "tests/tools/doctor/test_inputs.py": "test_local_data_asks_no_hub",
+    },
+    "A revision that you name": {
+        "tests/data/read/test_hub.py": "test_the_revision_that_is_asked_for_is_read_and_its_commit_is_known "
+        "test_offline_a_revision_is_taken_only_from_a_copy_of_its_commit",
+        "tests/promises/test_hub_model.py": "test_a_run_is_known_by_the_commit_of_its_model",
+    },
+    "`requirements.lock`": {"tests/test_versions.py": "test_the_lock_has_the_pins_with_hashes_and_names_no_index"},
+}
+
+
+def sentences():
+    """The items of all sections but those without tests."""
+    sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    assert set(WITHOUT_TESTS) < {section.split("\n")[0] for section in sections}
+    bodies = [section.partition("\n")[2] for section in sections if not section.startswith(WITHOUT_TESTS)]
+    lines = [line for body in bodies for line in body.splitlines() if line]
+    assert all(line.startswith("- ") and line.endswith(".") for line in lines), "one item a line, one sentence an item"
+    return [line.removeprefix("- ") for line in lines]
+
+
+def test_each_sentence_of_the_page_has_tests_and_all_of_them_exist():
+    found = sentences()
+    for sentence in found:
+        assert len(re.findall(r"[.!?](?= [A-Z`]|$)", sentence)) == 1, f"more than one sentence: {sentence}"
+        assert sum(sentence.startswith(begin) for begin in TESTS) == 1, f"no test is named for: {sentence}"
+    for begin, files in TESTS.items():
+        assert any(sentence.startswith(begin) for sentence in found), f"the page no longer says: {begin}"
+        for file, names in files.items():
+            text = (ROOT / file).read_text()
+            for name in names.split():
+                assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{begin}: {file} has no {name}"
+
+
+def test_the_page_is_linked_where_a_reader_looks():
+    for page, link in (("README.md", "(SECURITY.md)"), ("docs/architecture.md", "(../SECURITY.md)")):
+        assert link in (ROOT / page).read_text()
+
+
+@pytest.mark.slow
+def test_a_run_writes_nowhere_else(tmp_path, model_folder, chat_file):
+    folders = {name: tmp_path / name for name in ("here", "home", "temporary")}
+    for folder in folders.values():
+        folder.mkdir()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_", "KIT_"))}
+    env = {**kept, "HOME": str(folders["home"]), "TMPDIR": str(folders["temporary"]), "HF_HUB_OFFLINE": "1"}
+    words = [f"--model_name_or_path={model_folder}", f"--dataset={chat_file}", "--max_length=256", "--max_steps=1"]
+    command = [sys.executable, str(ROOT / "recipes/finetune.py"), *words, "--global_batch_size=2", "--output_dir=run"]
+    done = subprocess.run(command, cwd=folders["here"], env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folders["here"].iterdir()] == ["run"]
+    written = {path.relative_to(folders["home"]).parts[:2] for path in folders["home"].rglob("*") if path.is_file()}
+    assert (".cache", "kit") in written and written <= {(".cache", "kit"), (".cache", "huggingface")}
+    assert not [path for path in folders["temporary"].rglob("*") if path.is_file()]
