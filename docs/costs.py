@@ -31,8 +31,8 @@ ROWS = [
     ),
     Row(
         "only answers are learned from",
-        "data/chat/turns data/chat/tokens data/chat/answers data/chat/stops data/chat/template data/chat/shipped "
-        "data/chat/sandbox",
+        "data/chat/turns data/chat/tokens data/chat/answers data/chat/beginnings data/chat/stops data/chat/template "
+        "data/chat/shipped data/chat/sandbox",
         "supervision by turn with any chat template; the check that the end of an answer is learned",
     ),
     Row(

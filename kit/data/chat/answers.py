@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kit.data.chat.beginnings import Conversation
 from kit.data.chat.shown import THINK, check_answer, check_shown
 from kit.data.chat.stops import Stops
-from kit.data.chat.template import Messages, Span, Template, Tools
+from kit.data.chat.template import Messages, Span, Template
 from kit.errors import UserError
 
 MOVED = "the chat template writes the text before an answer otherwise than the prompt at inference, which is taken"
@@ -58,32 +59,32 @@ class AnswerFinder:
         self._template = template
         self._stops = stops
 
-    def find(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
+    def find(self, conversation: Conversation, i: int) -> RenderedAnswer:
         """Find message number ``i``, an answer, in the rendering of the conversation up to it."""
-        text = whole = self._template.render(messages[: i + 1], tools)
-        prompt = self.prompt(messages, i, tools, text)
+        text = whole = conversation.render(i + 1)
+        prompt = self.prompt(conversation, i, text)
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
-            text, _ = self._put_after_prompt(prompt, text, messages, i, tools)
+            text, _ = self._put_after_prompt(prompt, text, conversation, i)
             remarks = (MOVED,)
-        end = self._end(text, prompt, whole, messages, i, tools)
+        end = self._end(text, prompt, whole, conversation, i)
         answer = text[len(prompt) : end]
-        check_answer(self._template, answer, messages[i], i)
-        self._check_one_turn(answer, messages[i], i)
+        check_answer(self._template, answer, conversation.messages[i], i)
+        self._check_one_turn(answer, conversation.messages[i], i)
         return RenderedAnswer(text, [(len(prompt), end)], remarks + _thought_remarks(prompt, answer))
 
-    def find_marked(self, messages: Messages, i: int, tools: Tools) -> RenderedAnswer | None:
+    def find_marked(self, conversation: Conversation, i: int) -> RenderedAnswer | None:
         """Find message number ``i``, an answer, by the ``{% generation %}`` blocks of the template.
 
         Returns None if the text after the prompt at inference cannot be found, and so not whose the blocks are.
         """
-        text, blocks = self._template.render_marked(messages[: i + 1], tools)
+        text, blocks = conversation.render_marked(i + 1)
         whole = text
-        prompt = self.prompt(messages, i, tools, text)
+        prompt = self.prompt(conversation, i, text)
         remarks: tuple[str, ...] = ()
         if not text.startswith(prompt):
             try:
-                text, answer_start = self._put_after_prompt(prompt, text, messages, i, tools)
+                text, answer_start = self._put_after_prompt(prompt, text, conversation, i)
             except UserError:
                 return None
             if answer_start is None:
@@ -100,35 +101,35 @@ class AnswerFinder:
         end = ends[0] if ends else self._stops.with_next(text, end)
         spans[-1] = (start, end)
         answer = text[len(prompt) : end]
-        check_answer(self._template, answer, messages[i], i)
+        check_answer(self._template, answer, conversation.messages[i], i)
         remarks += _thought_remarks(prompt, answer)
         if all(start != len(prompt) for start, _ in spans):
             remarks = (*remarks, OTHER_PROMPT)
         with suppress(UserError):  # nothing is known of where the answer ends
-            own_end = self._end(text, prompt, whole, messages, i, tools)
+            own_end = self._end(text, prompt, whole, conversation, i)
             remarks += _marks_remarks(text, spans, len(prompt), own_end)
         return RenderedAnswer(text, spans, remarks)
 
-    def prompt(self, messages: Messages, i: int, tools: Tools, text: str) -> str:
+    def prompt(self, conversation: Conversation, i: int, text: str) -> str:
         """Return the prompt at inference for message number ``i``, an answer. ``text`` is the rendering up to it."""
         if i:
-            return self._template.render(messages[:i], tools, add_generation_prompt=True)
+            return conversation.render(i, add_generation_prompt=True)
         # There is no prompt for an empty conversation: many templates fail, and `apply_chat_template` refuses it.
-        with_question = [messages[0], _QUESTION]
-        whole = self._template.render(with_question, tools, add_generation_prompt=True)
-        header = whole.removeprefix(self._template.render(with_question, tools))
+        with_question = [conversation.messages[0], _QUESTION]
+        whole = self._template.render(with_question, conversation.tools, add_generation_prompt=True)
+        header = whole.removeprefix(self._template.render(with_question, conversation.tools))
         if header.strip() and header != whole and text.count(header) == 1:
             return text[: text.index(header) + len(header)]
-        return self._template.render([], tools, add_generation_prompt=True)
+        return self._template.render([], conversation.tools, add_generation_prompt=True)
 
-    def closed(self, answer: RenderedAnswer, messages: Messages, i: int, tools: Tools) -> RenderedAnswer:
+    def closed(self, answer: RenderedAnswer, conversation: Conversation, i: int) -> RenderedAnswer:
         """Return ``answer``, number ``i``; if no end-of-turn token ends it, with the token that would come next."""
         text, start, end = answer.text, answer.spans[0][0], answer.end
         if self._stops.ends_turn(text, start, end):
             return answer
-        longer = self._followed(messages, i, tools)
+        longer = self._followed(conversation, i)
         # Its thought may be gone there, so what is looked for is the last that it says.
-        tail = text[_start_of_last_part(text, start, end, messages[i]) : end]
+        tail = text[_start_of_last_part(text, start, end, conversation.messages[i]) : end]
         at = longer.find(tail, max(0, _num_shared(longer, text[:end]) - len(tail)))
         while at >= 0:
             tail_end = at + len(tail)
@@ -140,38 +141,38 @@ class AnswerFinder:
             at = longer.find(tail, at + 1)
         return answer
 
-    def _followed(self, messages: Messages, i: int, tools: Tools) -> str:
+    def _followed(self, conversation: Conversation, i: int) -> str:
         """The rendering of the answer number ``i`` and a question, or result, after it; empty if it is refused."""
         following = _QUESTION
-        calls = messages[i].get("tool_calls")
+        calls = conversation.messages[i].get("tool_calls")
         if calls:
             following = {"role": "tool", "content": "?", "name": calls[0]["function"]["name"]}
             if "id" in calls[0]:
                 following["tool_call_id"] = calls[0]["id"]
         with suppress(UserError):
-            return self._template.render([*messages[: i + 1], following], tools)
+            return self._template.render([*conversation.messages[: i + 1], following], conversation.tools)
         return ""
 
-    def _end(self, text: str, prompt: str, whole: str, messages: Messages, i: int, tools: Tools) -> int:
+    def _end(self, text: str, prompt: str, whole: str, conversation: Conversation, i: int) -> int:
         """Where the answer after ``prompt`` in ``text`` ends. ``whole``, as it was rendered, has the same end."""
         ends = self._stops.at_end(text, len(prompt))
-        content_end = _end_of_parts(text, len(prompt), messages[i])
+        content_end = _end_of_parts(text, len(prompt), conversation.messages[i])
         if len(ends) == 1 and self._template.reads_prompt_flag:
             end = ends[0]
         else:
             longer = ""
             with suppress(UserError):  # some templates refuse two answers in a row
-                longer = self._template.render(messages[: i + 1], tools, add_generation_prompt=True)
+                longer = conversation.render(i + 1, add_generation_prompt=True)
             # The last may end the whole conversation, and disappear if another message follows (Phi-3's does).
             lasting = [end for end in ends if longer.startswith(whole.removesuffix(text[end:]))]
             end = next(iter(lasting or ends), len(text))
             if longer == whole:
                 end = self._before_header(text, prompt, content_end, i) or end
         if end - content_end > self._stops.longest and self._stops.within(text[content_end:end]) > 2:
-            num_differing = len(whole) - _num_shared(self._followed(messages, i, tools), whole)
+            num_differing = len(whole) - _num_shared(self._followed(conversation, i), whole)
             shared_end = len(text) - num_differing  # up to here the text stays if another message follows
             more = text[shared_end:end].strip()
-            if shared_end > content_end and more and self._template.render(messages[:i], tools).rstrip().endswith(more):
+            if shared_end > content_end and more and conversation.render(i).rstrip().endswith(more):
                 found = f"messages[{i}]: the template writes more behind the answer, without an end: {more[:30]!r}"
                 raise self._template.refusal(found)
         return end
@@ -195,9 +196,7 @@ class AnswerFinder:
         )
         raise self._template.refusal(found)
 
-    def _put_after_prompt(
-        self, prompt: str, text: str, messages: Messages, i: int, tools: Tools
-    ) -> tuple[str, int | None]:
+    def _put_after_prompt(self, prompt: str, text: str, conversation: Conversation, i: int) -> tuple[str, int | None]:
         """Put the answer after ``prompt``, if ``text`` does not begin with ``prompt``, but has its header.
 
         Returns this text, and where the answer begins in ``text``; None if it has only the end of the answer.
@@ -205,7 +204,7 @@ class AnswerFinder:
         The header is what the generation prompt adds. It may hold a part that the template does not write before an
         answer, such as an empty thought: then the answer follows what it writes of the header.
         """
-        without_header = self._template.render(messages[:i], tools)
+        without_header = conversation.render(i)
         header = prompt.removeprefix(without_header) if prompt.startswith(without_header) else ""
         answer_limit = len(text)
         opened = prompt.rpartition(self._stops.eos)[2] if self._stops.eos and prompt == without_header else ""
@@ -214,13 +213,13 @@ class AnswerFinder:
             answer_limit = len(text) - len(opened)
         cuts = [len(header), *sorted((tag.start() for tag in _TAG.finditer(header)), reverse=True)]
         for cut in cuts if header.strip() else []:
-            at = self._after_header(text, header[:cut], answer_limit, messages, i) if cut else None
+            at = self._after_header(text, header[:cut], answer_limit, conversation.messages, i) if cut else None
             if at is None:
                 continue
             answer = text[at:]
             missing = _TAG.findall(header[cut:])
             if len(missing) % 2:  # it opens a thought, and the answer is none
-                thought = _continued(header[cut:], messages[i], answer)
+                thought = _continued(header[cut:], conversation.messages[i], answer)
                 if thought is not None:
                     return prompt + thought, None
             elif not answer.lstrip().startswith(tuple(missing) or "\0"):
@@ -272,7 +271,9 @@ class AnswerFinder:
 
 def _thought_remarks(prompt: str, answer: str) -> tuple[str, ...]:
     """Remarks on an answer whose prompt opens a thought."""
-    if not _OPENED.search(prompt):
+    # Such a tag has no other bracket in it; a search from the start would try each of the prompt.
+    starts = (prompt.rfind("<"), prompt.rfind("["))
+    if not any(_OPENED.match(prompt, start) for start in starts if start >= 0):
         return ()
     closing = _CLOSED.search(answer)
     thought = answer[: closing.start()] if closing else answer

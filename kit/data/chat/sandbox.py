@@ -53,10 +53,14 @@ def compile_template(source: str, *extensions: Any) -> jinja2.Template:
         raise TooMuch(f"{len(source)} characters, expected at most {MAX_SOURCE}")
     environment = _environment().overlay(extensions=extensions)
     try:
-        tree = _Bounded(environment, _MAKES_MARKUP.search(source) is not None).visit(environment.parse(source))
-        return environment.from_string(tree)
+        return compile_tree(environment, environment.parse(source), source)
     except (RecursionError, MemoryError, SyntaxError):  # SyntaxError: Python's limits on nested blocks and brackets
         raise TooMuch("nested too deeply") from None
+
+
+def compile_tree(environment: jinja2.Environment, tree: nodes.Template, source: str) -> jinja2.Template:
+    """Compile ``tree``, parsed from ``source`` and maybe changed, in the environment of a compiled template."""
+    return environment.from_string(_Bounded(environment, _MAKES_MARKUP.search(source) is not None).visit(tree))
 
 
 @lru_cache(maxsize=1)
@@ -106,23 +110,35 @@ def watched() -> Iterator[None]:
         _Watch.is_on = False
 
 
-def render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
-    """Render a compiled template. Raises ``TooMuch`` if it takes too much, and whatever the template raises."""
+def _text(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    return template.render(values)
+
+
+def render(
+    template: jinja2.Template,
+    values: Mapping[str, Any],
+    write: Callable[[jinja2.Template, Mapping[str, Any]], str] = _text,
+) -> str:
+    """Render a compiled template. Raises ``TooMuch`` if it takes too much, and whatever the template raises.
+
+    Args:
+        write: renders the template; it may note what is written meanwhile.
+    """
     if threading.get_ident() != _MAIN_THREAD:
-        return template.render(values)
+        return write(template, values)
     if not _Watch.is_on:
         with watched():
-            return _render(template, values)
-    return _render(template, values)
+            return _render(template, values, write)
+    return _render(template, values, write)
 
 
-def _render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+def _render(template: jinja2.Template, values: Mapping[str, Any], write: Callable[..., str]) -> str:
     if _Watch.num_stopped and _Watch.num_stopped[template] >= MAX_STOPPED:
         raise TooMuch(f"it was stopped {MAX_STOPPED} times before")
     _Watch.began = None
     _Watch.is_rendering = True
     try:
-        return template.render(values)
+        return write(template, values)
     except TooMuch:
         _Watch.num_stopped[template] += 1
         raise

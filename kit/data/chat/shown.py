@@ -69,7 +69,7 @@ def check_shown(
         if missing_content is None or missing_content[0] > i:
             # The content is there. What is not is a call or reasoning of an earlier answer: one like it stands later.
             extras = ((k, _extra(messages[k], k in learned)) for k in range(i - 1, -1, -1))
-            i, found = next((k, extra) for k, extra in extras if extra)
+            i, found = next(((k, extra) for k, extra in extras if extra), missing)
     raise template.refusal(f"messages[{i}]: the template {found}")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import jinja2
 from jinja2 import ext, meta, nodes
 
+from kit.data.chat.beginnings import Beginnings
 from kit.data.chat.sandbox import TooMuch, compile_template, render
 from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
 from kit.durable import read_small
@@ -233,10 +234,14 @@ class Template:
 
         Raises ``UserError`` if the template fails, or if its blocks cannot be located.
         """
-        pieces = re.split(f"([{_OPEN}{_CLOSE}])", self._render(self._marking, messages, tools, False))
+        return self.located(self._render(self._marking, messages, tools, False), self.render(messages, tools))
+
+    def located(self, marked: str, rendered: str) -> tuple[str, list[Span]]:
+        """Return what ``render_marked`` does, given a rendering with marks and one without."""
+        pieces = re.split(f"([{_OPEN}{_CLOSE}])", marked)
         text = "".join(pieces[::2])
         marks = pieces[1::2]
-        if marks != [_OPEN, _CLOSE] * (len(marks) // 2) or text != self.render(messages, tools):
+        if marks != [_OPEN, _CLOSE] * (len(marks) // 2) or text != rendered:
             raise self.refusal("its {% generation %} blocks cannot be found in the rendered text")
         ends = [0]
         for piece in pieces[::2]:
@@ -247,13 +252,23 @@ class Template:
     def _marking(self) -> jinja2.Template:
         return compile_template(self.source, _Marks)
 
+    def beginnings(
+        self, messages: Messages, tools: Tools, add_generation_prompt: bool = False, marks: bool = False
+    ) -> Beginnings:
+        """Return what is known of the renderings of the first messages; ``marks``: as ``render_marked`` has them."""
+        compiled = self._marking if marks else self._compiled
+        return Beginnings(compiled, self.source, messages, self._given(tools, add_generation_prompt))
+
     def _render(self, compiled: jinja2.Template, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         try:
-            given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
-            given["add_generation_prompt"] = add_generation_prompt
-            return render(compiled, {**given, **self._values, "strftime_now": self._strftime_now})
+            return render(compiled, {"messages": messages, **self._given(tools, add_generation_prompt)})
         except Exception as error:  # a template is a program: it may fail in any way
             raise self.refusal(f"the template fails ({error})") from None
+
+    def _given(self, tools: Tools, add_generation_prompt: bool) -> dict[str, Any]:
+        """What the template is given besides the messages."""
+        given = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
+        return given | self._values | {"strftime_now": self._strftime_now}
 
     def _strftime_now(self, format: str) -> str:
         self.date_was_asked = True

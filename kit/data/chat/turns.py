@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
+from kit.data.chat.beginnings import Conversation
 from kit.data.chat.messages import REASONING
 from kit.data.chat.shown import (
     check_answer,
@@ -75,25 +76,34 @@ class Drafter:
         learned = [i for i in learned if weights[i]]
         messages = [self._prepared(message) for message in messages]
         check_extras(self._template, messages, tools, learned)
+        conversation = self._conversation(messages, learned, tools)
         for i in learned:
-            self._check_thought(messages, i, tools)
+            self._check_thought(conversation, i)
         try:
-            return self._drafts(messages, learned, tools, weights)
+            return self._drafts(messages, conversation, learned, weights)
         except UserError:
             if any(message.get("tool_calls") for message in messages):
                 messages = [_with_json_arguments(message) for message in messages]
                 with suppress(UserError):
-                    return self._drafts(messages, learned, tools, weights)
+                    conversation = self._conversation(messages, learned, tools)
+                    return self._drafts(messages, conversation, learned, weights)
             raise
 
-    def _drafts(self, messages: Messages, learned: list[int], tools: Tools, weights: dict[int, float]) -> list[Draft]:
+    def _conversation(self, messages: Messages, learned: list[int], tools: Tools) -> Conversation:
+        """The part of ``messages`` up to the last answer that is learned."""
+        return Conversation(self._template, messages[: learned[-1] + 1] if learned else messages, tools)
+
+    def _drafts(
+        self, messages: Messages, conversation: Conversation, learned: list[int], weights: dict[int, float]
+    ) -> list[Draft]:
         """The drafts of ``messages``, of which the answers with the numbers ``learned`` have a weight."""
+        tools = conversation.tools
         if self._train_on == "all":
             return [self._whole(messages, weights, tools)]
         find = self._finder.find_marked if self._template.marks_answers else self._finder.find
         answers: dict[int, RenderedAnswer] = {}
         for i in learned:
-            found = find(messages, i, tools)
+            found = find(conversation, i)
             if found is None:
                 return [self._marked(messages, weights, learned, tools)]
             answers[i] = found
@@ -103,7 +113,7 @@ class Drafter:
         drafts: list[Draft] = []
         while answers:
             last = next(reversed(answers))
-            last_answer = self._finder.closed(answers[last], messages, last, tools)
+            last_answer = self._finder.closed(answers[last], conversation, last)
             text = last_answer.text
             check_shown(self._template, text, messages[: last + 1], tools)
             covered = [i for i, answer in answers.items() if i == last or text.startswith(answer.text[: answer.end])]
@@ -121,42 +131,44 @@ class Drafter:
             drafts.append(Draft(text, spans, remarks=(*remarks, *_unended(have_ends), *_forgotten(text, read))))
         return drafts[::-1]
 
-    def _check_thought(self, messages: Messages, i: int, tools: Tools) -> None:
+    def _check_thought(self, conversation: Conversation, i: int) -> None:
         """Raise ``UserError`` if the content of answer ``i`` has a thought that the template writes otherwise."""
+        messages = conversation.messages
         parts = thought_of(messages[i])
         if parts:
             _, thought, rest = parts
             moved = self._prepared(messages[i] | {"reasoning_content": thought.strip(), "content": rest.strip()})
             text = moved_text = ""
             with suppress(UserError):
-                text = self._template.render(messages[: i + 1], tools)
+                text = conversation.render(i + 1)
                 if self._names:
-                    moved_text = self._template.render([*messages[:i], moved], tools)
+                    moved_text = self._template.render([*messages[:i], moved], conversation.tools)
             check_thought(self._template, text, moved_text, messages[i], i)
 
     def _whole(self, messages: Messages, weights: dict[int, float], tools: Tools) -> Draft:
         """The draft for ``train_on="all"``: weight 1 everywhere, except in answers with another weight."""
         text = self._template.render(messages, tools)
         check_shown(self._template, text, messages, tools, weights)
+        conversation = Conversation(self._template, messages, tools)
         if not self._template.reads_prompt_flag and weights and messages[-1]["role"] == "assistant":
-            answer = self._finder.find(messages, len(messages) - 1, tools)
+            answer = self._finder.find(conversation, len(messages) - 1)
             text = answer.text[: answer.end]  # without a header of the next turn, which nobody wrote
         remarks: tuple[str, ...] = ()
         if weights.get(len(messages) - 1):
             prompt = ""
             with suppress(UserError):
-                prompt = self._finder.prompt(messages, len(messages) - 1, tools, text)
+                prompt = self._finder.prompt(conversation, len(messages) - 1, text)
             start = len(prompt) if text.startswith(prompt) else 0
             end = next(iter(self._stops.at_end(text, start)), len(text))
             given = RenderedAnswer(text, [(start, end)])
-            last = self._finder.closed(given, messages, len(messages) - 1, tools)
+            last = self._finder.closed(given, conversation, len(messages) - 1)
             text = text if last is given else last.text
             remarks = (*last.remarks, *_unended(self._stops.ends_turn(text, start, last.end)))
         spans = []
         for i, weight in weights.items():
             if weight == 1:
                 continue
-            answer = self._finder.find(messages, i, tools)
+            answer = self._finder.find(conversation, i)
             if not text.startswith(answer.text[: answer.end]):
                 reason = f"messages[{i}]: it has a weight, but is rendered differently once more messages follow"
                 raise self._template.refusal(reason + first_difference(text, answer.text))

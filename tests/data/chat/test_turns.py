@@ -186,6 +186,12 @@ def test_with_train_on_all_each_answer_is_whole_or_the_row_is_refused(template, 
         encode(sample, tokenizer, template.replace("KEPT", kept), train_on="all")
 
 
+def test_with_train_on_all_the_search_for_a_fix_comes_to_an_end(tokenizer_with_bos):
+    sample = with_keys(chat("42", "-", "{}", "Hello there"), assistant_0={"reasoning_content": " Hello\n"})
+    with pytest.raises(UserError, match="knows no reasoning_content"):
+        encode(sample, tokenizer_with_bos, template_of("deepseek", tokenizer_with_bos), train_on="all")
+
+
 @pytest.mark.parametrize(
     ("template", "sample"), [(THINKING, REASONED), (CUTTING, THOUGHT), (HEADER + SIMPLE, REASONED)]
 )
