@@ -352,6 +352,33 @@ def remove_leftovers(samples: Path) -> int:
     return num
 
 
+def read_counts(path: Path) -> dict[int, int]:
+    """Return the counts that ``store_counts`` wrote; empty if there are none, or the file is damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        counts = {int(number): int(count) for number, count in stored["counts"].items()}
+        return counts if stored["digest"] == _digest_of_counts(path, counts) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def store_counts(path: Path, counts: Mapping[int, int]) -> None:
+    """Write counts that take long to compute, each under its number. ``path`` names all that they depend on."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # if the cache cannot be written, they are computed again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            stored = {"counts": counts, "digest": _digest_of_counts(path, counts)}
+            temporary.write_text(json.dumps(stored), encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _digest_of_counts(path: Path, counts: Mapping[int, int]) -> str:
+    return digest(path.name, sorted(counts.items()))
+
+
 def allow_open_files(num: int, where: str) -> None:
     """Let this process keep ``num`` more files open: raise its own limit by that, if the machine allows it.
 

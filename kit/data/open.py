@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.cache import allow_open_files, digest, exposure
+from kit.cache import allow_open_files, cache_folder, digest, exposure
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
@@ -26,7 +26,7 @@ from kit.data.chat.columns import NO_PAIRS, NUM_TRIED, PREFERENCES, choose_field
 from kit.data.chat.formats import IGNORE, format_of, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
-from kit.data.feed.order import Mixture, Order
+from kit.data.feed.order import PACKING_VERSION, Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.feed.subsets import hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
@@ -225,6 +225,7 @@ def open_data(
     evaluation = limited_evaluation(evaluation, max_eval_samples, notes)
     notes += leak_notes(train, evaluation)
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none
+    contents = (PACKING_VERSION, train.fingerprint, weights, settings.mixing, seed, settings.max_length)
     order = Order(
         train.lengths,
         train.dataset_ids,
@@ -233,6 +234,7 @@ def open_data(
         mixture=None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], settings.mixing),
         capacity=settings.max_length if settings.packing else None,
         shuffle=settings.shuffle,
+        counts_file=cache_folder() / "packs" / f"{digest(*contents)}.json",
     )
     num_items = order.num_items(0)
     if num_items < global_batch_size:

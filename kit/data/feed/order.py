@@ -15,12 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from kit.cache import read_counts, store_counts
 from kit.data.feed.packing import Packs, pack, pack_in_order
 
+# Part of the name of stored numbers of packs: raise it whenever the same samples would make other packs.
+PACKING_VERSION = 1
 # Purposes of random numbers. Each purpose has random streams of its own.
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS = range(7)
 
@@ -68,6 +72,8 @@ class Order:
         mixture: the share of each data set; None: an epoch has each sample once.
         capacity: tokens in a pack; None: no packing.
         shuffle: if not, each epoch has the samples in their own order, and a pack has samples that follow one another.
+        counts_file: in the cache, where the numbers of packs of the epochs are kept, if epochs differ in them; its name
+            says which order it is. Without it, every start packs all epochs before its first step again.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Order:
         mixture: Mixture | None = None,
         capacity: int | None = None,
         shuffle: bool = True,
+        counts_file: Path | None = None,
     ) -> None:
         assert shuffle or not mixture, "shares of data sets are drawn at random"
         self._lengths = lengths
@@ -104,6 +111,8 @@ class Order:
         self._varies = mixture is not None and capacity is not None
         self._num_packs = 0  # of every epoch, if epochs do not vary; 0: not known yet
         self._ends: list[int] = []  # number of items up to the end of each epoch, if epochs vary
+        self._counts_file = counts_file if self._varies else None
+        self._counts = read_counts(counts_file) if counts_file and self._varies else {}  # of packs, by epoch
         self._epochs: dict[int, Packs] = {}
 
     def _make_quotas(self, mixture: Mixture) -> list[int]:
@@ -143,7 +152,9 @@ class Order:
     def _make_epoch(self, number: int) -> Packs:
         samples = self._samples(number)
         if self._capacity is None:
-            return Packs(samples, range(len(samples) + 1))
+            # Half the bytes: of a hundred million samples, two epochs are kept.
+            small = samples.astype(np.int32) if len(self._lengths) < 2**31 else samples
+            return Packs(small, range(len(samples) + 1))
         if not self._shuffle:
             return pack_in_order(self._lengths, self._capacity)
         packs = pack(self._lengths[samples], self._capacity)
@@ -161,7 +172,11 @@ class Order:
         if self._capacity is None:
             return sum(self.quotas) or len(self._lengths)
         if self._varies:
-            return len(self.epoch(epoch))
+            if epoch not in self._counts:
+                self._counts[epoch] = len(self.epoch(epoch))
+                if self._counts_file:
+                    store_counts(self._counts_file, self._counts)
+            return self._counts[epoch]
         if not self._num_packs:
             self._num_packs = len(self.epoch(0))
         return self._num_packs
@@ -192,7 +207,8 @@ class Order:
             epoch, position = self._locate(slot)
             packs = self.epoch(epoch)
             starts = np.asarray(packs.starts[position : position + end - slot + 1]).tolist()
-            items += [packs.members[start:next_start] for start, next_start in pairwise(starts)]
+            members = packs.members[starts[0] : starts[-1]].astype(np.int64, copy=False)
+            items += [members[start - starts[0] : next_start - starts[0]] for start, next_start in pairwise(starts)]
             slot += len(starts) - 1
         return items
 

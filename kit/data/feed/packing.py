@@ -25,7 +25,7 @@ class Packs:
     ``pack`` puts the packs with the longest samples first: shuffle the packs before training on them.
     """
 
-    members: NDArray[np.int64]  # [N], indices of samples
+    members: NDArray[np.int64] | NDArray[np.int32]  # [N], indices of samples
     starts: NDArray[np.int64] | range  # [P + 1]; a range, which takes no memory, if each pack has one sample
 
     def __len__(self) -> int:

@@ -81,14 +81,14 @@ def test_weights_can_be_shares_of_the_tokens():
     assert lengths[epoch][epoch < 500].sum() == lengths[epoch][epoch >= 500].sum() == 5000
 
 
-def test_an_epoch_without_packing_keeps_one_number_a_sample():
+def test_an_epoch_without_packing_keeps_four_bytes_a_sample():
     num = 50_000
     made = Order(np.ones(num, np.int32), np.zeros(num, np.int16), 0, 8)
     tracemalloc.start()
     made.epoch(0)
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept < 9 * num
+    assert kept < 5 * num
 
 
 def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
@@ -104,6 +104,34 @@ def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
         expected += [tuple(epoch.members[a:b]) for a, b in zip(epoch.starts[:-1], epoch.starts[1:], strict=True)]
     assert items == expected
     assert made.epochs_after(0) == 0 and 1 <= made.epochs_after(-(-sizes[0] // 3)) < 1.2
+
+
+def test_a_late_epoch_is_found_again_without_packing_those_before_it(tmp_path, monkeypatch):
+    dataset_ids = (np.arange(100) >= 30).astype(np.int16)
+    changes = {"dataset_ids": dataset_ids, "capacity": 300, "weights": [5.0, 1.0], "batch": 3}
+    last = order(**changes)[0].total_steps(30)
+    expected = ids(order(**changes)[0], range(last, last + 3))
+    made, make = [], Order._make_epoch
+    monkeypatch.setattr(Order, "_make_epoch", lambda self, number: made.append(number) or make(self, number))
+    file = tmp_path / "packs" / "order.json"
+    assert ids(order(**changes, counts_file=file)[0], range(last, last + 3)) == expected
+    assert made[:30] == list(range(30))
+    made.clear()
+    again, _ = order(**changes, counts_file=file)
+    assert again.total_steps(30) == last and again.whole_epochs_after(last) == 30 and not made
+    assert ids(again, range(last, last + 3)) == expected
+    assert set(made) <= {29, 30, 31}
+    file.write_text(file.read_text().replace('"3": ', '"3": 1'))
+    damaged, _ = order(**changes, counts_file=file)
+    assert ids(damaged, range(last, last + 3)) == expected
+
+
+def test_an_order_without_packs_stores_nothing(tmp_path):
+    file = tmp_path / "packs" / "order.json"
+    for changes in ({"weights": [3.0, 1.0]}, {"capacity": 256}):
+        made, _ = order(dataset_ids=(np.arange(100) >= 30).astype(np.int16), **changes, counts_file=file)
+        made.batch(100)
+    assert not file.parent.exists()
 
 
 @pytest.mark.parametrize("packing", [False, True])
