@@ -263,6 +263,8 @@ def open_entry(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
             path = folder / f"{name}.bin"
             columns = [tuple(column) for column in array["dtype"]]  # (name, type); a plain array has one without a name
             dtype = np.dtype(columns if len(columns) > 1 else columns[0][1])
+            if dtype.hasobject:  # such an array holds addresses, which numpy would follow
+                return None
             with path.open("rb") as file:
                 lock_file(file, fcntl.LOCK_SH)
                 if path.stat().st_size != array["bytes"] or file_digest(path) != array["digest"]:

@@ -111,6 +111,16 @@ def test_no_byte_of_an_entry_can_be_damaged_unnoticed(folder):
     assert cache.open_entry(folder)
 
 
+def test_an_array_of_addresses_is_not_opened(folder):
+    """Not even if somebody computed the hashes again: numpy would follow the addresses."""
+    write_entry(folder).finish({})
+    entry = json.loads((folder / "entry.json").read_text())
+    entry["arrays"]["rows"]["dtype"] = [["start", "|O"], ["weight", "<f4"]]
+    del entry["digest"]
+    (folder / "entry.json").write_text(json.dumps(entry))
+    assert cache.open_entry(folder) is None
+
+
 def test_an_entry_of_an_earlier_version_is_opened(folder):
     write_entry(folder).finish({"max_id": 4})
     values = json.loads((folder / "entry.json").read_text())

@@ -32,7 +32,7 @@ from kit.data.read.parts import Block
 from kit.data.read.sources import FIX_ROWS, Source, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 from kit.data.samples.dataset import Dataset
-from kit.data.samples.rows import Encoder, Piece
+from kit.data.samples.rows import SAMPLE, Encoder, Piece
 from kit.data.samples.samples import Store
 from kit.errors import Problem, UserError, raise_if
 
@@ -56,19 +56,33 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     # Ignored columns change no sample, but which rows are refused: another cache entry, the same fingerprint.
     entry_key = digest(key, sorted(dataset.ignored)) if dataset.ignored else key
     folder = cache_folder() / "samples" / entry_key
-    cached = open_entry(folder)
+    cached = _open(folder)
     if cached is None:
         with locked(folder):
-            cached = open_entry(folder)  # another process may have made it meanwhile
+            cached = _open(folder)  # another process may have made it meanwhile
             if cached is None:
                 _make(folder, dataset, encoder, num_processes, skips)
-                cached = open_entry(folder)
+                cached = _open(folder)
     assert cached is not None
     arrays, info = cached
     if info["skipped"] and not skips:
         raise_if(shown(BadRows.from_record(info["skipped"]).problems(), dataset.source.name))
     fingerprint = digest(key, [row[:2] for row in info["skipped"]]) if info["skipped"] else key
     return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint, folder)
+
+
+def _open(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """Open a cache entry; None if it is absent or damaged, or if its arrays do not fit each other."""
+    cached = open_entry(folder)
+    if cached is None:
+        return None
+    found = [cached[0].get(name, np.empty(0)) for name in ("samples", "input_ids", "weight_codes")]
+    if [array.dtype for array in found] != [SAMPLE, np.int32, np.uint8]:
+        return None
+    samples, ids, codes = found
+    starts, lengths = samples["start"], samples["length"]
+    fits = len(samples) and starts.min() >= 0 and lengths.min() > 0 and (starts + lengths).max() <= len(ids)
+    return cached if fits and len(ids) == len(codes) else None
 
 
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:

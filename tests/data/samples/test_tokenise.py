@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data_helpers import (
     VOCAB_SIZE,
@@ -111,6 +112,37 @@ def test_whatever_changes_the_ids_changes_the_fingerprint(tmp_path, tokenizer, m
     write(tmp_path / "train.jsonl", *pairs(6))
     seen.append(fingerprint())
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("samples", lambda array: array[["start", "length"]]),
+        ("samples", lambda array: np.concatenate([array, shifted(array[-1:], 1)])),
+        ("samples", lambda array: shifted(array, -1)),
+        ("input_ids", lambda array: array.astype(np.int64)),
+        ("input_ids", lambda array: array[:-1]),
+        ("weight_codes", lambda array: array[:-1]),
+    ],
+)
+def test_an_entry_whose_arrays_do_not_fit_each_other_is_made_again(name, change, tmp_path, tokenizer, cache):
+    """Also one whose hashes are right."""
+    write(tmp_path / "train.jsonl", *pairs(5))
+    first = open_all(tokenizer)
+    (folder,) = [path for path in cache.iterdir() if path.is_dir()]
+    arrays, info = kit_cache.open_entry(folder)
+    arrays = {key: np.array(array) for key, array in arrays.items()}
+    writer = kit_cache.Writer(folder)
+    writer.append({**arrays, name: np.ascontiguousarray(change(arrays[name]))})
+    writer.finish(info)
+    again = open_all(tokenizer)
+    assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first.train, again.train, strict=True))
+
+
+def shifted(samples, by):
+    samples = samples.copy()
+    samples["start"] += by
+    return samples
 
 
 @pytest.mark.parametrize("name", ["samples.bin", "input_ids.bin", "weight_codes.bin", "entry.json"])
