@@ -39,7 +39,7 @@ mkdir -p "$(dirname "$output_dir")"
 cat "$config" - > "$output_dir.yaml" <<END
 num_machines: $SLURM_JOB_NUM_NODES
 main_process_ip: $head
-main_process_port: $((20000 + SLURM_JOB_ID % 20000))
+main_process_port: $((20000 + RANDOM % 10000))
 END
 
 record="$output_dir/run.json"

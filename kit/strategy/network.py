@@ -84,13 +84,9 @@ def own_interfaces() -> list[str]:
 
 
 def use_loopback() -> None:
-    """Let gloo and NCCL of this process listen on loopback only: for a run on one machine.
-
-    gloo takes any interface that is set, as for a run on several machines; for NCCL the user may have a reason.
-    """
+    """Let gloo in this process listen on loopback only: for a run on one machine, whatever interface is set."""
     if name := next((name for name, address in _own_addresses() if _is_loopback(address)), None):
         os.environ["GLOO_SOCKET_IFNAME"] = name
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without the sign: all whose names begin so
 
 
 def machine_id() -> str:

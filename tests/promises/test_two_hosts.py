@@ -302,3 +302,16 @@ def test_a_cut_link_or_a_dead_host_ends_every_process_of_each_host(hosts, start,
     for run, status, _ in ended:
         assert status != 0
         assert re.search(r"rank \d on \w+ .*last seen|did not arrive|does not answer|are gone|is gone", run.text)
+
+
+@pytest.mark.release
+def test_a_run_that_torchrun_starts_without_a_machine_is_refused(hosts, start, tmp_path, shifted_clock):
+    """torchrun itself takes beta, whose clock is behind, for dead."""
+    words = [LAUNCHERS["torchrun"](rank, None) for rank in (0, 1)]
+    runs = [
+        start(hosts.alpha, words[0], env=shifted_clock(20), config="ddp"),
+        start(hosts.beta, words[1], config="ddp"),
+    ]
+    assert runs[0].wait(START)[0] != 0
+    assert "num_machines: 2 asked of the launcher, which started 1" in runs[0].text, runs[0].text
+    assert not (tmp_path / "run/final").exists()
