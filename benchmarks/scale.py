@@ -44,7 +44,9 @@ from kit.data.feed.ranks import Ranks  # noqa: E402
 from kit.failures import survey as surveys  # noqa: E402
 from kit.failures.survey import RankStatus, Surveys  # noqa: E402
 from kit.strategy import rendezvous  # noqa: E402
+from kit.strategy import store as stores  # noqa: E402
 from kit.strategy.agreement import Fact, exchange  # noqa: E402
+from kit.strategy.store import BoundedStore  # noqa: E402
 from kit.train import replicas  # noqa: E402
 
 NUM_TENSORS = 723  # of Llama 70B
@@ -100,14 +102,14 @@ def survey(world: int) -> Figures:
 
     def write(number: int, store: Any) -> None:
         status = RankStatus(number, 1, 7, "training", host="machine-17", pid=4711)
-        Surveys(rendezvous.BoundedStore(store), world, 60.0).write(status)
+        Surveys(BoundedStore(store, ""), world, 60.0).write(status)
 
     def ask(number: int, store: Any) -> None:
-        Surveys(rendezvous.BoundedStore(store), world, 60.0).ask()
+        Surveys(BoundedStore(store, ""), world, 60.0).ask()
 
     patched = mock.patch.object
     silent_seconds = 1.0  # all ask within it, as in the 4 s of a run
-    with patched(surveys, "SILENT_SECONDS", silent_seconds), patched(rendezvous, "STORE_SECONDS", 600.0):
+    with patched(surveys, "SILENT_SECONDS", silent_seconds), patched(stores, "STORE_SECONDS", 600.0):
         figures = on_threads(world, ask, write)
     return figures | {"seconds": figures["seconds"] - silent_seconds}
 

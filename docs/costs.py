@@ -106,7 +106,7 @@ ROWS = [
     ),
     Row(
         "several machines",
-        "strategy/rendezvous strategy/machines strategy/meeting strategy/network strategy/agreement "
+        "strategy/rendezvous strategy/store strategy/machines strategy/meeting strategy/network strategy/agreement "
         "run/facts run/shared",
         "the same command on each machine; a refusal, not a hang, if they differ in data, code or settings",
     ),
@@ -121,7 +121,11 @@ ROWS = [
         "failures/exits failures/signals failures/guard phases",
         "exit statuses, and the checkpoint after a signal",
     ),
-    Row("dead and hung ranks are named", "failures/ranks failures/survey", "which rank failed or hangs, and where"),
+    Row(
+        "dead and hung ranks are named",
+        "failures/ranks failures/survey strategy/failure_note",
+        "which rank failed or hangs, where and why, on each machine and within seconds",
+    ),
     Row(
         "a run that cannot fit is refused",
         "memory/fit memory/formulas memory/host memory/needs memory/operations memory/shape memory/sizes "

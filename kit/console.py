@@ -28,7 +28,12 @@ _SILENCED_MESSAGES = (
     ".*FSDP.state_dict_type.*",
     ".*TypedStorage is deprecated.*",
 )
-_SILENCED_LOGGERS = ("bitsandbytes", "torch.distributed.fsdp._state_dict_utils", "torch.distributed.elastic")
+_SILENCED_LOGGERS = (
+    "bitsandbytes",
+    "torch.distributed.device_mesh",  # that a mesh which another rank sent has no process groups here
+    "torch.distributed.elastic",
+    "torch.distributed.fsdp._state_dict_utils",
+)
 
 
 def rank() -> int:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,20 +56,21 @@ def acquire(folder: Path) -> list[str]:
     return notes
 
 
-def sign(folder: Path, emptied: bool) -> None:
+def sign(folder: Path, emptied: bool, launchers: Sequence[str] = ()) -> None:
     """Write the signature of this process into the lock file.
 
     Args:
         folder: a folder that this process has locked.
         emptied: whether this process deleted what was in the folder.
+        launchers: identify the launchers of this start, by which ranks that one of them restarts recognise it.
     """
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     signature = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": since,
-        "at": time.time(),
         "emptied": emptied,
+        "launchers": list(launchers),
     }
     _write(folder.resolve(), signature)
 
@@ -99,13 +101,13 @@ def check_free(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the last signature, with ``at`` in seconds since the epoch; empty if there is none or it is damaged."""
+    """Return the last signature; empty if there is none or it is damaged."""
     if not (folder / NAME).is_file():
         return {}
     try:
         signature = json.loads(read_small(folder / NAME))
-        return {**signature, "at": float(signature["at"])}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return signature if isinstance(signature.get("launchers", []), list) else {}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return {}
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
     from kit.run.log import Log
-    from kit.run.shared import check_shared
+    from kit.run.shared import check_shared, launchers
     from kit.strategy.accelerator import prepare, start
     from kit.strategy.rendezvous import together
     from kit.train.head_proof import prove_head
@@ -76,8 +76,9 @@ def main() -> None:
     # --- build: process group, model and optimiser, sharded, with the state of the last checkpoint
     accelerator, load_plan = start(recipe, topology, checked.facts(topology))  # which all machines must share
     guard = Guard(accelerator, recipe, topology)
+    started_by = launchers(accelerator)
     with together(accelerator):  # an error on one rank stops all ranks
-        folder.open()
+        folder.open(started_by)
     check_shared(accelerator, folder.path)
     state = folder.resume(accelerator, total_steps)  # of an earlier checkpoint, if the newest is damaged
     guard.enter(phases.LOADING)

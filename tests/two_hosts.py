@@ -1,42 +1,49 @@
-"""Two hosts on one machine: network namespaces with a cable between them, host names, and disks of their own.
+"""Hosts on one machine: network namespaces with cables to a switch, host names, and disks of their own.
 
-Needs root, `ip` and `unshare`. All processes that a host starts carry its name in their environment, so that they can
-be found, and killed, whoever their parent is.
+Needs root, `ip` and `unshare`. The processes of a host are those in its network namespace, whoever their parent is, so
+all of them can be found, and killed. `warm` hosts keep a Python that has done the slow imports (tests/warm_python.py).
 """
 
+import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-_MARK = "KIT_TEST_HOST"
+NAMES = ("alpha", "beta", "gamma", "delta")
 
 
 def why_not() -> str:
-    """Why this machine cannot have two hosts; empty if it can."""
+    """Why this machine cannot have several hosts; empty if it can."""
     if os.geteuid():
         return "two hosts need root, for network namespaces"
     for tool in ("ip", "unshare", "mount", "hostname"):
         if not shutil.which(tool):
             return f"two hosts need `{tool}`"
     name = f"kit-{os.getpid()}"
+    words = ["ip", "-n", name, "link", "add", "switch", "type", "bridge"]
     done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    bridge = subprocess.run(words, capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
     tried = subprocess.run(["unshare", "-m", "-u", "true"], capture_output=True, text=True)
-    return (
-        f"two hosts need network namespaces: {done.stderr}{tried.stderr}" if done.returncode + tried.returncode else ""
-    )
+    if not any(each.returncode for each in (done, bridge, tried)):
+        return ""
+    return f"two hosts need network namespaces: {done.stderr}{bridge.stderr}{tried.stderr}"
 
 
 class Started:
     """A command on a host."""
 
-    def __init__(self, host: "Host", process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, host: "Host", process: Any, log: Path) -> None:
         self.host, self.process, self.log, self.began = host, process, log, time.monotonic()
 
     @property
@@ -61,48 +68,134 @@ class Started:
         return time.monotonic() - self.began
 
 
+class _Warm:
+    """A Python of a host that has done the slow imports, and what it says of the commands that it forked."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.pid = 0  # until it is ready
+        self.told: dict[int, dict[str, int]] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            told = json.loads(line)
+            self.pid = self.pid or told["ready"]
+            self.told.setdefault(told.get("number", -1), {}).update(told)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def wait_until_ready(self) -> None:
+        while not self.pid:
+            assert self.process.poll() is None
+            time.sleep(0.05)
+
+    def start(self, words: list[str], log: Path, env: dict[str, str], cwd: Path) -> "_Forked":
+        self.wait_until_ready()
+        number = len(self.told)
+        self.told[number] = {}
+        command = {"number": number, "words": words, "log": str(log), "env": env, "cwd": str(cwd)}
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        while "pid" not in self.told[number]:
+            time.sleep(0.01)
+        return _Forked(self.told[number])
+
+
+class _Forked:
+    """What is used of `subprocess.Popen`, for a process that a warm Python forked."""
+
+    def __init__(self, told: dict[str, int]) -> None:
+        self._told = told
+        self.pid = told["pid"]
+
+    def poll(self) -> int | None:
+        return self._told.get("status")
+
+    def wait(self, seconds: float = 60) -> int:
+        end = time.monotonic() + seconds
+        while (status := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("command", seconds)
+            time.sleep(0.05)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
 class Host:
     """A host with an address, a name, an ``/etc/hosts`` and a disk of its own."""
 
     def __init__(self, name: str, address: str, namespace: str, folder: Path) -> None:
         self.name, self.address, self.namespace, self.folder = name, address, namespace, folder
-        self.mark = f"{name}-{uuid.uuid4().hex}"
+        self.port = name  # of the switch
         self.started: list[Started] = []
         self.names = folder / f"{name}-etc-hosts"
         self.disk = folder / f"disk-of-{name}"
-        self.disk.mkdir()
+        self.disk.mkdir(exist_ok=True)
+        self._warm: _Warm | None = None
 
     def start(self, command: list[str], own_disk_at: Path | None = None, **env: str) -> Started:
         """Start ``command``; ``own_disk_at`` is a folder that the hosts do not share."""
-        script = (
-            'hostname "$1"; mount --bind "$2" /etc/hosts; [ -z "$3" ] || mount --bind "$4" "$3"; shift 4; exec "$@"'
-        )
-        inner = [
-            "sh",
-            "-ec",
-            script,
-            "sh",
-            self.name,
-            str(self.names),
-            str(own_disk_at or ""),
-            str(self.disk),
-            *command,
-        ]
-        outer = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "--propagation", "private"]
         log = self.folder / f"{self.name}-{len(self.started)}.log"
-        environment = {key: value for key, value in os.environ.items() if "PROXY" not in key.upper()}
-        environment |= {_MARK: self.mark, "TMPDIR": "/tmp", **env}
-        with log.open("w") as out:
-            process = subprocess.Popen([*outer, *inner], stdout=out, stderr=out, env=environment, text=True)
+        log.write_text("")
+        environment = self._environment(env)
+        process: Any
+        if self._warm and command[0] == sys.executable and not own_disk_at:
+            process = self._warm.start(command, log, environment, Path.cwd())
+        else:
+            with log.open("w") as out:
+                words = self._inside(command, own_disk_at)
+                process = subprocess.Popen(words, stdout=out, stderr=out, env=environment, text=True)
         self.started.append(Started(self, process, log))
         return self.started[-1]
 
+    def warm(self, own_disk_at: Path | None = None, **env: str) -> None:
+        """Have commands of Python start in a second from now on; ``own_disk_at`` as for ``start``."""
+        words = [sys.executable, str(Path(__file__).with_name("warm_python.py")), "torchrun"]
+        self._warm = _Warm(self._inside(words, own_disk_at), self._environment(env))
+        self._warmed_with = (own_disk_at, env)
+
+    def wait_until_warm(self) -> None:
+        """Wait until commands start in a second."""
+        if self._warm:
+            self._warm.wait_until_ready()
+
+    def warm_again(self) -> None:
+        """Start the warm Python again, with the name that the host has now."""
+        if self._warm:
+            self._warm.close()
+            self.warm(self._warmed_with[0], **self._warmed_with[1])
+            self.wait_until_warm()
+
+    def _inside(self, command: list[str], own_disk_at: Path | None) -> list[str]:
+        script = (
+            'hostname "$1"; mount --bind "$2" /etc/hosts; [ -z "$3" ] || mount --bind "$4" "$3"; shift 4; exec "$@"'
+        )
+        values = [self.name, str(self.names), str(own_disk_at or ""), str(self.disk)]
+        outer = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "--propagation", "private"]
+        return [*outer, "sh", "-ec", script, "sh", *values, *command]
+
+    def _environment(self, env: dict[str, str]) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if "PROXY" not in key.upper()}
+        return kept | {"TMPDIR": "/tmp"} | env
+
     def processes(self) -> list[psutil.Process]:
         """All processes of this host, without those that are dead and not yet waited for."""
+        own = os.stat(f"/run/netns/{self.namespace}").st_ino
+        warm = self._warm.process.pid if self._warm else 0
         found = []
         for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+            with suppress(psutil.Error, OSError):
+                is_here = os.stat(f"/proc/{process.pid}/ns/net").st_ino == own
+                if is_here and process.status() != psutil.STATUS_ZOMBIE and process.pid != warm:
                     found.append(process)
         return found
 
@@ -114,37 +207,79 @@ class Host:
             one.process.kill()
             one.process.wait()
 
+    def close(self) -> None:
+        self.kill()
+        if self._warm:
+            self._warm.close()
 
-class TwoHosts:
-    """Hosts ``alpha`` (10.77.0.1) and ``beta`` (10.77.0.2)."""
 
-    def __init__(self, folder: Path) -> None:
+class Hosts:
+    """Hosts ``alpha`` (10.77.0.1), ``beta`` (10.77.0.2) and so on, each with a cable to one switch."""
+
+    def __init__(self, folder: Path, count: int = 2) -> None:
         mark = uuid.uuid4().hex[:6]
-        self._links = [f"kit{mark}a", f"kit{mark}b"]
-        self.alpha = Host("alpha", "10.77.0.1", f"kit-{mark}-a", folder)
-        self.beta = Host("beta", "10.77.0.2", f"kit-{mark}-b", folder)
-        self.both = (self.alpha, self.beta)
-        _run("link", "add", self._links[0], "type", "veth", "peer", "name", self._links[1])
-        for host, link in zip(self.both, self._links, strict=True):
+        self._switch = f"kit-{mark}-switch"
+        _run("netns", "add", self._switch)
+        _run("-n", self._switch, "link", "add", "switch", "type", "bridge")
+        _run("-n", self._switch, "link", "set", "switch", "up")
+        self.all: list[Host] = []
+        for number, name in enumerate(NAMES[:count], start=1):
+            host = Host(name, f"10.77.0.{number}", f"kit-{mark}-{name}", folder)
+            link, inside = f"kit{mark}{number}", ("-n", host.namespace)
             _run("netns", "add", host.namespace)
-            _run("link", "set", link, "netns", host.namespace)
-            inside = ("-n", host.namespace)
+            _run("-n", self._switch, "link", "add", name, "type", "veth", "peer", "name", link)
+            _run("-n", self._switch, "link", "set", link, "netns", host.namespace)
+            _run("-n", self._switch, "link", "set", name, "master", "switch", "up")
             _run(*inside, "link", "set", link, "name", "eth7")
             _run(*inside, "addr", "add", f"{host.address}/24", "dev", "eth7")
             _run(*inside, "link", "set", "eth7", "up")
             _run(*inside, "link", "set", "lo", "up")
-        known = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.both)
-        for host in self.both:
+            self.all.append(host)
+        self.write_names()
+
+    @property
+    def alpha(self) -> Host:
+        return self.all[0]
+
+    @property
+    def beta(self) -> Host:
+        return self.all[1]
+
+    @property
+    def both(self) -> list[Host]:
+        return self.all
+
+    def write_names(self) -> None:
+        """Write the ``/etc/hosts`` of each host."""
+        known = "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.all)
+        for host in self.all:
             host.names.write_text(known)
 
-    def cut(self) -> None:
-        """Pull the cable."""
-        _run("-n", self.alpha.namespace, "link", "set", "eth7", "down")
+    def rename(self, host: Host, name: str, address: str) -> None:
+        """Give a host another name and address, as of a machine that replaces it. Its warm Python is started again."""
+        inside = ("-n", host.namespace)
+        _run(*inside, "addr", "flush", "dev", "eth7")
+        _run(*inside, "addr", "add", f"{address}/24", "dev", "eth7")
+        host.name, host.address = name, address
+        self.write_names()
+        host.warm_again()
+
+    def cut(self, host: Host | None = None) -> None:
+        """Pull the cable of a host; None: of alpha."""
+        _run("-n", self._switch, "link", "set", (host or self.alpha).port, "down")
+
+    def restore(self, host: Host | None = None) -> None:
+        """Put the cable back."""
+        _run("-n", self._switch, "link", "set", (host or self.alpha).port, "up")
 
     def close(self) -> None:
-        for host in self.both:
-            host.kill()
+        for host in self.all:
+            host.close()
             subprocess.run(["ip", "netns", "del", host.namespace], check=False)  # and the cable with it
+        subprocess.run(["ip", "netns", "del", self._switch], check=False)
+
+
+TwoHosts = Hosts
 
 
 def _run(*words: str) -> None:

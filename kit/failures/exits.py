@@ -6,9 +6,11 @@ script ends, unless it is killed. An error is repeated in the folder of the run.
 """
 
 import errno
+import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,15 +19,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from kit.console import guard_libraries, is_main, rank, show_error
-from kit.errors import Problem, TrainingError, UserError
+from kit.errors import Problem, TrainingError, UserError, first_line
 from kit.secrets import redacted
+from kit.strategy.failure_note import forget_machines, tell_others
 from kit.strategy.launcher import end_launcher_later, leads_other_machine, record_exit
 from kit.visible import one_line, visible
 
 ERROR_FILE = "error.txt"  # in an output_dir, until the run continues
 STOPPED = 75  # stopped by a signal after saving; EX_TEMPFAIL of sysexits.h: run the same command again
 _FINAL = (UserError.exit_status, STOPPED)  # restarted ranks would end with the same status
-_BEGAN = time.time()
+_BEGAN = time.monotonic()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -36,7 +39,10 @@ def reporting_errors() -> Iterator[None]:
     If the block raises, print one error message to standard error, without credentials.
     """
     _run_folders.clear()
+    _reason.clear()
+    forget_machines()
     guard_libraries()
+    _is_ending.clear()
     try:
         yield
         if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
@@ -48,6 +54,7 @@ def reporting_errors() -> Iterator[None]:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as caught:  # libraries in Rust raise one that is no Exception
+        _is_ending.set()
         error: BaseException = caught
         for explain in _explainers:
             if not isinstance(error, UserError | TrainingError):
@@ -55,8 +62,9 @@ def reporting_errors() -> Iterator[None]:
                     error = explain(error) or error
         if isinstance(error, UserError | TrainingError):
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank()}: {error}"
-            status = error.exit_status
+            status, reason = error.exit_status, text
             if not is_main() and not leads_other_machine():
+                tell_others(status, visible(redacted(text)))
                 # A launcher ends all ranks when one exits. So wait for rank 0, which usually has the same error, and
                 # print it here only if rank 0 did not. On other machines, their first rank prints too.
                 _finish()
@@ -64,22 +72,30 @@ def reporting_errors() -> Iterator[None]:
                 time.sleep(10)
         else:
             text = f"rank {rank()} failed:\n{''.join(traceback.format_exception(caught))}"
+            reason = f"{type(caught).__name__}: {first_line(caught)}\n    -> the traceback is in its own output"
             status = 1
         text = visible(redacted(text))
         show_error(f"\n{text}{_written_to_run_folder(text)}")
+        _reason[:] = [visible(redacted(reason))]
+        tell_others(status, _reason[0])
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 
 
 def leave(status: int) -> NoReturn:
     """End the process with exit status ``status``, without waiting for other ranks."""
     _finish()
-    record_exit(status, is_final=status in _FINAL)
+    record_exit(status, is_final=status in _FINAL, text="".join(_reason))
     if status not in (0, STOPPED):
         end_launcher_later()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
     os._exit(status)  # interpreter shutdown would wait for threads in a collective
+
+
+def is_ending() -> bool:
+    """Return whether the script has failed, and is about to report it and to end."""
+    return _is_ending.is_set()
 
 
 def finish_first(finish: Callable[[], None]) -> None:
@@ -100,11 +116,17 @@ def _written_to_run_folder(text: str) -> str:
     for folder in _run_folders:
         with suppress(OSError):
             if folder.is_dir():
-                path = folder / ERROR_FILE
-                # What another rank of this start wrote stays; what an earlier start wrote does not.
-                mode = "a" if path.exists() and path.stat().st_mtime > _BEGAN else "w"
-                with path.open(mode, encoding="utf-8") as file:
-                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n")
+                path, new = folder / ERROR_FILE, folder / f".{ERROR_FILE}.{rank()}.partial"
+                new.write_text(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n", encoding="utf-8")
+                # What another rank of this start wrote stays; what an earlier start wrote does not. Both times are of
+                # the disk's clock, which may differ from that of this machine.
+                age = new.stat().st_mtime - path.stat().st_mtime if path.exists() else math.inf
+                if age < time.monotonic() - _BEGAN:
+                    with path.open("a", encoding="utf-8") as file:
+                        file.write(new.read_text(encoding="utf-8"))
+                    new.unlink()
+                else:
+                    new.replace(path)
                 return f"\n(this message is also in {one_line(str(path))})"
     return ""
 
@@ -127,6 +149,8 @@ def _explain_disk(error: BaseException) -> UserError | None:
 _explainers: list[Callable[[BaseException], Exception | None]] = [_explain_disk]
 _unfinished: list[Callable[[], None]] = []
 _run_folders: list[Path] = []  # none or one
+_reason: list[str] = []  # the error with which the script ends: none or one
+_is_ending = threading.Event()
 
 
 def _finish() -> None:

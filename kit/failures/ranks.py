@@ -5,6 +5,9 @@ for the time-out, or if a collective fails, each rank asks which ranks are missi
 reports in which phase and step they were last seen. Progress means: a phase or a collective begins, an evaluation takes
 an item, or the process reads or writes files; so a slow disk does not count as a hang.
 
+A rank that fails for a reason of its own leaves a note (``kit.strategy.failure_note``). The thread looks for it with
+every beat, and ends its rank with that reason, whatever the rank waits for.
+
 If the store does not answer either, as when a machine or the network went down, the rank says that, and ends.
 """
 
@@ -21,15 +24,19 @@ import psutil
 
 from kit.console import show_error
 from kit.errors import TrainingError
+from kit.failures import exits
 from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
 from kit.phases import STARTING, Phase
-from kit.strategy.launcher import end_launcher_later, record_exit
-from kit.strategy.rendezvous import BoundedStore, collectives_begun
+from kit.strategy.failure_note import FailureNote, find_note, rank_notes_are_used, tell_others
+from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
+from kit.strategy.rendezvous import collectives_begun
+from kit.strategy.store import BoundedStore
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BEAT_SECONDS = 1.0
+_OWN_SECONDS = 3.0  # in which a rank that was about to fail too reports its own error
 PROGRESS_BYTES = 1 << 16  # reading or writing more than this within a beat counts as progress
 
 
@@ -64,6 +71,7 @@ class Watch:
         self._save = ""
         self._last_progress = time.monotonic()
         self._is_surveying = False
+        self._note: FailureNote | None = None
         if store is not None:
             threading.Thread(target=self._beat, daemon=True).start()
 
@@ -99,6 +107,8 @@ class Watch:
         """
         if self._surveys is None or not isinstance(error, RuntimeError):
             return None
+        if note := self._note or self._find_note():
+            return note.error()
         then = "the same command continues from the last checkpoint" if self._trains else ""
         try:
             gone = self._surveys.ask().gone
@@ -143,6 +153,9 @@ class Watch:
             )
             self._write(status)
             before = time.monotonic()
+            if self._note is None and (note := self._find_note()):
+                self._note = note
+                threading.Thread(target=self._end_as, args=(note,), daemon=True).start()
             if now - self._last_progress > self._timeout and not self._is_surveying:
                 self._is_surveying = True
                 # In another thread, because this one must continue to write the status.
@@ -155,6 +168,21 @@ class Watch:
         with suppress(RuntimeError, TimeoutError):
             self._surveys.write(status)
 
+    def _find_note(self) -> FailureNote | None:
+        assert self._store is not None
+        if rank_notes_are_used():
+            with suppress(RuntimeError, TimeoutError):
+                return self._store.call(lambda store: find_note(store.underlying_store))
+        return None
+
+    def _end_as(self, note: FailureNote) -> None:
+        """End this rank as the one that left the note, unless it ends by itself."""
+        rank = launched_rank()
+        leads = rank is None or rank.local_rank == 0  # it prints, and a launcher ends the others then
+        time.sleep(_OWN_SECONDS if leads else 2 * _OWN_SECONDS)
+        if not exits.is_ending():
+            self._leave(str(note.error()), status=note.status)
+
     def _ask_others(self, last_progress: float) -> None:
         """End the process if no other rank makes progress either.
 
@@ -166,7 +194,7 @@ class Watch:
         try:
             found = self._surveys.ask()
         except TimeoutError:
-            self._leave(f"{waited}; {self._unreachable()}")
+            self._leave(f"{waited}; {self._unreachable()}", tells=False)
             return
         if self._last_progress != last_progress or found.is_progressing:
             self._is_surveying = False
@@ -177,10 +205,12 @@ class Watch:
             reason = f"every rank waits: a GPU, the network or a disk hangs ({_listed(found.absent)})"
         self._leave(f"{waited}; {reason}", found.gone.first)
 
-    def _leave(self, message: str, gone: Iterable[RankStatus] = ()) -> None:
-        exit_status = self._report(message)
+    def _leave(self, message: str, gone: Iterable[RankStatus] = (), status: int = 1, tells: bool = True) -> None:
+        exit_status = max(status, self._report(message))
+        if tells:
+            tell_others(exit_status, message)
         here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
-        record_exit(exit_status, is_final=False, killed=here)
+        record_exit(exit_status, is_final=False, killed=here, text=message)
         for pid in here:  # a stopped process does not react to the launcher's SIGTERM
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kit.phases import STARTING
-from kit.strategy.rendezvous import STORE_SECONDS, BoundedStore
+from kit.strategy.store import STORE_SECONDS, BoundedStore
 
 SILENT_SECONDS = 4.0  # a rank without a beat for this time is dead, stopped, or has lost its network
 _WAIT_SECONDS = SILENT_SECONDS + STORE_SECONDS  # for a verdict; a leader that takes longer has died too
@@ -111,11 +111,19 @@ class Surveys:
         self._world = world
         self._timeout = timeout_seconds
         self._keeps_store = keeps_store
+        self._rank_0 = RankStatus(0)  # its last status: who asks after the store is gone cannot read it any more
 
     def write(self, status: RankStatus) -> None:
-        """Write the status of this rank. Raises like ``BoundedStore.call``."""
+        """Write the status of this rank, and read that of rank 0. Raises like ``BoundedStore.call``."""
         text = json.dumps(asdict(status))
-        self._store.call(lambda store: store.set(str(status.rank), text))
+
+        def exchange(store: Any) -> bytes | None:
+            store.set(str(status.rank), text)
+            is_there = status.rank and (self._rank_0.beats or store.check(["0"]))
+            return store.get("0") if is_there else None
+
+        if rank_0 := self._store.call(exchange):
+            self._rank_0 = RankStatus(**json.loads(rank_0))
 
     def ask(self) -> Survey:
         """Return who is gone and who is absent: of a survey that another rank leads, or of an own one.
@@ -146,7 +154,7 @@ class Surveys:
                     return verdict
             return self._survey()
         except RuntimeError:
-            rank_0 = RankList(1, [RankStatus(0)])
+            rank_0 = RankList(1, [self._rank_0])
             return Survey(rank_0, rank_0, is_progressing=False)
 
     def _is_leader_of(self, number: int) -> bool:

@@ -62,6 +62,7 @@ class RunFolder:
         # To continue from, with its manifest; None and {}: from step 0.
         self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, identity)
         self._record: dict[str, Any] = {}
+        self._launchers: Sequence[str] = ()
         exits.repeat_errors_in(self.path)
 
     def loop_state(self) -> LoopState:
@@ -139,8 +140,11 @@ class RunFolder:
         is_new = self._wanted == "auto" and not self._seen[0]
         return unfinished_elsewhere(self.path, self._recipe_name, self._identity) if is_new else []
 
-    def open(self) -> None:
+    def open(self, launchers: Sequence[str] = ()) -> None:
         """Create the folder and lock it until this process ends.
+
+        Args:
+            launchers: identify the launchers of this start.
 
         Raises:
             UserError: the folder cannot be created, another run holds its lock, or another run changed it after
@@ -149,6 +153,7 @@ class RunFolder:
         if not is_main():
             return
         recipe, folder, seen = self._recipe, self.path, self._seen
+        self._launchers = launchers
         try:
             folder.mkdir(parents=True, exist_ok=True)
             notes = [*lock.acquire(folder), *self._elsewhere()]
@@ -159,7 +164,7 @@ class RunFolder:
             begins_again = len(seen) == 1 and seen[0] and recipe.resume_from_checkpoint == "auto"
             if begins_again and not recipe.overwrite_output_dir:
                 notes.append(f"{folder} holds this run and no checkpoint: it begins again from the first step")
-            lock.sign(folder, emptied=False)
+            lock.sign(folder, emptied=False, launchers=launchers)
         except OSError as error:
             raise _cannot_write(folder, error) from None
         say(*notes)
@@ -182,7 +187,7 @@ class RunFolder:
                         shutil.rmtree(path)
                     else:
                         path.unlink(missing_ok=True)
-            lock.sign(folder, emptied=True)
+            lock.sign(folder, emptied=True, launchers=self._launchers)
         except OSError as error:
             raise _cannot_write(folder, error) from None
 

@@ -19,7 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from kit.config.command_line import Request
+import xxhash
+
+from kit.config.command_line import Request, read_flags
 from kit.config.conflicts import fix_of_batch
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
@@ -29,8 +31,15 @@ from kit.console import say
 from kit.errors import Problem, UserError, raise_if
 from kit.strategy import debugging
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
+from kit.strategy.failure_note import meets_at
 from kit.strategy.launch_problems import launch_problems, started_machines
-from kit.strategy.launcher import OWN_TORCHRUN, end_with_launcher, exit_if_recorded, recipe_after_restart
+from kit.strategy.launcher import (
+    OWN_TORCHRUN,
+    end_with_launcher,
+    exit_if_recorded,
+    launched_rank,
+    recipe_after_restart,
+)
 from kit.strategy.machines import DEFAULT_PORT, Machines
 from kit.strategy.network import is_own, warnings_of_address
 from kit.strategy.strategies import SINGLE, Strategy
@@ -53,7 +62,7 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
         UserError: with all problems of the recipe, the flags, the config and the launcher.
     """
     _prepare_process()
-    recipe, config, config_name = resolve_config(request)
+    recipe, config, config_name = resolve_config(request, starts_run=not request.launch.dry_run)
     if OWN_TORCHRUN not in os.environ:  # else it was printed before torchrun was started
         if trains:  # imports are slow, so say now what will be done
             title = f"{recipe.method}, {config.strategy.title}{_on_machines()}"
@@ -133,8 +142,13 @@ def _prepare_process() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe, AccelerateConfig, str]:
+def resolve_config(
+    request: Request, checks_batch: bool = True, starts_run: bool = False
+) -> tuple[Recipe, AccelerateConfig, str]:
     """Return the recipe with its ``output_dir``, the Accelerate config, and its name. Loads no torch.
+
+    Args:
+        starts_run: if this process fails from now on, the other machines of the config are told why.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.
@@ -150,6 +164,10 @@ def resolve_config(request: Request, checks_batch: bool = True) -> tuple[Recipe,
             config = config_from_environment()
     except UserError as error:
         problems += error.problems
+    if starts_run and config and config.num_machines > 1 and config.main_process_ip and launched_rank() is None:
+        # By the words that were typed, because there is no recipe if one of its values is wrong.
+        folder = read_flags(sys.argv[1:])[0].get("output_dir", "")
+        meets_at(_machines(config, 0), xxhash.xxh3_64_hexdigest(f"{request.recipe_name} {folder}".encode()))
     wanted = request.launch.num_processes or (config.num_processes if config else None)
     if request.recipe:
         problems += _package_problems(request.recipe)
@@ -264,13 +282,16 @@ def _devices() -> tuple[int, str]:
 
 def _relaunch(config: AccelerateConfig, num_processes: int, timeout_seconds: float, keep_environment: bool) -> NoReturn:
     """Replace this process by torchrun, which starts the same command ``num_processes`` times over all machines."""
-    count, address = config.num_machines, config.main_process_ip
-    machines = None
-    if count > 1:
-        assert address is not None  # else it was refused
-        timeout = math.ceil(timeout_seconds)
-        machines = Machines(count, address, config.main_process_port or DEFAULT_PORT, is_own(address), timeout)
-        say(machines.waiting_line(), *warnings_of_address(address, "main_process_ip"))
-    command, env = torchrun_command(sys.argv, num_processes // count, timeout_seconds, keep_environment, machines)
+    machines = _machines(config, timeout_seconds) if config.num_machines > 1 else None
+    if machines:
+        say(machines.waiting_line(), *warnings_of_address(machines.address, "main_process_ip"))
+    num_local = num_processes // config.num_machines
+    command, env = torchrun_command(sys.argv, num_local, timeout_seconds, keep_environment, machines)
     sys.stdout.flush()
     os.execve(sys.executable, command, env)
+
+
+def _machines(config: AccelerateConfig, timeout_seconds: float) -> Machines:
+    address, port = config.main_process_ip, config.main_process_port or DEFAULT_PORT
+    assert address is not None  # else it was refused
+    return Machines(config.num_machines, address, port, is_own(address), math.ceil(timeout_seconds))

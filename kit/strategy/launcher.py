@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import xxhash
 
 from kit import lock
 from kit.config.recipe import Recipe
+from kit.strategy.network import machine_id
 
 # Environment variable with the process id of `accelerate launch`. Set before torchrun starts the ranks, so that they
 # inherit it.
@@ -133,20 +135,23 @@ def launcher_is_gone() -> bool:
         return True
 
 
+def launcher_id() -> str:
+    """Return what identifies the launcher of this rank among those of all machines; empty without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    return xxhash.xxh3_64_hexdigest(f"{machine_id()} {_process_id(os.getppid())}".encode())
+
+
 def recipe_after_restart(recipe: Recipe) -> Recipe:
     """Return the recipe for this start; ranks that torchrun restarted must continue the run, not begin it again.
 
     For them ``resume_from_checkpoint: none`` becomes ``auto``, and an ``overwrite_output_dir`` that was already carried
-    out becomes false. The ranks were restarted if the lock file of ``output_dir`` was signed after their launcher
-    started. torchrun's own count of restarts cannot be used, because each machine counts for itself.
+    out becomes false. The ranks were restarted if ranks of the same launcher have locked ``output_dir`` before: the
+    lock file names their launchers. Times would not show it, because the clocks of two machines differ; nor does
+    torchrun's own count of restarts, because each machine counts for itself.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return recipe
     signed = lock.read(Path(recipe.output_dir or ""))
-    try:
-        if not signed or signed["at"] < psutil.Process(os.getppid()).create_time():
-            return recipe
-    except psutil.Error:
+    if launcher_id() not in signed.get("launchers", ()):
         return recipe
     update: dict[str, Any] = {}
     if recipe.resume_from_checkpoint == "none":
@@ -174,7 +179,7 @@ def end_launcher_later() -> None:
                          stderr=subprocess.DEVNULL)  # fmt: skip
 
 
-def record_exit(status: int, is_final: bool, killed: Iterable[int] = ()) -> None:
+def record_exit(status: int, is_final: bool, killed: Iterable[int] = (), text: str = "") -> None:
     """Store the exit status of this rank for its launcher.
 
     torchrun restarts ranks whatever their exit status is (``--max_restarts``). If ``is_final`` this is useless, and
@@ -182,6 +187,7 @@ def record_exit(status: int, is_final: bool, killed: Iterable[int] = ()) -> None
 
     Args:
         killed: process ids of ranks that this one kills because they hang.
+        text: the error message of this rank, for the launchers of other machines.
     """
     restarts = is_final and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts or OWN_TORCHRUN in os.environ:
@@ -191,7 +197,8 @@ def record_exit(status: int, is_final: bool, killed: Iterable[int] = ()) -> None
             file = _end_file(os.getppid())
             make_folder(file.parent.name)
             delete_old(file.parent)
-            file.write_text(" ".join(map(str, [status, *killed, *recorded_kills(os.getppid())])))
+            numbers = " ".join(map(str, [status, *killed, *recorded_kills(os.getppid())]))
+            file.write_text(f"{numbers}\n{text or recorded_text(os.getppid())}", encoding="utf-8")
 
 
 def exit_if_recorded() -> None:
@@ -206,22 +213,38 @@ def exit_if_recorded() -> None:
 def recorded_exit(launcher: int) -> int | None:
     """Return the exit status that a rank under the launcher with this process id stored; None if there is none."""
     with suppress(OSError, ValueError, IndexError):
-        return int(_end_file(launcher).read_text().split()[0])
+        return int(_recorded(launcher)[0].split()[0])
     return None
 
 
 def recorded_kills(launcher: int) -> list[int]:
     """Return the process ids of the ranks under this launcher that another one killed because they hung."""
     with suppress(OSError, ValueError):
-        return [int(word) for word in _end_file(launcher).read_text().split()[1:]]
+        return [int(word) for word in _recorded(launcher)[0].split()[1:]]
     return []
 
 
+def recorded_text(launcher: int) -> str:
+    """Return the error message of a rank under this launcher that failed; empty if none was stored."""
+    with suppress(OSError, ValueError):
+        return _recorded(launcher)[2]
+    return ""
+
+
+def _recorded(launcher: int) -> tuple[str, str, str]:
+    return _end_file(launcher).read_text(encoding="utf-8").partition("\n")
+
+
 def _end_file(launcher: int) -> Path:
-    """The file for the exit status, named after the launcher's process id and its start time, as ids are reused."""
+    """The file for the exit status, named after the launcher."""
     from kit.cache import cache_folder
 
+    return cache_folder() / "ended" / _process_id(launcher)
+
+
+def _process_id(pid: int) -> str:
+    """The process id and the start of a process, in ticks since the boot, as ids are reused."""
     with suppress(OSError, IndexError):
-        started = Path(f"/proc/{launcher}/stat").read_text().rsplit(")", 1)[1].split()[19]
-        return cache_folder() / "ended" / f"{launcher}-{started}"
-    return cache_folder() / "ended" / str(launcher)
+        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return f"{pid}-{started}"
+    return str(pid)

@@ -4,7 +4,7 @@ Promises: no call of the store waits longer than a time-out of ours, whatever th
 """
 
 import os
-import queue
+import socket
 import sys
 import threading
 import time
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kit.console import say, show_error
 from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
 from kit.strategy.agreement import Fact, exchange
+from kit.strategy.failure_note import find_note, rank_notes_are_used
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
 from kit.strategy.network import check_main_address, check_own_name, is_own, use_loopback
+from kit.strategy.store import STORE_SECONDS, BoundedStore, call_within, connect
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -28,7 +30,8 @@ T = TypeVar("T")
 # The time-out of a collective, in units of ``ddp_timeout``. It is generous, because ranks may wait for a slow disk, and
 # ``kit.failures.ranks`` detects a hang earlier.
 COLLECTIVE_TIMEOUTS = 10
-STORE_SECONDS = 3.0  # how long a call of the key-value store may take
+_KEPT_SECONDS = 15.0  # for a connection to a store that a launcher keeps
+_NOTE_SECONDS = 1.0  # after which a waiting rank looks whether another one failed
 _QUIET_SECONDS = 3.0  # for which rank 0 waits for others before it says so
 
 
@@ -42,7 +45,7 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         facts: must be the same on all ranks.
 
     Raises:
-        TrainingError: not all ranks arrived within ``timeout_seconds``.
+        TrainingError: not all ranks arrived within ``timeout_seconds``, or one of them failed before.
         UserError: ranks differ in ``facts``, a machine has a name that others cannot use, or the port of the
             rendezvous is in use.
     """
@@ -77,56 +80,6 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
         raise TrainingError(f"{found}: {_store_address()}, where they meet, does not answer") from None
 
 
-def call_within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what ``call`` returns. Raises ``TimeoutError`` after ``seconds``, and leaves the call to its thread.
-
-    torch's store has a time-out, but not all its calls heed it when the network is down.
-    """
-    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((call(), None))
-        except BaseException as error:
-            results.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        value, error = results.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no end after {seconds} s") from None
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
-
-
-class BoundedStore:
-    """A connection to the ranks' key-value store, of which no call takes longer than ``STORE_SECONDS``."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self._pending: threading.Lock = threading.Lock()  # held by a call, also after its time was up
-        self.address = _store_address()
-
-    def call(self, function: Callable[[Any], T]) -> T:
-        """Return ``function(store)``.
-
-        Raises:
-            TimeoutError: the store did not answer in time, or has not yet answered an earlier call.
-            RuntimeError: the store is gone.
-        """
-        if not self._pending.acquire(timeout=STORE_SECONDS):
-            raise TimeoutError(f"{self.address} does not answer")
-
-        def run() -> T:
-            try:
-                return function(self._store)
-            finally:
-                self._pending.release()
-
-        return call_within(STORE_SECONDS, run)
-
-
 def open_store() -> BoundedStore | None:
     """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks."""
     from torch.distributed import PrefixStore, is_initialized
@@ -134,7 +87,8 @@ def open_store() -> BoundedStore | None:
     if not is_initialized():
         return None
     name = from_main(lambda: uuid.uuid4().hex)
-    return BoundedStore(PrefixStore(name, call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))))
+    store = call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))
+    return BoundedStore(PrefixStore(name, store), _store_address())
 
 
 def collectives_begun() -> int | None:
@@ -177,12 +131,8 @@ def from_main(make: Callable[[], T]) -> T:
     return values[0]  # type: ignore[return-value]
 
 
-def _connect(timeout_seconds: float, is_master: bool = False) -> Any:
-    from torch.distributed import TCPStore
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=timeout_seconds)
-    return TCPStore(address, port, is_master=is_master, timeout=timeout, wait_for_workers=False)
+def _connect(timeout_seconds: float, keeps_store: bool = False) -> Any:
+    return connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout_seconds, keeps_store)
 
 
 def _store_address() -> str:
@@ -197,7 +147,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
         found = f"met the other ranks at {_store_address()}, but did not reach all of them within {seconds} s"
         fix = "a firewall must let all ports pass between the machines; GLOO_SOCKET_IFNAME names the interface"
         show_error(f"\nerror: rank {os.environ['RANK']}: {found}\n    -> {fix}")
-        record_exit(1, is_final=False)
+        record_exit(1, is_final=False, text=found)
         end_launcher_later()
         os._exit(1)
 
@@ -223,17 +173,22 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     """
     from torch.distributed import DistStoreError, PrefixStore
 
-    is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = _connect(timeout_seconds, is_master)
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by the launcher of rank 0, from the start on
+    try:
+        store = _connect(min(timeout_seconds, _KEPT_SECONDS) if is_kept else timeout_seconds, not is_kept and rank == 0)
+    except OSError as error:
+        if not is_kept:
+            raise TimeoutError from None
+        found = f"{_store_address()}, where the ranks meet, does not answer {socket.gethostname()} ({error})"
+        fix = "the launcher of rank 0 has ended, and its machine says why; or the network is down"
+        raise TrainingError(f"{found}\n    -> {fix}") from None
     mine = uuid.uuid4().hex
     if rank:
         store.set(f"from/{rank}", mine)
-        try:
-            name = store.get(f"to/{mine}").decode()
-        except DistStoreError:
-            raise DistStoreError("rank 0 did not come") from None
+        _await(store, f"to/{mine}", timeout_seconds)
+        name = store.get(f"to/{mine}").decode()
         store.set(f"{name}/{rank}", "here")
-        store.wait([f"{name}/all"])
+        _await(store, f"{name}/all", timeout_seconds)
         return PrefixStore(name, store)
     absent = set(range(1, world))
     begun = time.monotonic()
@@ -241,6 +196,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     while absent:
         waited = time.monotonic() - begun
         names = f"rank {', '.join(map(str, sorted(absent)))}"
+        _raise_note(store)
         if waited > timeout_seconds:
             raise DistStoreError(f"{names} did not come")
         if waited > _QUIET_SECONDS and not is_reported:
@@ -253,3 +209,28 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
         time.sleep(0.01)
     store.set(f"{mine}/all", "here")
     return PrefixStore(mine, store)
+
+
+def _await(store: Any, key: str, timeout_seconds: float) -> None:
+    """Wait for what rank 0 writes.
+
+    Raises:
+        torch.distributed.DistError: rank 0 did not come in time.
+        TrainingError: a rank failed before all met.
+    """
+    from torch.distributed import DistStoreError
+
+    end = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            store.wait([key], timedelta(seconds=_NOTE_SECONDS))
+            return
+        except DistStoreError:
+            if time.monotonic() > end:
+                raise DistStoreError("rank 0 did not come") from None
+        _raise_note(store)
+
+
+def _raise_note(store: Any) -> None:
+    if rank_notes_are_used() and (note := find_note(store)):
+        raise note.error()

@@ -10,16 +10,21 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
 from kit.console import show_error
 from kit.errors import TrainingError, UserError
+from kit.strategy.failure_note import READ_SECONDS, RUN, FailureNote, find_note, own_name, tell_machines
 from kit.strategy.launcher import (
     ACCELERATE_PID,
     GRACE_SECONDS,
@@ -27,8 +32,10 @@ from kit.strategy.launcher import (
     end_with_launcher,
     recorded_exit,
     recorded_kills,
+    recorded_text,
 )
 from kit.strategy.machines import START_ALL, Machines
+from kit.strategy.store import STORE_SECONDS, BoundedStore, call_within, connect
 
 # Prefixes of the variables that `accelerate launch` sets; `--config` overrides all of them.
 INHERITED = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
@@ -96,7 +103,7 @@ def main(argv: list[str]) -> int:
     try:
         if machines:
             arguments.local_addr = machines.reach_store()  # by which the others reach this machine; else its host name
-            threading.Thread(target=_end_after_failure, daemon=True).start()
+            threading.Thread(target=_watch_failures, args=(machines,), daemon=True).start()
         run.run(arguments)
     except UserError as error:
         show_error(f"\n{error}")
@@ -111,9 +118,13 @@ def main(argv: list[str]) -> int:
     except (RendezvousError, DistError) as error:
         if machines is None:
             raise
-        print(f"\nerror: {_loss_of_machines(error, arguments.rdzv_endpoint)}", file=sys.stderr)
-        return 1
+        status = recorded_exit(os.getpid())
+        if status is None:  # else a rank has said why
+            show_error(f"\nerror: {_loss_of_machines(error, arguments.rdzv_endpoint)}")
+        return status or 1
     except ChildFailedError as error:
+        if _ends_as:
+            return _ends_as[0].status
         rank, failure = error.get_first_failure()  # torchrun ended the others
         if failure.exitcode >= 0:
             return failure.exitcode
@@ -124,7 +135,12 @@ def main(argv: list[str]) -> int:
         return 128 - failure.exitcode
     except SignalException as error:
         status = recorded_exit(os.getpid())
-        return 128 + error.sigval if status is None else status
+        if status is not None:
+            return status
+        if machines:
+            text = f"{signal.Signals(error.sigval).name} ended it before it was training"
+            tell_machines(machines, FailureNote(own_name(), 128 + error.sigval, text), READ_SECONDS)
+        return 128 + error.sigval
     return 0
 
 
@@ -140,14 +156,63 @@ def _loss_of_machines(error: Exception, where: str) -> str:
     return f"{found}\n    -> the machine that ended first says why; then {START_ALL}"
 
 
-def _end_after_failure() -> None:
-    """End as the rank did that failed, also if torchrun then waits for a machine that it cannot reach."""
+def _watch_failures(machines: Machines) -> None:
+    """End as the rank did that failed, also if torchrun then waits for a machine that it cannot reach.
+
+    The other machines of the run read why, and end too, also while they wait or check data.
+    """
+    store: BoundedStore | None = None
+    answered = time.monotonic()
     while True:
         status = recorded_exit(os.getpid())
         if status is not None and status not in _ORDERLY:
-            time.sleep(GRACE_SECONDS / 2)
+            begun = time.monotonic()
+            tell_machines(machines, FailureNote(own_name(), status, recorded_text(os.getpid())), READ_SECONDS)
+            time.sleep(max(0.0, begun + GRACE_SECONDS / 2 - time.monotonic()))
             os._exit(status)
-        time.sleep(0.5)
+        try:
+            if store is None:
+                connection = call_within(
+                    2 * STORE_SECONDS, lambda: connect(machines.address, machines.port, STORE_SECONDS)
+                )
+                store = BoundedStore(connection, machines.address)
+            if note := store.call(lambda store: find_note(store, os.environ[RUN])):
+                _end_as(note)
+            answered = time.monotonic()
+        except (OSError, RuntimeError):  # the store is not there yet, or no more
+            store = None
+        silent = time.monotonic() - answered
+        if silent > machines.timeout_seconds + GRACE_SECONDS and not psutil.Process().children():
+            # torch waits for ever in some calls of a store. Ranks need no help: each of them has a time-out.
+            where = f"{machines.address}:{machines.port}"
+            show_error(
+                f"\nerror: {where}, where the machines meet, did not answer {socket.gethostname()} for {silent:.0f} s"
+            )
+            os._exit(1)
+        time.sleep(1.0)
+
+
+def _end_as(note: FailureNote) -> None:
+    """End because another machine failed, unless the ranks of this one report that, or why they failed themselves."""
+    ranks = psutil.Process().children(recursive=True)
+    end = time.monotonic() + 2 * READ_SECONDS
+    while ranks and time.monotonic() < end:
+        if recorded_exit(os.getpid()) not in (None, *_ORDERLY):
+            return
+        time.sleep(0.2)
+    _ends_as.append(note)
+    show_error(f"\nerror: {note.error()}")
+    for rank in ranks:
+        with suppress(psutil.Error):
+            rank.terminate()
+    for rank in psutil.wait_procs(ranks, timeout=READ_SECONDS)[1]:
+        with suppress(psutil.Error):
+            rank.kill()
+    time.sleep(0.5)  # until who left the note knows that it was read: the store may end with this process
+    os._exit(note.status)
+
+
+_ends_as: list[FailureNote] = []  # none or one
 
 
 if __name__ == "__main__":

@@ -157,6 +157,43 @@ def test_a_host_that_never_comes_and_a_wrong_address_are_reported_in_time(hosts,
 
 
 @long
+@pytest.mark.parametrize(("wrong", "name"), matrix([("flag", "beta"), ("cache", "alpha")], rest=[("cache", "beta")]))
+def test_a_host_that_fails_early_ends_the_other_with_its_reason(hosts, start, tmp_path, wrong, name):
+    """Long before the time-out: before the machines have met, and while the other one checks its data."""
+    (tmp_path / "file").touch()
+    runs = []
+    for host in sorted(hosts.both, key=lambda host: host.name == name):
+        flags = {"learning_rat": 1} if wrong == "flag" and host.name == name else {}
+        env = {"KIT_CACHE": str(tmp_path / ("file" if wrong == "cache" and host.name == name else "cache"))}
+        runs.append(start(host, env=env, ddp_timeout=1000, **flags))
+        if host.name != name:
+            runs[0].wait_for(" waits ", 60)
+    assert wait(runs, START) == [2, 2]
+    for run in runs:
+        told = error_of(run)
+        assert ("--learning_rat: unknown flag" if wrong == "flag" else "cannot be written") in told
+        assert ("failed, and so this run ends" in told) == (run.host.name != name)
+
+
+@long
+def test_a_row_that_only_one_host_reads_ends_both_with_its_line(hosts, start, tmp_path):
+    rows = (ROOT / "recipes/tiny/train.jsonl").read_text().splitlines()
+    (tmp_path / "data.jsonl").write_text("\n".join([*rows[:1501], "{bad", *rows[1501:]]) + "\n")
+    stream = {"streaming": "true", "shuffle_buffer_size": 16, "on_bad_row": "error"}
+    flags = {
+        **stream,
+        "dataset": tmp_path / "data.jsonl",
+        "max_steps": 400,
+        "ddp_timeout": 1000,
+        "save_steps": 0,
+        "eval_on_start": "false",
+    }
+    runs = [start(host, **flags) for host in hosts.both]
+    assert wait(runs, START) == [2, 2]
+    assert all("data.jsonl:1502: not JSON" in error_of(run) for run in runs)
+
+
+@long
 def test_a_port_that_is_taken_is_reported_by_the_host_that_needs_it(hosts, start):
     taken = "import socket, time; s = socket.create_server(('', 29511)); print('taken', flush=True); time.sleep(200)"
     other = hosts.alpha.start([sys.executable, "-c", taken])

@@ -17,6 +17,7 @@ from kit.strategy.launcher import (
     end_launcher_later,
     end_with_launcher,
     launched_rank,
+    launcher_id,
     launcher_is_gone,
     num_processes_of_accelerate,
     recipe_after_restart,
@@ -27,17 +28,24 @@ from kit.strategy.launcher import (
 def test_restarted_ranks_delete_nothing_and_continue(tmp_path, monkeypatch):
     recipe = Recipe(model_name_or_path="m", dataset="d", output_dir=str(tmp_path), overwrite_output_dir=True)
     lock = tmp_path / ".lock"
-    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
-    assert recipe_after_restart(recipe) == recipe  # no launcher that could start it anew
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    own, other = launcher_id(), "0" * 16
+
+    def signed_by(*launchers, emptied=True):
+        lock.write_text(json.dumps({"emptied": emptied, "launchers": launchers}))
+
+    signed_by(own, other)
     assert recipe_after_restart(recipe).overwrite_output_dir is False
-    lock.write_text(json.dumps({"at": time.time(), "emptied": False}))
+    signed_by(own, other, emptied=False)
     assert recipe_after_restart(recipe) == recipe  # a rank died before the folder was emptied
-    lock.write_text(json.dumps({"at": 1e9, "emptied": True}))
-    assert recipe_after_restart(recipe) == recipe  # by an earlier launch
+    signed_by(other)
+    assert recipe_after_restart(recipe) == recipe  # by another launch, whatever the clocks say
     lock.unlink()
     assert recipe_after_restart(recipe) == recipe
-    lock.write_text(json.dumps({"at": time.time(), "emptied": True}))
+    signed_by(own)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert recipe_after_restart(recipe) == recipe  # no launcher that could start it anew
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert (
         recipe_after_restart(recipe.model_copy(update={"resume_from_checkpoint": "none"})).resume_from_checkpoint
         == "auto"

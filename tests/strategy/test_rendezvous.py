@@ -3,16 +3,14 @@
 import socket
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 from helpers import ROOT, free_port
 from torch.distributed import TCPStore
 
 from kit.errors import Problem, TrainingError, UserError
-from kit.strategy import rendezvous
-from kit.strategy.rendezvous import BoundedStore, call_within, join_group, open_store, together
+from kit.strategy.failure_note import FailureNote, leave_note
+from kit.strategy.rendezvous import join_group, open_store, together
 
 
 def test_a_problem_of_one_rank_is_raised_on_all_ranks(monkeypatch):
@@ -58,6 +56,21 @@ def test_a_rank_that_waits_for_rank_0_names_it(rank_of_two):
     del store
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_ends_at_once_with_the_reason_of_one_that_failed_before(rank_of_two, rank, monkeypatch):
+    port = free_port()
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # the launcher's
+    rank_of_two(rank, port)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr("kit.strategy.rendezvous.is_own", lambda address: True)
+    leave_note(store, FailureNote("rank 5 on beta", 2, "error: cache: is full\n    -> make room"), 1, seconds=0)
+    with pytest.raises(TrainingError, match=r"rank 5 on beta failed.*\ncache: is full\n    -> make room") as caught:
+        join_group("gloo", 60)
+    assert caught.value.exit_status == 2
+    assert store.add("kit/failure/read", 0) == 1
+
+
 def test_a_port_that_is_taken_is_a_users_problem(rank_of_two):
     with socket.socket() as other:
         other.bind(("", 0))
@@ -98,34 +111,6 @@ def test_two_ranks_meet_and_share_a_store(rank_of_two):
     finally:
         for process in processes:
             process.kill()
-
-
-def test_a_call_ends_in_time_whatever_it_does():
-    assert call_within(5, lambda: 3) == 3
-    with pytest.raises(KeyError):
-        call_within(5, lambda: {}["absent"])
-    with pytest.raises(TimeoutError):
-        call_within(0.02, lambda: time.sleep(1))
-
-
-def test_a_store_that_does_not_answer_takes_no_second_call_until_it_does(rank_of_two, monkeypatch):
-    rank_of_two(1, 29500)
-    monkeypatch.setattr(rendezvous, "STORE_SECONDS", 0.03)
-    network, calls = threading.Event(), []
-    store = BoundedStore("store")
-
-    def call(store):
-        calls.append(store)
-        network.wait(10)
-        return "answer"
-
-    for _ in range(3):
-        with pytest.raises(TimeoutError):
-            store.call(call)
-    assert calls == ["store"]
-    network.set()
-    monkeypatch.setattr(rendezvous, "STORE_SECONDS", 5)
-    assert store.call(call) == "answer"
 
 
 BLOCKED = """
