@@ -62,7 +62,7 @@ class Preflight:
         if topology.num_processes == 1:
             return []
         recipe, data = self.recipe, self.data
-        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), "dataset": data.fingerprint}
+        content: dict[str, Any] = {"model_name_or_path": fingerprint(recipe), **data.contents()}
         content["eval_dataset"] = data.evaluation and data.evaluation.fingerprint
         content["chat_template"] = str(data.chat_template)
         if recipe.adapter_name_or_path:

@@ -1,4 +1,4 @@
-"""Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks.
+"""Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks, the network.
 
 Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line. What cannot
 be known is absent, not zero.
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_QUERIES = 5.0  # of the GPU's utilisation: a query of the driver takes about a millisecond
 MUCH = 0.05  # share of the time from which a loss is printed
 MOST_RANKS = 64  # whose numbers are listed one by one
-_OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_utilisation")
+MUCH_SENT = 0.3  # the same for communication, which is never nothing
+_OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_utilisation", "collective_seconds")
 
 
 class Throughput:
@@ -41,7 +42,7 @@ class Throughput:
         self._since = self._stepped = time.perf_counter()
         self._tokens = 0  # of all ranks, without padding
         # Of this rank: seconds; tokens computed, and those that are no padding.
-        self._waited_seconds = self._own_seconds = 0.0
+        self._waited_seconds = self._own_seconds = self._collective_seconds = 0.0
         self._computed_tokens = self._used_tokens = 0
 
     def add(self, batch: "GlobalBatch", result: "StepResult") -> None:
@@ -51,6 +52,7 @@ class Throughput:
         self._tokens += int(batch.num_tokens.sum())
         self._waited_seconds += batch.waited_seconds
         self._own_seconds += math.nan if result.own_seconds is None else result.own_seconds
+        self._collective_seconds += math.nan if result.collective_seconds is None else result.collective_seconds
         self._computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
         self._used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
 
@@ -67,7 +69,8 @@ class Throughput:
             ``tokens_per_second`` over all ranks. Of rank 0: ``peak_memory_bytes``, ``data_wait_share``,
             ``padding_share``. With several ranks ``tokens_per_second_per_rank``, the highest memory of all,
             ``rank_wait_share`` and ``slowest_rank`` (see ``_waiting``), and what they follow from, by rank, in
-            ``ranks``. ``gpu_utilisation`` is a share, the mean over the ranks; NVML must be importable.
+            ``ranks``. On CPUs ``communication_share``: what even the slowest rank waits for collectives.
+            ``gpu_utilisation`` is a share, the mean over the ranks; NVML must be importable.
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
@@ -76,7 +79,13 @@ class Throughput:
         row["data_wait_share"] = self._waited_seconds / passed
         if self._computed_tokens:
             row["padding_share"] = 1 - self._used_tokens / self._computed_tokens
-        own = [self._waited_seconds, self._own_seconds, float(memory), self._gpu_utilisation()]
+        own = [
+            self._waited_seconds,
+            self._own_seconds,
+            float(memory),
+            self._gpu_utilisation(),
+            self._collective_seconds,
+        ]
         ranks = self._of_all_ranks(own)
         known = {name: values for name, values in ranks.items() if not any(map(math.isnan, values))}
         if utilisation := known.get("gpu_utilisation"):
@@ -84,7 +93,12 @@ class Throughput:
         if self.num_ranks > 1:
             row["tokens_per_second_per_rank"] = rate / self.num_ranks
             row["highest_peak_memory_bytes"] = int(max(ranks["peak_memory_bytes"]))
-            row |= _waiting([known[name] for name in _OF_A_RANK[:2] if name in known], passed)
+            own_times = [known[name] for name in _OF_A_RANK[:2] if name in known]
+            if waits := known.get("collective_seconds"):
+                # The rank that others wait for waits only for the network: so much do all of them.
+                row["communication_share"] = min(waits) / passed
+                own_times.append([-seconds for seconds in waits])
+            row |= _waiting(own_times, passed)
             if self.num_ranks <= MOST_RANKS:
                 row["ranks"] = known
         self._clear()
@@ -122,6 +136,8 @@ def speed_text(row: dict[str, Any]) -> str:
         text += f"  {row['data_wait_share']:.0%} waiting for data"
     if row.get("rank_wait_share", 0.0) >= MUCH:
         text += f"  {row['rank_wait_share']:.0%} waiting for rank {row['slowest_rank']}"
+    if row.get("communication_share", 0.0) >= MUCH_SENT:
+        text += f"  {row['communication_share']:.0%} in collectives"
     return text
 
 
@@ -132,7 +148,8 @@ def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:
     stretch, and only by what the measures cover.
 
     Args:
-        own: for each measure, the seconds that each rank took for what it does without the others.
+        own: for each measure, the seconds that each rank took for what it does without the others, or less by the same
+            number for all ranks.
         passed: seconds of the stretch.
     """
     shares = [(max(seconds) - sum(seconds) / len(seconds)) / passed for seconds in own]

@@ -25,7 +25,7 @@ from kit.strategy.fsdp import (
     replica_groups,
 )
 from kit.strategy.precision import check_precision
-from kit.strategy.rendezvous import join_group
+from kit.strategy.rendezvous import comparison, join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
 from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, strategy_name
@@ -274,7 +274,7 @@ def data_ranks(accelerator: "Accelerator") -> Ranks:
     def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
         return accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device)
 
-    return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
+    return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks, comparison())
 
 
 def _is_tied(model: "torch.nn.Module") -> bool:

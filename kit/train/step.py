@@ -22,6 +22,7 @@ from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError, listed
 from kit.model.adapter import module_adapted_by
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
+from kit.strategy.waiting import waited_seconds
 from kit.strategy.weights import own_part, plain_name
 from kit.train.optim import set_learning_rate
 from kit.train.stopwatch import Stopwatch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step; the same on every rank, but for ``own_seconds``."""
+    """The result of a step; the same on every rank, but for its own seconds."""
 
     loss: float  # the number that the objective minimised
     grad_norm: float  # global gradient norm before clipping
@@ -45,6 +46,9 @@ class StepResult:
     # How long this rank computed before the backward pass that waits for gradients of others. None if the weights are
     # sharded, because then already its forward passes wait for others.
     own_seconds: float | None = None
+    # How long this rank waited in the step, for collectives and so for the network and for slower ranks. None on a GPU,
+    # which does not tell the host, and on a single process.
+    collective_seconds: float | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -82,6 +86,8 @@ def train_step(
     """
     accelerator, model, optimizer = prepared.accelerator, prepared.model, prepared.optimizer
     assert optimizer is not None, "a step needs an optimiser"
+    measures = prepared.ranks.count > 1 and accelerator.device.type == "cpu"
+    waited = waited_seconds() if measures else None
     batch = objective.begin_step(prepared, batch)
     # DDP and FSDP average the gradients over the data ranks, but each term of the objective is a sum over them.
     scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
@@ -116,6 +122,8 @@ def train_step(
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
     # The only synchronisation of the host with the device. With offloaded weights the norm is on the CPU.
     *values, router_loss, num_stop_requests, grad_norm = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
+    if waited is not None:
+        waited = (waited_seconds() or waited) - waited
     metrics = objective.metrics(values, batch)
     if router_parts:
         metrics["loss"] += router_loss
@@ -127,6 +135,7 @@ def train_step(
         stop=num_stop_requests > 0,
         objective=type(objective).__name__,
         own_seconds=stopwatch.seconds if stopwatch else None,
+        collective_seconds=waited,
     )
     _check_gradients(prepared)
     if not optimizer.state:

@@ -352,3 +352,41 @@ def test_a_run_that_torchrun_starts_without_a_machine_is_refused(hosts, start, t
     assert runs[0].wait(START)[0] != 0
     assert "num_machines: 2 asked of the launcher, which started 1" in runs[0].text, runs[0].text
     assert not (tmp_path / "run/final").exists()
+
+
+def write_rows(path, changed=""):
+    """A file of 8 MB, of which 256 pieces of 16 KB are compared at the start; ``changed`` is one of its rows."""
+    with path.open("w") as file:
+        for i in range(80_000):
+            word = "other" if f"{i:06}" == changed else "plain"
+            text = f"{i:06} a {word} row of a stream, with some words to learn"
+            file.write(json.dumps({"prompt": "Say: ", "completion": text}) + "\n")
+
+
+STREAM = {"streaming": "true", "shuffle_buffer_size": 64, "max_steps": 12, "save_steps": 1, "eval_steps": 0}
+
+
+@long
+@pytest.mark.parametrize(("changed", "found"), [("000001", "at the start"), ("000290", "while it runs")])
+def test_a_stream_of_other_rows_on_one_host_is_refused(hosts, start, tmp_path, changed, found):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write_rows(folder / "train.jsonl")
+    write_rows(hosts.beta.disk / "train.jsonl", changed)
+    assert (folder / "train.jsonl").stat().st_size == (hosts.beta.disk / "train.jsonl").stat().st_size
+    flags = {"dataset": folder / "train.jsonl", **STREAM}
+    runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]
+    assert wait(runs, START) == [2, 2]
+    for run in runs:
+        if found == "at the start":
+            assert re.search(r"dataset: \w+ on (alpha|beta) \(rank \d\), \w+ on", error_of(run))
+        else:
+            assert re.search(
+                r"dataset: \S+train.jsonl holds other rows on another machine.*before step 9", error_of(run)
+            )
+    saved = sorted(path.name for path in (tmp_path / "run").glob("checkpoints/step-*"))
+    assert bool(saved) == (found == "while it runs") and all(name <= "step-00000008" for name in saved)
+    # The fix of the message: the same files. The run then goes on.
+    shutil.copy(folder / "train.jsonl", hosts.beta.disk / "train.jsonl")
+    runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]
+    assert wait(runs, START) == [0, 0]

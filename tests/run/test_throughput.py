@@ -24,25 +24,26 @@ def clock(monkeypatch):
 
 
 def group(others=(), device="cpu"):
-    """The accelerator of rank 0; ``others`` are the numbers of the other ranks: data, own, memory, utilisation."""
+    """The accelerator of rank 0; ``others`` are the numbers of the other ranks: data, own, memory, utilisation, and the
+    wait for collectives if it is known."""
 
     def reduce(table, reduction):
         for rank, numbers in enumerate(others, start=1):
             assert not table[rank].any()
-            table[rank] = torch.tensor(numbers, dtype=torch.float64)
+            table[rank] = torch.tensor([*numbers, float("nan")][:5], dtype=torch.float64)
         return table
 
     return SimpleNamespace(num_processes=1 + len(others), process_index=0, device=torch.device(device), reduce=reduce)
 
 
-def taken(clock, accelerator, own=(0.5,), waited=0.0):
+def taken(clock, accelerator, own=(0.5,), waited=0.0, in_collectives=None):
     """The entries of a line after steps of a second and 100 tokens each, in which rank 0 took ``own`` for itself."""
     throughput = Throughput(accelerator)
     for seconds in own:
         clock.now += 1.0
         counts = np.array([100])
         batch = GlobalBatch([], counts / 2, counts // 2, counts, 0.5, [], waited_seconds=waited)
-        throughput.add(batch, StepResult(1.0, 1.0, own_seconds=seconds))
+        throughput.add(batch, StepResult(1.0, 1.0, own_seconds=seconds, collective_seconds=in_collectives))
     return throughput.take()
 
 
@@ -85,6 +86,16 @@ def test_of_sharded_weights_only_the_wait_for_data_is_known(clock):
     row = taken(clock, group(others), own=(None,), waited=0.0)
     assert row["slowest_rank"] == 1 and row["rank_wait_share"] == 0.25
     assert set(row["ranks"]) == {"data_wait_seconds", "peak_memory_bytes"}
+
+
+def test_the_share_of_communication_is_what_even_the_slowest_rank_waits(clock):
+    unknown = float("nan")
+    others = [(0.0, unknown, 7.0, unknown, 0.6), (0.0, unknown, 7.0, unknown, 1.0)]
+    row = taken(clock, group(others), own=(None, None), in_collectives=0.5)  # in 2 s: 1.0, 0.6 and 1.0 s
+    assert row["communication_share"] == pytest.approx(0.3) and row["ranks"]["collective_seconds"] == [1.0, 0.6, 1.0]
+    assert row["slowest_rank"] == 1 and row["rank_wait_share"] == pytest.approx((2.6 / 3 - 0.6) / 2)
+    assert "30% in collectives" in speed_text(row)
+    assert "in collectives" not in speed_text({**row, "communication_share": 0.29})
 
 
 def test_many_ranks_are_summed_up_and_not_listed(clock):

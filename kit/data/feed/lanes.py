@@ -6,14 +6,16 @@ file is read by two ranks. Row j of a sub-stream goes to its lane (j + epoch) mo
 A rank reads all rows of its sub-streams, but tokenises only those of its own lanes.
 """
 
+import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from kit.config.settings.data import DataSettings
 from kit.data.feed.order import LANE, PACKS, PARTS, permutation
@@ -82,12 +84,21 @@ def num_sub_streams(sizes: Sequence[int | None], num_lanes: int) -> int:
 class SubStream:
     """A part of the files of a data set, read for the lanes of this rank that it serves."""
 
-    def __init__(self, streamed: StreamedDataset, lanes: range, starts: Mapping[int, Cursor]) -> None:
+    def __init__(
+        self,
+        streamed: StreamedDataset,
+        lanes: range,
+        starts: Mapping[int, Cursor],
+        agrees: Callable[[str, str], bool] | None = None,
+    ) -> None:
         """
         Args:
             lanes: the lanes of all ranks that this sub-stream serves: k, k + S, ... It reads files k, k + S, ...
             starts: the cursor of each of this rank's lanes.
+            agrees: see ``Ranks``.
         """
+        self._agrees = agrees if len(starts) < len(lanes) else None  # else no other rank reads these files
+        self.difference = ""  # rows that are others on another machine
         self._streamed = streamed
         self._source = streamed.dataset.source
         self._settings = streamed.settings
@@ -123,6 +134,7 @@ class SubStream:
     def _read_next_window(self) -> None:
         """Read the next window, and add its items to the queues of this rank's lanes."""
         epoch, window, rows = next(self._windows)
+        self._compare(epoch, window, rows)
         lanes = [self._all_lanes[(j + epoch) % len(self._all_lanes)] for j in range(len(rows))]
         own = [j for j, lane in enumerate(lanes) if lane in self._queues]
         piece = self._streamed.encoder.encode(self._streamed.dataset, [rows[j] for j in own])
@@ -156,6 +168,19 @@ class SubStream:
         elif epoch > self._last_epoch_with_samples + len(self._all_lanes):
             found = f"{len(self._all_lanes)} epochs without a sample that could be used"
             raise TrainingError(f"{self._source.name}: {found}")
+
+    def _compare(self, epoch: int, window: int, rows: list[tuple[int, int, Any]]) -> None:
+        """Compare the rows of a window with those that the first rank to read it found."""
+        if self._agrees is None or self.difference:
+            return
+        state = xxhash.xxh3_64()
+        for row in rows:
+            # What is no JSON, such as dates and the problem of a bad row, counts by its type: a problem names a path.
+            state.update(json.dumps(row, default=lambda value: type(value).__name__, skipkeys=True).encode())
+        name = f"{self._streamed.dataset_id} {self._all_lanes[0]} {epoch} {window}"
+        if not self._agrees(name, state.hexdigest()):
+            origins = [self._source.origin(*row[:2]) for row in (*rows[:1], *rows[-1:])]
+            self.difference = f"among the rows {' to '.join(origins)}" if rows else f"in epoch {epoch + 1}"
 
     def _has_too_large_ids(self, piece: Piece) -> np.ndarray:
         """Whether a sample has token ids that the model has no embedding for, bool [N]."""

@@ -8,6 +8,8 @@ Promises:
   are not counted twice either, but after a resume with another number of ranks, which read ahead differently, counts
   may be wrong by the rows of one window.
 - Rows are shuffled within windows of ``shuffle_buffer_size`` rows, and the order of files changes in each epoch.
+- On several machines, pieces of the files are compared before any weight is loaded, and later the rows that ranks on
+  two machines both read. A difference ends the run before a step uses such rows.
 - The first rows are checked before any weight is loaded. Later, a row that cannot be used is skipped, counted and
   listed in ``SKIPPED_FILE``; with ``on_bad_row`` error it ends the run. Too many such rows end it too.
 """
@@ -36,6 +38,8 @@ from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import MAX_UNUSED, Samples
 from kit.errors import Problem, UserError, raise_if
 
+NUM_PIECES = 256  # of the files, that machines compare before the first step
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -55,6 +59,15 @@ class Stream:
         """Identifies the training data and how they are encoded."""
         contents = [(dataset.source.digest, dataset.key, dataset.entry.weight) for dataset in self.datasets]
         return digest(contents, *self.encoder.key())
+
+    def contents(self) -> dict[str, str]:
+        """Return what machines compare of the training data, by what a message names. Reads pieces of the files."""
+        num = len(self.datasets)
+        pieces = [dataset.source.sampled_digest(max(4, NUM_PIECES // num)) for dataset in self.datasets]
+        if num == 1:
+            return {"dataset": digest(self.fingerprint, *pieces)}
+        of_each = {f"dataset, entry {i} of {num}": piece for i, piece in enumerate(pieces, start=1)}
+        return {"dataset": self.fingerprint, **of_each}
 
     @property
     def dataset_names(self) -> list[str]:
@@ -179,6 +192,7 @@ class StreamFeed:
         self._skipped_file = SkippedFile(skipped_file)
         # For each data set, the sub-stream of each of this rank's lanes.
         self._sub_streams = [self._open_sub_streams(stream, i) for i in range(len(stream.datasets))]
+        self._names = [dataset.source.name for dataset in stream.datasets]
         self._all_sub_streams = [each for by_lane in self._sub_streams for each in set(by_lane.values())]
         self._counts: dict[str, int] = dict(zip(COUNTS, self._earlier_counts.tolist(), strict=True))
         self._ahead = Ahead(self._read, stream.total_steps(settings))
@@ -208,7 +222,7 @@ class StreamFeed:
                 if lane in self._own_lanes:
                     epoch, window, num_taken = self._cursors[dataset_id, lane].tolist()
                     starts[lane] = (epoch, window, num_taken)
-            by_lane |= dict.fromkeys(starts, SubStream(streamed, lanes, starts))
+            by_lane |= dict.fromkeys(starts, SubStream(streamed, lanes, starts, self._ranks.agrees))
         return by_lane
 
     def take(self, step: int) -> GlobalBatch:
@@ -223,9 +237,11 @@ class StreamFeed:
                 target_weights = sample_weights[1:]
                 sums[:, dataset_id] += target_weights.sum(), (target_weights > 0).sum(), len(ids)
         epochs = self._cursors[:, list(self._own_lanes), 0].sum()
-        summed = self._sum_over_ranks(np.concatenate([sums.reshape(-1), row_counts, [epochs]]))
-        sums = summed[: sums.size].reshape(sums.shape)
-        all_row_counts = summed[sums.size : -1].astype(int)
+        differs = [any(each.difference for each in by_lane.values()) for by_lane in self._sub_streams]
+        summed = self._sum_over_ranks(np.concatenate([sums.reshape(-1), differs, row_counts, [epochs]]))
+        sums, differing, all_row_counts, _ = np.split(summed, np.cumsum([sums.size, len(differs), len(row_counts)]))
+        self._raise_if_any(differing, step)
+        sums, all_row_counts = sums.reshape(3, -1), all_row_counts.astype(int)
         self._counts = dict(zip(COUNTS, (self._earlier_counts + all_row_counts).tolist(), strict=True))
         return GlobalBatch(
             micro_batches,
@@ -237,6 +253,20 @@ class StreamFeed:
             counts=self._counts,
             waited_seconds=self._ahead.waited_seconds,
         )
+
+    def _raise_if_any(self, differing: np.ndarray, step: int) -> None:
+        """Raise ``UserError`` on all ranks for data sets of which a rank read other rows than another one."""
+        problems = []
+        for i in np.flatnonzero(differing).tolist():
+            where = [each.difference for each in self._sub_streams[i].values() if each.difference]
+            rows = f", {where[0]}" if where else ""
+            found = f"{self._names[i]} holds other rows on another machine{rows}; found before step {step + 1}"
+            fix = (
+                "copy it, or use a disk that all machines share. Steps before this one may have used such rows too: "
+                "to be sure, begin again with another --output_dir"
+            )
+            problems.append(Problem("dataset", found, "the same files on every machine", fix))
+        raise_if(problems)
 
     def state(self) -> dict[str, Any]:
         """Return the cursors of all lanes after the last step taken, for a checkpoint. Called by all ranks."""

@@ -9,6 +9,7 @@ Promises:
 """
 
 import glob
+import math
 import os
 import re
 from collections import Counter
@@ -17,6 +18,8 @@ from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
@@ -40,6 +43,7 @@ FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
+SAMPLED_BYTES = 1 << 14  # of each piece of a file that ``Source.sampled_digest`` reads
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,32 @@ class Source:
     def changed(self) -> list[Path]:
         """The files that were changed or removed since ``digest`` was computed."""
         return [path for path, stamp in self.stamps if not path.is_file() or file_stamp(path) != stamp]
+
+    def sampled_digest(self, num_pieces: int) -> str:
+        """Return a digest of pieces of the files, spread evenly over all their bytes; of few bytes, all count.
+
+        It tells copies apart where reading them whole would take too long. Raises ``UserError`` if one cannot be read.
+        """
+        # Piece k begins at byte k * distance of all files together, and may end in the next file.
+        num_bytes = sum(stamp[0] for _, stamp in self.stamps)
+        distance = max(SAMPLED_BYTES, num_bytes // num_pieces)
+        state = xxhash.xxh3_64()
+        begin = 0
+        try:
+            for path, (size, *_) in self.stamps:
+                end = begin + size
+                pieces = range((begin - SAMPLED_BYTES) // distance + 1, math.ceil(end / distance))
+                if pieces:
+                    with path.open("rb") as file:
+                        for k in pieces:
+                            first, last = max(k * distance, begin), min(k * distance + SAMPLED_BYTES, end)
+                            file.seek(first - begin)
+                            state.update(file.read(last - first))
+                begin = end
+        except OSError as error:
+            found = f"{self.name!r} cannot be read ({error.strerror or error})"
+            raise UserError(Problem("dataset", found)) from None
+        return state.hexdigest()
 
     @property
     def unit(self) -> str:

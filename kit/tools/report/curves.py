@@ -107,6 +107,7 @@ def _curves(run: ReportedRun) -> list[_Curve]:
         ),
         _Curve("waiting for data, % of the time", "waiting", training, "data_wait_share", 100),
         _Curve("waiting for the slowest rank, % of the time", "waiting", training, "rank_wait_share", 100),
+        _Curve("waiting for the network, % of the time", "waiting", training, "communication_share", 100),
         _Curve("padding, % of the computed tokens", "padding", training, "padding_share", 100),
         _Curve("GPU utilisation, %", "busy", training, "gpu_utilisation", 100),
     ]

@@ -16,6 +16,7 @@ from kit.tools.report.words import words
 MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time, of the tokens, of the steps
 MUCH_CUT = 0.05  # share of the samples
 OVERFITTING, MORE_MEMORY = 1.02, 1.1  # ratios: eval_loss to its lowest; measured memory to the predicted
+MUCH_SENT = 0.3  # share of the time, in collectives
 FEWEST_ROWS = 20  # for a tendency
 NUM_LISTED = 5  # data sets named in a remark
 
@@ -105,6 +106,12 @@ def _waste(run: ReportedRun) -> Iterator[str]:
         slowest, counts = np.unique(run.training.values("slowest_rank"), return_counts=True)
         often = f", most often rank {slowest[counts.argmax()]:.0f}" if len(slowest) else ""
         yield f"{waiting:.0%} of the time was spent waiting for the slowest rank{often}."
+    sending = mean(run, "communication_share")
+    if sending is not None and sending > MUCH_SENT:
+        yield (
+            f"{sending:.0%} of the time even the slowest rank waited for collectives: the network between the ranks is "
+            f"what is slow, not their computation. {_fewer_bytes(run)}"
+        )
     padding = mean(run, "padding_share")
     if padding is not None and padding > MUCH_PADDING:
         way = "" if run.recipe.packing else "; --packing true, or a smaller per_device_train_batch_size, avoids it"
@@ -112,6 +119,17 @@ def _waste(run: ReportedRun) -> Iterator[str]:
     predicted, measured = predicted_bytes(run), peak_bytes(run)
     if predicted and measured and measured > MORE_MEMORY * predicted:
         yield f"The run needed {measured / 2**30:.1f} GiB of memory, {predicted / 2**30:.1f} GiB were predicted."
+
+
+def _fewer_bytes(run: ReportedRun) -> str:
+    """What sends fewer bytes over the network under the strategy of the run, what changes no result first."""
+    ways = []
+    if run.strategy.sharded_layers:
+        ways.append("a larger per_device_train_batch_size, as far as memory goes, gathers the weights less often")
+        ways.append("--config fsdp_hybrid gathers them within a machine only")
+    if run.recipe.method == "full":
+        ways.append("--method lora exchanges gradients of adapters only")
+    return f"What sends fewer bytes: {'; '.join(ways)}." if ways else "`kit doctor` measures it."
 
 
 def _data(run: ReportedRun) -> Iterator[str]:

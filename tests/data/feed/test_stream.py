@@ -1,6 +1,8 @@
 """Streams: the same samples in the same steps on every topology, and after every stop."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from data_helpers import open_all, recipe, write
 
 from kit.data.feed.lanes import COUNTS
 from kit.data.feed.ranks import Ranks
+from kit.data.read import sources
 from kit.errors import TrainingError, UserError
 
 BATCH = 8
@@ -319,3 +322,88 @@ def test_a_run_that_a_bad_row_ended_goes_on_as_one_that_skipped_it_from_the_star
     assert origins(again, range(400, 520)) == wanted[400:]
     assert state_of(again)["cursors"] == state_of(whole)["cursors"]
     assert [feed.state()["counts"][0] for feed in again] == [feed.state()["counts"][0] for feed in whole]
+
+
+class Machines:
+    """Two ranks on two machines, each in a thread, with the sums and the comparisons that the strategy gives them."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(2, timeout=60)
+        self.parts, self.first = {}, {}
+
+    def ranks(self, rank):
+        def total(tensor):
+            self.parts[rank] = tensor
+            self.barrier.wait()
+            result = self.parts[0] + self.parts[1]
+            self.barrier.wait()
+            return result
+
+        return Ranks(rank, 2, total, lambda name, value: self.first.setdefault(name, value) == value)
+
+    def run(self, tokenizer, folder, rank, num_steps):
+        """The number of steps taken, and the error."""
+        settings = flags(per_device_train_batch_size=4, dataset=str(folder / "part-*.jsonl"))
+        opened = open_all(tokenizer, **settings)
+        feed = opened.open_feed(recipe(**settings), self.ranks(rank), 0, {}, str(folder))
+        for step in range(num_steps):
+            try:
+                feed.take(step)
+            except UserError as error:
+                return step, str(error)
+        return num_steps, ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [False, True])
+def test_other_rows_on_another_machine_end_all_ranks_before_a_step_uses_them(differ, tmp_path, tokenizer):
+    folders = [tmp_path / name for name in ("alpha", "beta")]
+    for folder in folders:
+        folder.mkdir()
+        make_files(folder, 1, rows_each=200)
+    file = folders[1] / "part-0.jsonl"
+    if differ:
+        file.write_text(file.read_text().replace("row 130 ", "row 139 "))
+    machines = Machines()
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda rank: machines.run(tokenizer, folders[rank], rank, 30), (0, 1)))
+    if not differ:
+        assert ended == [(30, "")] * 2
+        return
+    # Windows have 40 rows, and a step takes 8: row 130 is in the window that the steps from the 16th on take.
+    assert [num_steps for num_steps, _ in ended] == [15, 15]
+    assert all("part-*.jsonl holds other rows on another machine" in text for _, text in ended)
+    assert any("part-0.jsonl:121 to" in text and "found before step 16" in text for _, text in ended)
+
+
+def test_pieces_of_files_tell_copies_of_the_same_size_apart(tmp_path, tokenizer):
+    make_files(tmp_path, 3)
+
+    def contents():
+        return open_all(tokenizer, **flags()).contents(), open_all(tokenizer, **flags()).fingerprint
+
+    before = contents()
+    file = tmp_path / "part-1.jsonl"
+    file.write_text(file.read_text().replace("row 70 ", "row 79 "))
+    after = contents()
+    assert before[0] != after[0] and before[0].keys() == {"dataset"}
+    assert before[1] == after[1]  # a run that began before goes on
+
+
+def test_pieces_are_spread_over_all_files_and_few_bytes_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "SAMPLED_BYTES", 100)
+    for name in "abc":
+        write(tmp_path / f"{name}.jsonl", *({"text": f"{i:06}"} for i in range(1000)))  # 18 bytes a line
+    first = sources.open_source("*.jsonl", "train", "dataset", streaming=True)
+    digest = first.sampled_digest(30)  # a piece every 1,800 bytes: lines 1 to 6, 101 to 106, ...
+
+    def changed(name, line):
+        file = tmp_path / f"{name}.jsonl"
+        text = file.read_text()
+        file.write_text(text.replace(f"{line:06}", "other!"))
+        result = first.sampled_digest(30) != digest
+        file.write_text(text)
+        return result
+
+    assert all(changed(name, line) for name in "abc" for line in (0, 100, 900))
+    assert not any(changed(name, line) for name in "abc" for line in (50, 950))

@@ -43,6 +43,10 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
             [falling(step, rank_wait_share=0.3, slowest_rank=5) for step in MANY],
             "30% of the time was spent waiting for the slowest rank, most often rank 5.",
         ),
+        (
+            [falling(step, communication_share=0.88) for step in MANY],
+            "88% of the time even the slowest rank waited for collectives: the network between the ranks is",
+        ),
         ([falling(step, padding_share=0.4) for step in MANY], "40% of the computed tokens were padding; --packing"),
     ],
 )
