@@ -141,8 +141,9 @@ def _prune(samples: Path, entries: list[Entry], older_than: float | None, keep: 
     if not is_dry and samples.is_dir():
         if num := remove_leftovers(samples):
             lines.append(f"removed: parts of {num} entries that killed processes left")
-        if older_than is not None and (digests := samples.parent / "digests").is_dir():
-            delete_old(digests, older_than)  # the files are read again if they are still needed
+        for folder in (samples.parent / name for name in ("digests", "packs")):  # made again if they are still needed
+            if older_than is not None and folder.is_dir():
+                delete_old(folder, older_than)
     show("\n".join([*lines, f"left: {_size(left)}"]))
     return 0
 
