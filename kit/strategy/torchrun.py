@@ -1,6 +1,7 @@
 """The kit's own launcher (``torchrun_command``): torchrun, without its own words where a rank has said why it ended.
 
-Run as a script, with the arguments of torchrun. Restarts, signals and everything else are torchrun's own.
+Run as a script, with the arguments of torchrun. Restarts and signals are torchrun's own; launchers meet as
+kit.strategy.meeting says.
 
 Promises: the exit status is that of the rank that failed first (128 + N if signal N killed it), or the one that the
 ranks ended with after a signal. A rank that was killed is named, because it could not print anything.
