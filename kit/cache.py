@@ -368,7 +368,8 @@ def store_counts(path: Path, counts: Mapping[int, int]) -> None:
     """Write counts that take long to compute, each under its number. ``path`` names all that they depend on."""
     temporary = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # if the cache cannot be written, they are computed again
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder()
+        path.parent.mkdir(exist_ok=True)
         try:
             stored = {"counts": counts, "digest": _digest_of_counts(path, counts)}
             temporary.write_text(json.dumps(stored), encoding="utf-8")

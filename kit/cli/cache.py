@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kit.console import show
+from kit.console import Parser, show
 from kit.errors import Problem, UserError
 
 HELP = "list what the cache holds, check it, and remove what is old or too much"
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: an option is wrong, or an entry may not be removed.
     """
-    parser = argparse.ArgumentParser(prog="kit cache", usage=_USAGE, description=HELP + ".", allow_abbrev=False)
+    parser = Parser(prog="kit cache", usage=_USAGE, description=HELP + ".", allow_abbrev=False)
     parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list",
                         help="verify reads every byte; prune removes; default: list")  # fmt: skip
     parser.add_argument("--older_than", type=_seconds, metavar="AGE",

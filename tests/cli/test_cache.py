@@ -89,6 +89,18 @@ def test_prune_removes_what_killed_starts_left(samples, capsys):
     assert names(samples) == "abc"
 
 
+def test_prune_removes_old_digests_of_files_too(samples, capsys):
+    for name in ("digests", "packs"):
+        folder = cache.make_folder(name)
+        for file, weeks in (("old.json", 4), ("new.json", 1)):
+            (folder / file).touch()
+            os.utime(folder / file, (0, time.time() - weeks * 7 * 86400))
+    typed(capsys, "prune", "--older_than", "3w")
+    for name in ("digests", "packs"):
+        left = {path.name for path in (samples.parent / name).iterdir()}
+        assert "new.json" in left and "old.json" not in left
+
+
 def test_verify_reads_every_byte(samples, capsys):
     assert "3 entries (12.9 kB) read, 0 damaged" in typed(capsys, "verify")
     with (samples / ("b" * 32) / "input_ids.bin").open("r+b") as file:
