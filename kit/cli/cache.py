@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--dry_run", action="store_true", help="prune: only say what would be removed")
     options = parser.parse_args(argv)
     if options.action != "prune" and (options.older_than is not None or options.keep is not None or options.dry_run):
-        parser.error(f"--older_than, --keep and --dry_run belong to prune: kit cache prune {' '.join(argv)}")
+        words = shlex.join(word for word in argv if word != options.action)
+        parser.error(f"--older_than, --keep and --dry_run belong to prune: kit cache prune {words}")
     from kit.cache import cache_folder
 
     samples = cache_folder() / "samples"

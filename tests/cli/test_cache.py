@@ -116,6 +116,7 @@ def test_verify_reads_every_byte(samples, capsys):
     [
         (["prune", "--older_than", "30"], "'30' is no age such as 12h, 30d or 4w"),
         (["prune", "--keep", "20"], "'20' is no size such as 500MB, 20GB or 0"),
+        (["list", "--dry_run", "--keep", "20GB"], "belong to prune: kit cache prune --dry_run --keep 20GB"),
         (["--keep", "20GB"], "belong to prune: kit cache prune --keep 20GB"),
     ],
 )
