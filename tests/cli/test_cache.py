@@ -76,6 +76,16 @@ def test_prune_removes_what_was_not_used_for_longest(samples, capsys, words, lef
     assert f"removed: {expected} entries" in out
 
 
+@pytest.mark.parametrize("name", ["digests", "packs"])
+def test_prune_removes_old_files_that_are_made_again(samples, capsys, name):
+    files = [cache.make_folder(name) / f"{age}.json" for age in ("old", "new")]
+    for file, weeks in zip(files, (4, 1), strict=True):
+        file.write_text("{}")
+        os.utime(file, (time.time() - weeks * 7 * 86400,) * 2)
+    typed(capsys, "prune", "--older_than", "3w")
+    assert [file.exists() for file in files] == [False, True]
+
+
 def test_prune_leaves_what_is_open(samples, capsys):
     arrays, _ = cache.open_entry(samples / ("a" * 32))
     out = typed(capsys, "prune", "--keep", "0")
