@@ -92,12 +92,16 @@ TESTS = {
         "test_credentials_in_urls_are_hidden test_tokens_of_known_services_are_hidden_wherever_they_stand",
         "tests/test_console.py": "test_no_line_holds_a_credential",
     },
-    "On one machine": {MEETING: "test_one_machine_has_one_port_and_that_on_loopback"},
+    "On one machine": {
+        MEETING: "test_one_machine_has_one_port_and_that_on_loopback",
+        "tests/promises/test_listening.py": "test_a_run_on_one_machine_listens_on_loopback_only",
+    },
     "On several machines": {
         MEETING: "test_the_store_of_several_machines_listens_on_the_address_that_they_are_given",
     },
     "They execute nothing": {
         MEETING: "test_what_someone_else_puts_into_the_store_is_not_executed",
+        "tests/promises/test_two_hosts.py": "test_launchers_listen_in_their_network_and_execute_nothing_of_a_stranger",
         "tests/strategy/test_launch.py": "test_a_public_address_is_a_warning",
     },
     "The hub is asked": {
