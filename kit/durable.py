@@ -1,13 +1,22 @@
-"""Files that survive a loss of power: their content is on the disk before their final name is.
+"""Files that survive a loss of power, and folders in which somebody else may have put links or special files.
 
-And files of others, read with a bound: one that is no regular file, or too large, raises ``OSError``.
+Promises:
+
+- The content of a file is on the disk before its final name is.
+- Nothing is written through a link or into a special file: what is written lies at the path that was given. Only the
+  folder of that path may be a link.
+- Files of others are read with a bound: one that is no regular file, or too large, raises ``OSError``.
 """
 
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 SMALL_BYTES = 1 << 26  # far more than any record, config or index of a model has
 
@@ -30,13 +39,84 @@ def sync_tree(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a text file atomically: a reader, or a restart after a crash, finds the old text or the new text.
 
-    Writes to a temporary file, syncs it, and renames it.
+    Writes to a temporary file, syncs it, and renames it. Several processes may do this at the same time. A link at
+    ``path`` is replaced; what it leads to stays as it is.
     """
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, path)
+    with _replacing(path) as file:
+        file.write(text.encode())
+
+
+def detach(path: Path) -> None:
+    """Replace a file that has other names too, such as hard links in a copy by ``cp -al``, by a file of its own.
+
+    What is changed in it then is not changed in the copy.
+    """
+    if path.exists() and path.stat().st_nlink > 1:
+        with path.open("rb") as old, _replacing(path) as new:
+            shutil.copyfileobj(old, new)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BufferedWriter]:
+    """Yield a new file that replaces the one at ``path`` if the ``with`` block succeeds."""
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        with create(temporary) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
+
+
+def is_leftover(name: str, of: Iterable[str]) -> bool:
+    """Return whether ``name`` is that of a temporary file, which a kill left, for one of the files ``of``."""
+    return name.endswith("partial") and any(name.startswith(f".{file}.") for file in of)
+
+
+def create(path: Path) -> BufferedWriter:
+    """Create a new file and open it for bytes. A file or link at ``path`` is deleted first.
+
+    Raises:
+        OSError: it cannot be created, also because ``path`` is a folder.
+    """
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a text file to append to it; it is created if there is none.
+
+    Raises:
+        OSError: it cannot be opened, also because it is a link or no regular file. (A pipe would wait for a reader.)
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(file, "a", encoding="utf-8")
+
+
+def staging_of(folder: Path) -> Path:
+    """Return the temporary folder in which ``folder`` is written before it gets its name."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def make_afresh(folder: Path) -> None:
+    """Make an empty folder, and the folders above it. What is at its path is deleted first."""
+    remove(folder)
+    folder.mkdir(parents=True)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it; of a link the link alone. Nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def open_regular(path: str | Path) -> BinaryIO:

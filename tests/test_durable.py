@@ -1,6 +1,8 @@
-"""A file is the old one or the new one, and on the disk before its name says so."""
+"""A file is the old one or the new one, on the disk before its name says so, and nowhere but at its path."""
 
 import os
+import re
+import stat
 
 import pytest
 
@@ -33,7 +35,9 @@ linux = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="names of 
 def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_it_returns(tmp_path, order):
     durable.write_text(tmp_path / "run.json", "new")
     assert (tmp_path / "run.json").read_text() == "new"
-    assert order == [("sync", ".run.json.partial"), ("rename", "run.json"), ("sync", tmp_path.name)]
+    (_, temporary), *rest = order
+    assert re.fullmatch(r"\.run\.json\.[0-9a-f]{8}\.partial", temporary)
+    assert rest == [("rename", "run.json"), ("sync", tmp_path.name)]
 
 
 @linux
@@ -53,4 +57,68 @@ def test_what_fails_leaves_the_old_content(tmp_path, monkeypatch, moment):
     monkeypatch.setattr(os, moment, fail)
     with pytest.raises(OSError, match="No space left"):
         durable.write_text(tmp_path / "run.json", "new")
-    assert (tmp_path / "run.json").read_text() == "old"
+    assert (tmp_path / "run.json").read_text() == "old" and os.listdir(tmp_path) == ["run.json"]
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file elsewhere, which nobody may change."""
+    path = tmp_path / "elsewhere/precious"
+    path.parent.mkdir()
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious" and os.listdir(path.parent) == ["precious"]
+
+
+@pytest.mark.parametrize("by", ["symlink_to", "hardlink_to"])
+def test_a_file_that_replaces_a_link_is_a_new_file(tmp_path, precious, by):
+    getattr(tmp_path / "run.json", by)(precious)
+    getattr(tmp_path / "shard", by)(precious)
+    durable.write_text(tmp_path / "run.json", "new")
+    with durable.create(tmp_path / "shard") as file:
+        file.write(b"new")
+    for name in ("run.json", "shard"):
+        assert (tmp_path / name).read_text() == "new" and not (tmp_path / name).is_symlink()
+
+
+def test_nothing_is_appended_through_a_link_or_to_a_pipe(tmp_path, precious):
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "nowhere").symlink_to(precious.parent / "new")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "nowhere", "pipe"):
+        with pytest.raises(OSError):
+            durable.open_to_append(tmp_path / name)
+    for line in ("one\n", "two\n"):
+        with durable.open_to_append(tmp_path / "log") as file:
+            file.write(line)
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def test_a_copy_by_hard_links_gets_nothing_of_what_is_appended_later(tmp_path, precious):
+    (tmp_path / "rows").hardlink_to(precious)
+    durable.detach(tmp_path / "rows")
+    with durable.open_to_append(tmp_path / "rows") as file:
+        file.write(" and more")
+    assert (tmp_path / "rows").read_text() == "precious and more"
+    durable.detach(tmp_path / "absent")
+
+
+def test_of_a_link_to_a_folder_the_link_is_deleted(tmp_path, precious):
+    (tmp_path / "final").symlink_to(precious.parent)
+    durable.make_afresh(tmp_path / "final")
+    assert not (tmp_path / "final").is_symlink() and not os.listdir(tmp_path / "final")
+    (tmp_path / "final/link").symlink_to(precious.parent)
+    durable.remove(tmp_path / "final")
+    assert not os.path.lexists(tmp_path / "final")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_new_files_have_the_mode_of_the_users_other_files(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        durable.write_text(tmp_path / "run.json", "")
+        durable.create(tmp_path / "shard").close()
+        durable.open_to_append(tmp_path / "log").close()
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o666 & ~umask}

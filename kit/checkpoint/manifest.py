@@ -7,13 +7,13 @@ names the run and the step. This module does not import torch, so a folder can b
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from kit import durable
 from kit.durable import read_small
 from kit.errors import Problem, UserError, kind, raise_if
 
@@ -106,12 +106,20 @@ def drop_after(folder: Path, step: int) -> None:
 
     The run that continues after ``step`` repeats the later steps.
     """
+    for path in folder.glob(".step-*"):
+        if re.fullmatch(r"\.step-\d{8}\.(partial|deleted)", path.name):
+            durable.remove(path)
     for path in _folders(folder):
         if path.name > name_of(step):
             delete(path)
-    for path in folder.glob(".step-*"):
-        if re.fullmatch(r"\.step-\d{8}\.(partial|deleted)", path.name):
-            shutil.rmtree(path)
+
+
+def in_the_way_after(folder: Path, step: int) -> list[Path]:
+    """Return the links and files that have the name of a checkpoint after ``step``.
+
+    ``drop_after`` keeps them, and a save could not put its checkpoint there.
+    """
+    return sorted(path for path in _named(folder) if path.name > name_of(step) and not _is_own_folder(path))
 
 
 def name_of(step: int) -> str:
@@ -122,8 +130,9 @@ def name_of(step: int) -> str:
 def delete(path: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that a kill in between leaves no damaged checkpoint."""
     hidden = path.with_name(f".{path.name}.deleted")
+    durable.remove(hidden)
     os.replace(path, hidden)
-    shutil.rmtree(hidden)
+    durable.remove(hidden)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -133,8 +142,17 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     """The folders named by ``name_of``, oldest first. A user's copies, links and other files are left out."""
-    matching = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
-    return sorted(path for path in matching if path.is_dir() and not path.is_symlink() and not _is_renamed(path))
+    return sorted(path for path in _named(folder) if _is_own_folder(path) and not _is_renamed(path))
+
+
+def _named(folder: Path) -> list[Path]:
+    """Whatever has a name as ``name_of`` returns it."""
+    return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is a folder, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _is_renamed(path: Path) -> bool:

@@ -102,7 +102,7 @@ class Saver:
         self.wait()
         self._step = state["step"]
         target = self._folder / name_of(self._step)
-        staging = self._folder / f".{target.name}.partial"
+        staging = durable.staging_of(target)
         best_step = state["best"].get("step") if self._keep_best else None
         tensors, scalars = collect(model, None if weights_only else optimizer)
         tensors = _share_of(tensors, self._rank, self._world)
@@ -184,6 +184,29 @@ class Saver:
         """Write the checkpoint. Runs in a thread of its own; ``device``: the GPU of this rank, None without one."""
         if device is not None:  # a new thread would begin on GPU 0 and take memory there, whatever the rank
             torch.accelerator.set_device_index(device)
+        try:
+            self._write(tensors, writer, staging, target, state, about, best_step)
+        except BaseException:
+            # No rank writes any more, as all of them report to the others how they ended. Only rank 0 deletes: it
+            # alone knows whether the folder got its name.
+            if self._rank == 0:
+                with suppress(OSError):
+                    durable.remove(staging)
+            raise
+        finally:
+            self._on_work("")
+
+    def _write(
+        self,
+        tensors: dict[str, torch.Tensor],
+        writer: TensorWriter,
+        staging: Path,
+        target: Path,
+        state: dict[str, Any],
+        about: dict[str, Any],
+        best_step: int | None,
+    ) -> None:
+        """Write all files to ``staging``, and rename it to ``target``. If a rank fails, raise on all ranks."""
         self._on_work(f"writing the checkpoint of step {state['step']}")
         # Waits for all ranks; raises on all ranks if one failed.
         dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=alone())
@@ -211,7 +234,6 @@ class Saver:
 
         self._on_work(f"reading back the checkpoint of step {state['step']}")
         self._on_all(describe_share, publish)
-        self._on_work("")
 
     def _on_all(self, work: Callable[[], T], finish: Callable[[list[T]], None]) -> None:
         """Call ``work`` on each rank, then ``finish`` on rank 0 with all results. If one raises, raise on all ranks.

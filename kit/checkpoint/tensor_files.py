@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from kit import durable
 from kit.durable import open_regular
 from kit.errors import Problem, UserError
 
@@ -78,7 +79,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with durable.create(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             flat = tensors[name].detach().cpu().contiguous().reshape(-1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from kit import durable
 from kit.config.settings.method import MethodSettings
 from kit.console import say
 from kit.data.chat.template import resolve_template
@@ -127,11 +128,10 @@ def _new_folder(output_dir: Path) -> Iterator[Path]:
     Raises:
         UserError: the folder cannot be written.
     """
-    staging = output_dir.with_name(f".{output_dir.name}.partial")
+    staging = durable.staging_of(output_dir)
     made = [folder for folder in output_dir.parents if not os.path.exists(folder)]
     try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+        durable.make_afresh(staging)
         yield staging
         os.replace(staging, output_dir)
     except (OSError, SafetensorError) as error:

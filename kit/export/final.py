@@ -8,7 +8,6 @@ import copy
 import math
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -54,18 +53,24 @@ def save_final(
     """
     accelerator, model = prepared.accelerator, prepared.model
     plain = accelerator.unwrap_model(model)
-    staging = folder.with_name(f".{folder.name}.partial")
+    staging = durable.staging_of(folder)
+    try:
+        if accelerator.is_main_process:
+            durable.make_afresh(staging)
+        accelerator.wait_for_everyone()
+        state = gather_trainable(accelerator, model) if hasattr(plain, "peft_config") else whole_state(model)
+        write_model(staging, plain, state, tokenizer, card, dtype, stops)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            durable.sync_tree(staging)
+            durable.remove(folder)
+            os.replace(staging, folder)
+    except BaseException:
+        if accelerator.is_main_process:
+            with suppress(OSError):  # the disk may be full: leave room
+                durable.remove(staging)
+        raise
     if accelerator.is_main_process:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    state = gather_trainable(accelerator, model) if hasattr(plain, "peft_config") else whole_state(model)
-    write_model(staging, plain, state, tokenizer, card, dtype, stops)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        durable.sync_tree(staging)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(staging, folder)
         durable.sync(folder.parent)
         say(*describe_stops(stops, f"{folder.name}/"), *describe_serving(plain, folder))
     accelerator.wait_for_everyone()

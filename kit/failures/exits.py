@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from kit import durable
 from kit.console import guard_libraries, is_main, rank, show_error
 from kit.errors import Problem, TrainingError, UserError, first_line
 from kit.secrets import redacted
@@ -117,14 +118,17 @@ def _written_to_run_folder(text: str) -> str:
         with suppress(OSError):
             if folder.is_dir():
                 path, new = folder / ERROR_FILE, folder / f".{ERROR_FILE}.{rank()}.partial"
-                new.write_text(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n", encoding="utf-8")
+                lines = f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
+                with durable.create(new) as file:
+                    file.write(lines.encode())
                 # What another rank of this start wrote stays; what an earlier start wrote does not. Both times are of
                 # the disk's clock, which may differ from that of this machine.
-                age = new.stat().st_mtime - path.stat().st_mtime if path.exists() else math.inf
+                is_file = path.exists() and not path.is_symlink()
+                age = new.stat().st_mtime - path.stat().st_mtime if is_file else math.inf
                 if age < time.monotonic() - _BEGAN:
-                    with path.open("a", encoding="utf-8") as file:
-                        file.write(new.read_text(encoding="utf-8"))
                     new.unlink()
+                    with durable.open_to_append(path) as log:
+                        log.write(lines)
                 else:
                     new.replace(path)
                 return f"\n(this message is also in {one_line(str(path))})"

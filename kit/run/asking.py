@@ -21,6 +21,7 @@ import psutil
 from filelock import FileLock
 from huggingface_hub import constants
 
+from kit import durable
 from kit.cache import cache_folder, delete_old, digest, make_folder
 from kit.config.recipe import Recipe
 from kit.durable import read_small
@@ -98,7 +99,7 @@ def _read(answers: Path) -> list[Problem] | None:
 def _write(answers: Path, problems: Sequence[Problem]) -> None:
     entry = {"at": time.time(), "problems": [asdict(problem) for problem in problems]}
     with suppress(OSError):  # then the next rank asks
-        answers.write_text(json.dumps(entry), encoding="utf-8")
+        durable.write_text(answers, json.dumps(entry))
         delete_old(answers.parent)  # if one of the files is a lock in use, one more rank asks
 
 

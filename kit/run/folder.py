@@ -8,23 +8,23 @@ Promises:
 """
 
 import json
+import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import lock
-from kit.checkpoint.manifest import drop_after, list_checkpoints, read_state
+from kit import durable, lock
+from kit.checkpoint.manifest import drop_after, in_the_way_after, list_checkpoints, read_state
 from kit.config.recipe import Recipe
 from kit.config.settings.evaluation import EvalSettings
 from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
 from kit.durable import read_small
-from kit.errors import Problem, UserError
+from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import changes
-from kit.run.output_dir import OUTPUTS, check_owner, unfinished_elsewhere
+from kit.run.output_dir import check_owner, outputs, unfinished, unfinished_elsewhere
 from kit.run.record import RUN_FILE, versions, write_record
 from kit.run.resume import choose, choose_together, wanted_checkpoint
 from kit.run.starts import starts
@@ -63,6 +63,8 @@ class RunFolder:
         self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, identity)
         self._record: dict[str, Any] = {}
         self._launchers: Sequence[str] = ()
+        if not recipe.overwrite_output_dir:
+            raise_if(_problems_with_later(self.checkpoints, self.loop_state().step))
         exits.repeat_errors_in(self.path)
 
     def loop_state(self) -> LoopState:
@@ -182,11 +184,8 @@ class RunFolder:
                 # Write the record first: after a kill, the folder is recognised as that of this run.
                 record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
                 write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
-                for path in [*(folder / name for name in OUTPUTS), *folder.glob(".report.*.partial")]:
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink(missing_ok=True)
+                for path in outputs(folder):
+                    durable.remove(path)
             lock.sign(folder, emptied=True, launchers=self._launchers)
         except OSError as error:
             raise _cannot_write(folder, error) from None
@@ -221,7 +220,10 @@ class RunFolder:
             was = self._manifest.get("total_steps", total_steps)
             say(*schedule_change(self._recipe, self._recipe.peak_learning_rate, step, was, total_steps))
         if is_main():
+            for path in unfinished(self.path):
+                durable.remove(path)
             drop_after(self.checkpoints, step)
+            durable.detach(self.path / SKIPPED_FILE)
             if skipped_rows:
                 write_listed(self.path / SKIPPED_FILE, skipped_rows)
             (self.path / exits.ERROR_FILE).unlink(missing_ok=True)
@@ -257,6 +259,20 @@ def _ended_early(settings: EvalSettings, folder: Path) -> bool:
     record = json.loads(read_small(folder / RUN_FILE))
     keys = ("early_stopping_patience", "early_stopping_threshold")
     return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
+
+
+def _problems_with_later(checkpoints: Path, step: int) -> list[Problem]:
+    """Return a problem for each link or file that is in the way of a checkpoint which may be saved after ``step``."""
+    expected = "nothing, or the folder of a checkpoint"
+    return [
+        Problem(
+            "output_dir",
+            f"{path} is {f'a link to {os.readlink(path)!r}' if path.is_symlink() else 'a file'}",
+            expected,
+            "move it away",
+        )
+        for path in in_the_way_after(checkpoints, step)
+    ]
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit import durable
 from kit.checkpoint.manifest import name_of
 from kit.console import bar, say
 from kit.data.feed.feed import by_file
@@ -66,7 +67,8 @@ class Log:
         self.bar: Any = None
         kept = []
         if self.is_main:
-            self.path.touch()
+            durable.detach(self.path)
+            durable.open_to_append(self.path).close()
             kept = _drop_lines_after(self.path, state.step, state.evaluated_step)
             if sys.stderr.isatty():
                 self.bar = bar("", "step", total_steps, state.step)
@@ -239,7 +241,7 @@ class Log:
     def _write(self, row: dict[str, Any]) -> None:
         """Write a line of JSON, which has no NaN: such a value, as an objective's metric may have, is left out."""
         row = {key: value for key, value in row.items() if not (isinstance(value, float) and not math.isfinite(value))}
-        with self.path.open("a", encoding="utf-8") as file:
+        with durable.open_to_append(self.path) as file:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
             self.accelerator.log(_numbers(row), step=int(row["step"]))

@@ -6,12 +6,13 @@ Promises: nothing is written. (Where only a try shows whether a folder can be ma
 import json
 import os
 import shlex
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kit import lock
+from kit import durable, lock
 from kit.checkpoint.manifest import list_checkpoints
 from kit.config.recipe import Recipe
 from kit.data.samples.bad_rows import SKIPPED_FILE
@@ -22,12 +23,10 @@ from kit.run.identity import OTHER_DATA, differences
 from kit.run.record import METRICS_FILE, RUN_FILE
 
 _ANOTHER = "choose another --output_dir"
-_PARTIAL = f".{RUN_FILE}.partial"
-# Everything that a run writes to its folder besides run.json and the lock; `kit` is the folder of TensorBoard.
-OUTPUTS = [
-    *"checkpoints final .final.partial metrics.partial report.html kit".split(),
-    *(METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, _PARTIAL),
-]
+# Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
+OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
+OUTPUT_FOLDERS = ("checkpoints", "final", "kit")
+_OLD_PARTIAL = "metrics.partial"  # the temporary name of an earlier version
 
 
 def check_writable(folder: Path) -> None:
@@ -58,11 +57,19 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     """
     check_writable(folder)
     # A start that ended before it wrote run.json leaves at most these files.
-    if not folder.exists() or not {path.name for path in folder.iterdir()} - {_PARTIAL, lock.NAME, exits.ERROR_FILE}:
+    early = {lock.NAME, exits.ERROR_FILE}
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if all(name in early or durable.is_leftover(name, (RUN_FILE, exits.ERROR_FILE)) for name in names):
+        raise_if(_problems_with_kinds(folder, early))
         return 0
     # The kit only deletes what it wrote itself.
     ways = "choose another --output_dir, or empty it yourself"
     try:
+        if RUN_FILE in names:
+            own = {lock.NAME, RUN_FILE}
+            # To overwrite a link means to delete it.
+            own |= set() if recipe.overwrite_output_dir else {*OUTPUT_FILES, *OUTPUT_FOLDERS}
+            raise_if(_problems_with_kinds(folder, own))
         old = json.loads(read_small(folder / RUN_FILE))
         old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
     except FileNotFoundError:
@@ -96,6 +103,40 @@ def _former_commits(record: Mapping[str, Any]) -> str:
     except (KeyError, TypeError, IndexError):
         return ""
     return f"the data as they were are, in the list of data sets, {', '.join(found)}; or " if found else ""
+
+
+def outputs(folder: Path) -> list[Path]:
+    """Return what runs in this folder have written, and may have left, besides ``run.json`` and the lock."""
+    names = [*OUTPUT_FILES, *OUTPUT_FOLDERS, _OLD_PARTIAL]
+    return [*(folder / name for name in names), *unfinished(folder), *folder.glob(".report.*.partial")]
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Return what killed runs began to write under temporary names."""
+    files = (RUN_FILE, METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE)
+    of_files = [path for path in folder.glob(".*partial") if durable.is_leftover(path.name, files)]
+    return [*of_files, folder / _OLD_PARTIAL, durable.staging_of(folder / "final")]
+
+
+def _problems_with_kinds(folder: Path, names: Iterable[str]) -> list[Problem]:
+    """Return a problem for each of ``names`` in ``folder`` that is a link, or a file for a folder, or the reverse.
+
+    A link may come from whoever made the folder, and lead to files that the run would overwrite or delete.
+    """
+    problems = []
+    for path in (folder / name for name in sorted(names) if os.path.lexists(folder / name)):
+        mode = path.lstat().st_mode
+        is_folder, expected = (stat.S_ISDIR, "a folder") if path.name in OUTPUT_FOLDERS else (stat.S_ISREG, "a file")
+        if stat.S_ISLNK(mode):
+            found = f"{path} is a link to {os.readlink(path)!r}"
+            fix = (
+                "delete the link if it is not yours; if it is, put what it leads to in its place. "
+                "To keep a run on another disk, make output_dir itself a link"
+            )
+            problems.append(Problem("output_dir", found, f"{expected}: a run writes to output_dir only", fix))
+        elif not is_folder(mode):
+            problems.append(Problem("output_dir", f"{path} is not {expected}", expected, "move it away"))
+    return problems
 
 
 def unfinished_elsewhere(folder: Path, recipe_name: str, identity: Mapping[str, Any]) -> list[str]:

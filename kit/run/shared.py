@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import lock
+from kit import durable, lock
 from kit.errors import Problem, UserError
 from kit.strategy.launcher import launched_rank, launcher_id, leads_other_machine
 from kit.strategy.rendezvous import from_main, together
@@ -51,7 +51,7 @@ def _check_same_folder(signature: dict[str, object], folder: Path, probe: Path) 
     try:
         # A network disk may answer from its memory that a file is not there, until something is made beside it.
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
+        durable.create(probe).close()
         probe.unlink()
         end = time.monotonic() + _DELAY_SECONDS
         while lock.read(folder) != signature:

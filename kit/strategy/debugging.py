@@ -3,6 +3,7 @@
 Promises: what is computed stays the same. A variable that the user has set keeps its value. Nothing is pickled.
 """
 
+import errno
 import faulthandler
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kit import durable
 from kit.errors import Problem, UserError
 from kit.strategy.rendezvous import collectives_begun
 from kit.strategy.strategies import DDP, Strategy
@@ -54,6 +56,8 @@ def record(folder: Path, stall_seconds: float) -> None:
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "is a link", str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         _copy_output(folder / f"rank-{rank}.log")
     except OSError as error:
@@ -67,7 +71,7 @@ def record(folder: Path, stall_seconds: float) -> None:
 
 def _copy_output(log: Path) -> None:
     """Append to ``log`` what this process prints from now on."""
-    log.touch()
+    durable.open_to_append(log).close()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         # A process, because C++ writes to the descriptor, and because it outlives a rank that is killed.
@@ -103,7 +107,7 @@ def _write_when_stalled(folder: Path, rank: int, stall_seconds: float) -> None:
 
 def write_state(folder: Path, rank: int) -> None:
     """Write the stacks of all threads, and the collectives that this rank has begun, the newest last."""
-    with (folder / f"rank-{rank}.stacks.txt").open("w") as file:
+    with durable.create(folder / f"rank-{rank}.stacks.txt") as file:
         faulthandler.dump_traceback(file, all_threads=True)
     if "torch" in sys.modules:
         from torch._C import _distributed_c10d as c10d
@@ -112,7 +116,8 @@ def write_state(folder: Path, rank: int) -> None:
             dump = getattr(c10d, name, None)
             text = dump() if dump else b""
             if b"profiling_name" in text:
-                (folder / f"rank-{rank}.collectives.json").write_bytes(text)
+                with durable.create(folder / f"rank-{rank}.collectives.json") as file:
+                    file.write(text)
 
 
 def _time_of(path: Path) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import xxhash
 
-from kit import lock
+from kit import durable, lock
 from kit.config.recipe import Recipe
 from kit.strategy.network import machine_id
 
@@ -198,7 +198,7 @@ def record_exit(status: int, is_final: bool, killed: Iterable[int] = (), text: s
             make_folder(file.parent.name)
             delete_old(file.parent)
             numbers = " ".join(map(str, [status, *killed, *recorded_kills(os.getppid())]))
-            file.write_text(f"{numbers}\n{text or recorded_text(os.getppid())}", encoding="utf-8")
+            durable.write_text(file, f"{numbers}\n{text or recorded_text(os.getppid())}")
 
 
 def exit_if_recorded() -> None:

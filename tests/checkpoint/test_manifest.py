@@ -149,6 +149,20 @@ def test_going_back_leaves_no_checkpoint_of_the_abandoned_steps(saved):
     assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
 
 
+@pytest.mark.parametrize("name", [".step-00000004.partial", ".step-00000003.deleted", ".step-00000002.deleted"])
+def test_a_link_with_the_name_of_what_a_kill_left_is_deleted_and_no_more(saved, name, tmp_path):
+    folder, _ = saved
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "sub").mkdir(parents=True)
+    (elsewhere / "sub/file").write_text("precious")
+    (folder / name).symlink_to(elsewhere)
+    drop_after(folder, 2)
+    assert steps(folder) == ["step-00000001", "step-00000002"] and not list(folder.glob(".*"))
+    (folder / name).symlink_to(elsewhere)
+    manifest.delete(folder / "step-00000002")
+    assert (elsewhere / "sub/file").read_text() == "precious" and steps(folder) == ["step-00000001"]
+
+
 def test_what_a_user_put_beside_the_checkpoints_is_neither_taken_nor_deleted(saved):
     folder, save = saved
     shutil.copytree(folder / "step-00000001", folder / "step-best")

@@ -14,7 +14,7 @@ from checkpoint_helpers import ABOUT, build, same, save_checkpoint, saver_of, st
 
 from kit.checkpoint import save as saver
 from kit.checkpoint.load import load_checkpoint, load_weights
-from kit.checkpoint.manifest import drop_after, find_checkpoint, list_checkpoints, read_manifest, verify
+from kit.checkpoint.manifest import find_checkpoint, list_checkpoints, read_manifest, verify
 from kit.checkpoint.save import Saver
 from kit.errors import UserError
 
@@ -120,7 +120,7 @@ def test_until_a_new_one_is_complete_the_old_ones_stay(saved, monkeypatch, momen
             save(4, limit=1)
     assert steps(folder) == ["step-00000001", "step-00000002", "step-00000003"]
     assert find_checkpoint(folder, "auto", print) == folder / "step-00000003"
-    drop_after(folder, 3)  # as the next start does
+    assert not list(folder.glob(".*"))  # on a full disk, what was begun would take the room that is needed
     save(4, limit=1)
     assert steps(folder) == ["step-00000004"] and verify(folder / "step-00000004") == []
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]

@@ -87,6 +87,22 @@ def test_an_error_is_repeated_in_the_folder_of_the_run_and_the_last_line_says_so
     assert "missing" not in text and "of the next start" in text
 
 
+@pytest.mark.parametrize("by", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("is_old", [True, False])
+def test_an_error_is_written_to_no_file_elsewhere(failing, tmp_path, by, is_old):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    run.mkdir()
+    victim.write_text("precious")
+    os.utime(victim, (1, 1))
+    getattr(run / "error.txt", by)(victim)
+    if is_old:
+        os.utime(run / "error.txt", (1, 1), follow_symlinks=False)
+    assert "dataset: missing" in failing(run)
+    assert victim.read_text() == "precious"
+    is_new = is_old or by == "hardlink_to"
+    assert not is_new or "dataset: missing" in (run / "error.txt").read_text()
+
+
 def test_no_folder_is_made_for_an_error(failing, tmp_path):
     assert failing(tmp_path / "run") == "\nerror: dataset: missing\n"
     assert not list(tmp_path.iterdir())

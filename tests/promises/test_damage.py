@@ -120,6 +120,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_the_run_in_words_and_costs_nothing(
     assert f"the last complete one is {kept.name}" in full.output
     assert full.output.count("error:") == 1
     assert verify(kept) == [] and list_checkpoints(finetune.folder / "run/checkpoints") == [kept]
+    assert list((finetune.folder / "run/checkpoints").iterdir()) == [kept]
     continued = finetune.ok("run", processes, **flags)
     assert f"continuing after step {int(kept.name[5:])} of 14" in continued.output
     assert continued.losses == whole.losses

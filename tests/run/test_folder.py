@@ -1,6 +1,7 @@
 """Whose output folder it is: a run goes on in its own, and nothing of anybody else is touched."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -443,6 +444,88 @@ def test_a_start_killed_before_its_record_does_not_block_the_next(recipe, tmp_pa
     (tmp_path / "out").mkdir()
     (tmp_path / "out/.run.json.partial").write_text("{")
     assert look(recipe()).finished_steps == 0
+
+
+def test_what_killed_starts_began_to_write_is_gone_when_the_run_goes_on(recipe, started):
+    (started / ".final.partial").mkdir()
+    (started / ".final.partial/model.safetensors").touch()
+    (started / "checkpoints/.step-00000002.partial").mkdir()
+    for name in (
+        ".run.json.partial",
+        ".run.json.0123abcd.partial",
+        ".metrics.jsonl.0123abcd.partial",
+        ".error.txt.1.partial",
+    ):
+        (started / name).touch()
+    (started / ".notes.partial").touch()  # the user's
+    begin(recipe())
+    write(recipe())
+    assert {path.name for path in started.rglob(".*")} == {".lock", ".notes.partial"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Files and a checkpoint of another run, which nobody may change."""
+    folder = tmp_path / "elsewhere"
+    (folder / "checkpoints/step-00000003").mkdir(parents=True)
+    (folder / "checkpoints/step-00000003/shard").write_text("precious")
+    (folder / "file").write_text("precious")
+    before = content(folder)
+    yield folder
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "final", "kit", "run.json", "metrics.jsonl", "error.txt", ".lock"])
+def test_a_link_in_the_folder_is_refused_by_name_and_deleted_where_overwriting_was_asked_for(
+    recipe, started, elsewhere, name
+):
+    is_folder = name in ("checkpoints", "final", "kit")
+    link = started / name
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.symlink_to(elsewhere / ("checkpoints" if is_folder else "file"))
+    for mine in (recipe(), recipe(resume_from_checkpoint="none")):
+        text = refusal(mine)
+        assert f"{link} is a link to '{elsewhere}/" in text and "make output_dir itself a link" in text
+    if name in ("run.json", ".lock"):  # read or locked before anything is deleted
+        assert str(link) in refusal(recipe(overwrite_output_dir=True))
+    else:
+        begin(recipe(overwrite_output_dir=True))
+        assert not link.is_symlink()
+
+
+@pytest.mark.parametrize(("name", "make"), [("final", Path.touch), ("metrics.jsonl", Path.mkdir), ("kit", os.mkfifo)])
+def test_a_file_in_the_place_of_a_folder_and_the_reverse_are_refused(recipe, started, name, make):
+    (started / name).unlink(missing_ok=True)
+    make(started / name)
+    expected = "a file" if name == "metrics.jsonl" else "a folder"
+    assert f"output_dir: {started / name} is not {expected}; expected {expected}" in refusal(recipe())
+
+
+def test_what_lies_where_a_later_checkpoint_will_be_saved_is_refused_before_training(recipe, started, elsewhere):
+    checkpoints = started / "checkpoints"
+    (checkpoints / "step-00000000").symlink_to(elsewhere)  # a user's: no save comes there any more
+    begin(recipe())
+    shutil.copytree(checkpoints / "step-00000001", checkpoints / "step-00000003")  # a user's, too
+    (checkpoints / "step-00000004").touch()
+    assert f"{checkpoints}/step-00000004 is a file; expected nothing, or" in refusal(recipe())
+    (checkpoints / "step-00000004").unlink()
+    (checkpoints / "step-00000004").symlink_to(elsewhere)
+    assert f"{checkpoints}/step-00000004 is a link to '{elsewhere}'; expected nothing" in refusal(recipe())
+    begin(recipe(overwrite_output_dir=True))
+    assert not checkpoints.exists()
+
+
+def test_a_copy_of_the_run_by_hard_links_keeps_its_skipped_rows(recipe, started, tmp_path):
+    skipped = started / "skipped_rows.jsonl"
+    skipped.write_text("{}\n")
+    (tmp_path / "copy").hardlink_to(skipped)
+    begin(recipe())
+    write(recipe())
+    with skipped.open("a") as file:  # as a stream does
+        file.write("{}\n")
+    assert (tmp_path / "copy").read_text() == "{}\n"
 
 
 def test_a_link_that_leads_nowhere_is_a_users_mistake(recipe, tmp_path):

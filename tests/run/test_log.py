@@ -244,6 +244,16 @@ def test_lines_of_the_checkpoint_stay_whatever_stands_before_them(start, rows, t
     assert steps(rows) == [1, 2, 2, 3] and rows()[1:3] == [lines[2], with_answer] and rows()[3]["loss"] != 9.0
 
 
+def test_a_copy_of_the_run_by_hard_links_keeps_the_lines_that_a_resume_repeats(start, tmp_path):
+    """Such a copy (`cp -al`) takes no room, and its file has the same content as long as nobody writes into it."""
+    start().run([1, 2, 3, 4])
+    (tmp_path / "copy").hardlink_to(tmp_path / "metrics.jsonl")
+    before = (tmp_path / "copy").read_bytes()
+    start(step=2).run([3, 4])
+    assert (tmp_path / "copy").read_bytes() == before
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
 def test_other_ranks_write_and_say_nothing(start, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     other = start(is_main=False)

@@ -43,6 +43,23 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
         debugging.record(tmp_path / "mine.debug", 60.0)
 
 
+@pytest.mark.parametrize("name", ["mine.debug", "mine.debug/rank-0.log", "mine.debug/rank-0.stacks.txt"])
+def test_nothing_is_written_through_a_link(tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("precious")
+    link = tmp_path / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere if name == "mine.debug" else elsewhere / "file")
+    if name.endswith("txt"):
+        debugging.write_state(link.parent, 0)
+        assert "test_nothing_is_written" in link.read_text() and not link.is_symlink()
+    else:
+        with pytest.raises(UserError, match=rf"debug_distributed: {link}: "):
+            debugging.record(tmp_path / "mine.debug", 60.0)
+    assert (elsewhere / "file").read_text() == "precious" and os.listdir(elsewhere) == ["file"]
+
+
 def test_the_state_of_a_rank_names_what_each_thread_does(tmp_path):
     def waits_here():
         event.wait()

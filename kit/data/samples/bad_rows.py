@@ -140,7 +140,7 @@ class SkippedFile:
                 self._known = set(self._path.read_text(encoding="utf-8").splitlines())
             lines = [line for line in map(json.dumps, listed(rows)) if line not in self._known]
             self._known.update(lines)
-            with self._path.open("a", encoding="utf-8") as file:
+            with durable.open_to_append(self._path) as file:
                 file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:  # the rows are counted in the metrics nevertheless
             say(f"warning: {self._path} cannot be written ({error.strerror or error})")

@@ -7,11 +7,11 @@ hash, and loads nothing.
 import base64
 import hashlib
 import html
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit import durable
 from kit.errors import Problem, UserError
 from kit.secrets import redacted
 from kit.visible import visible
@@ -47,13 +47,11 @@ def page(title: str, parts: Iterable[str], style: str = "", axes: Sequence[str] 
 
 def write_page(path: Path, text: str) -> Path:
     """Replace the page at ``path`` atomically, and return ``path``. Raises ``UserError`` if it cannot be written."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.partial")  # several processes may write it
     try:
-        temporary.write_text(text, encoding="utf-8")
-        return temporary.replace(path)
+        durable.write_text(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(Problem(str(path), f"cannot be written ({error.strerror})")) from None
+    return path
 
 
 def escaped(text: str) -> str:

@@ -1,0 +1,222 @@
+"""A run writes to its folder only: no link that somebody put there makes it change, or delete, anything elsewhere.
+
+The paths to put links at are those that a run is seen to write, so a new file is covered from its first day.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from helpers import export
+
+from kit.config.recipe import Recipe
+from kit.errors import UserError
+from kit.run.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+STREAM = {"streaming": "true", "on_bad_row": "skip"}
+FLAGS = {"method": "lora", "save_steps": 1, "eval_steps": 1, "predict_with_generate": "true", "max_new_tokens": 4}
+FLAGS |= {"report_to": "tensorboard", "save_total_limit": 2}
+
+
+def list_writes(root, log, rank):
+    """In the child: write to ``log`` each path under ``root`` that is opened for writing, made, or renamed to."""
+
+    def note(path):
+        path = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
+        if path.startswith(root):
+            file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(file, f"{os.path.relpath(path, root)}\n".encode())
+            os.close(file)
+
+    def audit(event, args):
+        if (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or event == "os.mkdir":
+            note(args[0])
+        elif event in ("os.rename", "os.link", "os.symlink"):
+            note(args[1])
+
+    sys.addaudithook(audit)
+
+
+def fail_at_the_first_step(root, log, rank):
+    """In the child: the run ends with an error, which it writes to its folder."""
+    import kit.train.step
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("this step fails")
+
+    kit.train.step.train_step = fail
+    list_writes(root, log, rank)
+
+
+def tree(folder):
+    """All that is in a folder, with contents and times."""
+    paths = sorted(folder.rglob("*"))
+    return [(str(path), path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in paths]
+
+
+class Victim:
+    """Files and folders of somebody, to which links lead."""
+
+    def __init__(self, folder):
+        self.folder = folder / "victim"
+        for name in ("file", "folder/step-00000004/manifest.json", "folder/step-00000002/state.json", "folder/x/y"):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(f"precious {name}")
+        self._was = tree(self.folder)
+
+    def plant(self, path, kind):
+        """Put a link in the place of ``path``."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(self.folder / kind)
+
+    def is_whole(self):
+        return tree(self.folder) == self._was
+
+
+class Stage:
+    """A run that others left after two steps, and the paths that it writes when it is continued to four."""
+
+    def __init__(self, finetune, dataset):
+        self.finetune, self.folder = finetune, finetune.folder
+        self.flags = FLAGS | STREAM | {"dataset": dataset, "eval_dataset": finetune.defaults["dataset"]}
+        first = finetune("run", **self.flags, max_steps=2)
+        assert first.status == 0, first.output
+        self.template = self.folder / "template"
+        shutil.copytree(first.folder, self.template)
+        log = self.folder / "writes"
+        failing = partial(fail_at_the_first_step, str(first.folder), log)
+        failed = finetune("run", prepare=failing, **self.flags, max_steps=4)
+        assert failed.status == 1 and "this step fails" in failed.output
+        shutil.copytree(first.folder, self.folder / "failed")
+        self.whole = finetune("run", prepare=partial(list_writes, str(first.folder), log), **self.flags, max_steps=4)
+        assert self.whole.status == 0, self.whole.output
+        # safetensors and C++ open files that no hook sees, so what lies there is added.
+        found = [path for folder in ("run", "failed") for path in (self.folder / folder).rglob("*")]
+        self.folders = {self.name(path) for path in found if path.is_dir()} | {"checkpoints/.step-00000004.partial"}
+        seen = {self.name(path) for path in found} | set(log.read_text().splitlines()) - {"."}
+        # Names with a random number or the time are no target.
+        names = {name for name in seen if not re.search(r"\.[0-9a-f]{8}\.partial$|/\d{10}|tfevents", name)}
+        self.folders |= {name for name in names if any(other.startswith(f"{name}/") for other in names)}
+        self.names = sorted(names)
+
+    def name(self, path):
+        return str(path.relative_to(self.folder / path.relative_to(self.folder).parts[0]))
+
+    def set_up(self):
+        """Put the run of the others into the output folder again."""
+        shutil.rmtree(self.whole.folder, ignore_errors=True)
+        shutil.copytree(self.template, self.whole.folder)
+
+    def refusal(self):
+        """What a start says to the folder as it is; empty if it takes it."""
+        record = json.loads((self.template / "run.json").read_text())
+        try:
+            RunFolder(Recipe(**record["recipe"] | {"max_steps": 4}), "mine", record["identity"])
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def kind(self, name):
+        return "folder" if name in self.folders else "file"
+
+
+@pytest.fixture
+def stage(finetune, chat_file, tmp_path):
+    rows = chat_file.read_text().splitlines()
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text("\n".join([*rows[:3], '{"messages": []}', *rows[3:]]) + "\n")
+    return Stage(finetune, dataset)
+
+
+def test_no_link_in_a_run_of_others_leads_a_write_out_of_it(stage, tmp_path):
+    """Each path that a run writes is refused before the run where a link is, or the link is deleted."""
+    expected = "run.json metrics.jsonl .lock checkpoints final .final.partial error.txt report.html skipped_rows.jsonl"
+    assert {*expected.split(), "checkpoints/.step-00000004.partial", "checkpoints/step-00000004"} <= set(stage.names)
+    victim = Victim(tmp_path)
+    taken = []
+    for name in stage.names:
+        for target in (stage.kind(name), "absent"):
+            stage.set_up()
+            path = stage.whole.folder / name
+            victim.plant(path, target)
+            refusal = stage.refusal()
+            assert str(path) in refusal or not refusal, refusal
+            taken += [name] if not refusal and name not in taken else []
+    assert victim.is_whole()
+    assert taken and not {"checkpoints", "final", "metrics.jsonl", "error.txt", "kit", ".lock"} & set(taken)
+
+    # What is not refused, in two real runs: links at folders, and links in folders. The second one cannot continue from
+    # the newest checkpoint, of which each file is a link, so it continues from the one before.
+    inner = [name for name in taken if not name.startswith("checkpoints/step-00000001/")]
+    for planted in ([name for name in taken if name in stage.folders], [n for n in inner if n not in stage.folders]):
+        stage.set_up()
+        for name in planted:
+            victim.plant(stage.whole.folder / name, stage.kind(name))
+        run = stage.finetune("run", **stage.flags, max_steps=4)
+        assert run.status == 0, run.output
+        assert victim.is_whole(), planted
+        assert run.losses == stage.whole.losses
+        links = [str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_symlink()]
+        assert set(links) <= {"checkpoints/step-00000001"}  # before the steps of this start: nothing is written there
+
+
+def test_what_the_message_advises_works_and_output_dir_may_be_a_link(finetune, tmp_path):
+    flags = {"method": "lora", "save_steps": 2}
+    whole = finetune.ok("whole", **flags, max_steps=4)
+    other_disk, run = tmp_path / "disk", tmp_path / "run"
+    other_disk.mkdir()
+    finetune.ok("run", **flags, max_steps=2)
+    for name in ("checkpoints", "final"):
+        (run / name).rename(other_disk / name)
+        (run / name).symlink_to(other_disk / name)
+    before = tree(other_disk)
+    refused = finetune("run", **flags, max_steps=4)
+    assert refused.status == 2
+    for name in ("checkpoints", "final"):
+        assert f"{run / name} is a link to '{other_disk / name}'; expected a folder" in refused.output
+    assert tree(other_disk) == before and "Traceback" not in refused.output
+
+    for name in ("checkpoints", "final"):  # "put what it leads to in its place"
+        (run / name).unlink()
+        (other_disk / name).rename(run / name)
+    run.rename(other_disk / "run")  # "make output_dir itself a link"
+    run.symlink_to(other_disk / "run")
+    continued = finetune.ok("run", **flags, max_steps=4)
+    assert "continuing after step 2 of 4" in continued.output and continued.losses == whole.losses
+    assert run.is_symlink() and (other_disk / "run/checkpoints/step-00000004/manifest.json").is_file()
+
+
+def test_reports_and_exports_of_a_run_of_others_write_their_own_files_only(finetune, tmp_path, monkeypatch):
+    """Also if somebody guesses the temporary names."""
+    from kit.cli import report
+
+    run = finetune.ok("run", method="lora", max_steps=2, save_steps=2)
+    victim = Victim(tmp_path)
+    temporary = []
+    replace = os.replace
+    monkeypatch.setattr(os, "urandom", bytes)
+    monkeypatch.setattr(os, "replace", lambda old, new: (temporary.append(Path(old)), replace(old, new)))
+    report.run([str(run.folder)])
+    for path in (run.folder / "report.html", *temporary):
+        victim.plant(path, "file")
+    report.run([str(run.folder)])
+    assert victim.is_whole() and len(temporary) == 2
+    assert "<!doctype html>" in (run.folder / "report.html").read_text()
+    assert not (run.folder / "report.html").is_symlink()
+
+    for planted in (".model.partial", ".model.partial/README.md"):
+        victim.plant(tmp_path / planted, "folder" if planted == ".model.partial" else "file")
+        export(run.folder / "checkpoints/step-00000002", tmp_path / "model")
+        assert victim.is_whole() and (tmp_path / "model/adapter_model.safetensors").is_file()
+        assert not os.path.lexists(tmp_path / ".model.partial")
+        shutil.rmtree(tmp_path / "model")
