@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from kit import __version__, durable
 from kit.checkpoint.manifest import ALL, verify
 from kit.config.recipe import Recipe
@@ -15,11 +17,12 @@ from kit.config.settings.method import MethodSettings
 from kit.durable import open_regular, read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
-from kit.strategy.topology import ActualStrategy
+from kit.strategy.topology import ActualStrategy, RecordError
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 Opening = TypeVar("Opening", bound=MethodSettings)
 Rendering = TypeVar("Rendering", bound=DataSettings)
+MAX_STEP = 2**53  # a float holds each whole number up to it
 # How the model is computed, not what it is: settings of whoever opens the model, not of the run.
 _OF_WHO_OPENS = ("trust_remote_code", "attn_implementation", "gradient_checkpointing")
 
@@ -34,8 +37,16 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
         values = json.loads(read_small(run_file))
         return Recipe.model_validate(values["recipe"]), ActualStrategy.from_record(values["strategy"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        found = f"no record of a run ({type(error).__name__})"
+        found = f"no record of a run ({_fault(error)})"
         raise UserError(Problem(str(run_file), found, "the folder of a run, or what lies in it")) from None
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a record, with its field where that is known."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"recipe.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error) if isinstance(error, RecordError) else type(error).__name__
 
 
 def read_stop_tokens(run_file: Path) -> dict[str, int]:
@@ -64,7 +75,7 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
     """Return a line of ``metrics.jsonl`` as a row; None for one that is damaged, as by a kill."""
     with suppress(ValueError, RecursionError):
         row = json.loads(line)
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] <= MAX_STEP:
             return row
     return None
 

@@ -4,11 +4,11 @@ Plain Python.
 """
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kit.config.recipe import Recipe
 from kit.config.settings.optimisation import OptimSettings
-from kit.errors import Problem
+from kit.errors import Problem, kind
 from kit.strategy.strategies import FSDP2, Strategy, StrategyName
 
 if TYPE_CHECKING:
@@ -96,9 +96,12 @@ class ActualStrategy:
 
     @classmethod
     def from_record(cls, values: dict[str, Any]) -> "ActualStrategy":
-        """Create it from the values in ``run.json``. Raises ``KeyError`` or ``TypeError`` for any other form."""
+        """Create it from the values in ``run.json``. Raises ``RecordError``, ``KeyError`` or ``TypeError``."""
         values = {"num_replicas": 1, **values}  # earlier runs had no hybrid sharding
         known = {key: values[key] for key in RECORD_KEYS}
+        for key, value in known.items():
+            if not _fits(key, value):
+                raise RecordError(f"strategy.{key}: {kind(value)}, which no run writes there")
         replicates = known["num_replicas"] > 1
         known["type"] = Strategy(known["type"], offloads=known.pop("offload"), replicates=replicates)
         if known["sharded_layers"]:
@@ -130,6 +133,26 @@ class ActualStrategy:
         parts.append(f"{self.trainable_parameters:,} trainable parameters ({recipe.method})")
         parts.append(f"global batch {recipe.global_batch_size} = {self.num_processes} x {micro_batch} x {accumulation}")
         return ", ".join(parts)
+
+
+class RecordError(ValueError):
+    """A record of a run has a value that no run writes; the message names its field."""
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether ``value`` is of the form in which runs record ``key``."""
+    if key == "type":
+        return isinstance(value, str) and value in get_args(StrategyName)
+    if key in ("config", "mixed_precision", "device"):
+        return isinstance(value, str)
+    if key in ("rehearsal", "offload"):
+        return isinstance(value, bool)
+    if key == "sharded_layers":
+        classes = value.get("classes") if isinstance(value, dict) else None
+        is_known = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        return value is None or (is_known and value.keys() == {"classes", "count"} and _fits("count", value["count"]))
+    least = 1 if key in ("num_processes", "num_replicas") else 0
+    return type(value) is int and least <= value < 2**53
 
 
 def strategy_name(accelerator: "Accelerator") -> StrategyName:

@@ -198,6 +198,8 @@ class Template:
             raise self.refusal(f"not a Jinja template (line {error.lineno}: {error.message})") from None
         except TooMuch as error:
             raise self.refusal(f"not a Jinja template ({error})") from None
+        except RecursionError:
+            raise self.refusal("not a Jinja template (nested too deeply)") from None
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kit.tools.report.chart import NUM_COLOURS, Chart, Mark, Series, series
-from kit.tools.report.metrics import Columns
+from kit.tools.report.metrics import Columns, finite_number
 from kit.tools.report.remarks import predicted_bytes
 from kit.tools.report.runs import ReportedRun
 from kit.tools.report.words import start_text
@@ -66,9 +66,9 @@ def _curves(run: ReportedRun) -> list[_Curve]:
     """The curves of a run, the same ones in the same order for each run; the first two are the losses."""
     training, evaluations = run.training, Columns(run.evaluations)
     what = "" if run.has_one_loss else f" ({run.objective or 'with the auxiliary loss of routers'})"
-    clip, predicted = run.recipe.max_grad_norm, predicted_bytes(run)
+    clip, predicted = finite_number(run.recipe.max_grad_norm), predicted_bytes(run)
     # A limit far above all norms would press them to the bottom of the chart.
-    is_near = clip and (training.values("grad_norm") > clip / 4).any()
+    is_near = clip is not None and (training.values("grad_norm") > clip / 4).any()
     per_speed = run.utilisation_per_speed
     return [
         _Curve(f"training loss{what or f', {_UNIT}'}", "training", training, "loss"),
@@ -81,7 +81,7 @@ def _curves(run: ReportedRun) -> list[_Curve]:
             training,
             "grad_norm",
             1.0,
-            [(f"clipped at {clip:g}", clip)] if is_near else [],
+            [(f"clipped at {clip:g}", clip)] if clip and is_near else [],
         ),
         _Curve(
             f"tokens per second per {run.device}",

@@ -18,7 +18,8 @@ from kit.run.record import metrics_rows
 Row = dict[str, Any]  # a line of metrics.jsonl
 MOST_ODD = 100  # steps whose samples are kept, and listed
 _TEXTS = ("nonfinite", "objective")
-_ANSWER = ("prompt", "reference", "text", "exact")  # keys of an answer in the metrics
+_ANSWER = {"prompt": str, "reference": str, "text": str, "exact": bool}  # keys of an answer in the metrics
+_LEAST, _MOST = 1e-150, 1e150  # of a number that a run writes
 
 
 class Columns:
@@ -103,12 +104,12 @@ def read_metrics_of(folder: Path) -> Metrics:
 
 
 def finite_number(value: Any) -> float | None:
-    """Return ``value`` if it is a finite number, else None."""
+    """Return ``value`` if it is a finite number, and of a size that charts can compute with; else None."""
     try:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond the range of a float
         return None
-    return value if is_number else None
+    return value if is_number and (value == 0 or _LEAST < abs(value) < _MOST) else None
 
 
 def _is_whole(key: str, value: Any) -> bool:
@@ -117,5 +118,9 @@ def _is_whole(key: str, value: Any) -> bool:
     if key == "samples":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if key == "answers":
-        return isinstance(value, list) and all(isinstance(item, dict) and item.keys() >= {*_ANSWER} for item in value)
+        return isinstance(value, list) and all(map(_is_answer, value))
     return finite_number(value) is not None
+
+
+def _is_answer(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in _ANSWER.items())

@@ -9,6 +9,7 @@ import numpy as np
 
 from kit.failures.exits import ERROR_FILE
 from kit.run.answers import few_texts, unended
+from kit.tools.report.metrics import finite_number
 from kit.tools.report.runs import ReportedRun
 from kit.tools.report.words import words
 
@@ -137,7 +138,7 @@ def _data(run: ReportedRun) -> Iterator[str]:
     for source in run.record["data"]["sources"]:
         if not isinstance(source, dict):
             continue
-        counts = {key: value for key, value in source.items() if isinstance(value, int)}
+        counts = {key: n for key, n in source.items() if isinstance(n, int) and finite_number(n) is not None}
         for key, number in counts.items():
             if words(key).startswith("left out: ") and number:
                 left_out.append(f"{number:,} of {source.get('name')} ({words(key).removeprefix('left out: ')})")
@@ -165,7 +166,8 @@ def predicted_bytes(run: ReportedRun) -> float | None:
     """Return the peak memory of a process that was predicted before the run; None if it was not."""
     plan = run.record.get("plan")
     value = plan.get("tensors") if isinstance(plan, dict) else None
-    return value if isinstance(value, int | float) and value > 0 else None
+    number = finite_number(value)
+    return number if number and number > 0 else None
 
 
 def peak_bytes(run: ReportedRun) -> float | None:

@@ -168,8 +168,12 @@ def duration(seconds: float) -> str:
 
 def _is_start(value: Any) -> bool:
     is_known = isinstance(value, dict) and isinstance(value.get("changed"), list)
-    return is_known and isinstance(value.get("step"), int) and isinstance(value.get("time"), str)
+    return is_known and _is_whole(value.get("step")) and isinstance(value.get("time"), str)
 
 
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if _is_whole(value) else 0
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and finite_number(value) is not None
