@@ -196,7 +196,7 @@ def _check_hub_has(name: str, revision: str | None, field: str, *files: str) -> 
         raise UserError(hub.not_cached(f"no folder {name!r}", name, "model", field))
 
 
-def hint_trust(error: Exception) -> str:
+def hint_trust(error: BaseException) -> str:
     """Return how to fix ``error`` if it says that the model needs its own code; else an empty string."""
     needs_code = "trust_remote_code" in str(error)
     return "--trust_remote_code true runs the model's own code: read it first" if needs_code else ""

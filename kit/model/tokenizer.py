@@ -28,7 +28,9 @@ def open_tokenizer(settings: MethodSettings) -> PreTrainedTokenizerBase:
     name = str(folder) if folder else locate_model(settings.model_name_or_path, settings.model_revision)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **hub_options(settings))
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the tokenizers library, in Rust, is no Exception
         found = f"no tokenizer in {name}: {first_line(error)}"
         raise UserError(Problem(field, found, "tokenizer.json beside the weights", hint_trust(error))) from None
     if not tokenizer.is_fast:

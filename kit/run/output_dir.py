@@ -74,7 +74,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
         old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
     except FileNotFoundError:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
         raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
     lock.check_free(folder)
     if recipe.overwrite_output_dir:
@@ -172,7 +172,7 @@ def _is_unfinished(folder: Path, identity: Mapping[str, Any]) -> bool:
         record = json.loads(read_small(folder / RUN_FILE))
         lock.check_free(folder)
         return not record["finished_steps"] and not differences(record["identity"], identity)
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError):
         return False
 
 

@@ -108,6 +108,6 @@ def wanted_checkpoint(settings: OutputSettings, folder: Path) -> str:
     try:
         record = json.loads(read_small(folder / RUN_FILE))
         is_obeyed = record["recipe"]["resume_from_checkpoint"] == wanted
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return wanted
     return "auto" if is_obeyed and list_checkpoints(folder / "checkpoints") else wanted

@@ -37,6 +37,7 @@ with exits.reporting_errors():
         ("UserError(Problem('a', 'b'))", 2, "error: a: b"),
         ("TrainingError('loss nan')", 1, "error: rank 0: loss nan"),
         ("ZeroDivisionError('odd')", 1, "rank 0 failed:\nTraceback"),
+        ("BaseException('a panic in Rust')", 1, "rank 0 failed:\nTraceback"),
         ("OSError(errno.EIO, 'Input/output error')", 1, "rank 0 failed:\nTraceback"),
     ],
 )

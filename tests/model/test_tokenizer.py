@@ -3,6 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
+from kit.config.settings.method import MethodSettings
 from kit.data.samples.rows import Encoder
 from kit.errors import UserError
 from kit.model.tokenizer import ids_of, open_tokenizer
@@ -40,3 +41,12 @@ def test_new_tokens_change_the_key_of_the_cache(recipe):
 
     assert key() == key() and key(new_tokens=["<a>"]) == key(new_tokens=["<a>"])
     assert len({str(key(**changes)) for changes in ({}, {"new_tokens": ["<a>"]}, {"new_tokens": ["<b>"]})}) == 3
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_problem_of_the_model(model_folder, monkeypatch):
+    def panic(*args, **kwargs):
+        raise BaseException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr("kit.model.tokenizer.AutoTokenizer.from_pretrained", panic)
+    with pytest.raises(UserError, match=r"model_name_or_path: no tokenizer in .*unwrap"):
+        open_tokenizer(MethodSettings(model_name_or_path=str(model_folder)))

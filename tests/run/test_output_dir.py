@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.config.recipe import Recipe
 from kit.errors import UserError
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
+from kit.run.output_dir import check_owner, unfinished_elsewhere
 
 NOTE = "note: runs/mine-fsdp holds an unfinished run of this recipe; --output_dir runs/mine-fsdp continues it"
 
@@ -91,3 +93,13 @@ def test_if_the_hub_has_other_data_now_the_revision_of_before_is_named(killed, r
     with pytest.raises(UserError, match="the samples that dataset gives are others") as caught:
         RunFolder(mine, "mine", identity(mine, "other", "base")).describe_resume(8)
     assert advice in caught.value.problems[0].fix
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"identity": {}, "finished_steps": Infinity}', "[]", ""])
+def test_a_folder_with_a_damaged_record_is_refused_not_overwritten(text, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    recipe = Recipe(model_name_or_path="m", dataset="d.jsonl", max_length=8, output_dir=str(tmp_path))
+    with pytest.raises(UserError, match="is no record of a run"):
+        check_owner(recipe, tmp_path, {})
+    assert (tmp_path / "run.json").read_text() == text
+    assert unfinished_elsewhere(tmp_path.parent / f"{tmp_path.name}2", "tiny", {}) == []

@@ -96,7 +96,7 @@ def extents(charts: Sequence[Chart]) -> dict[Axis, float]:
     """Return the end of each axis that all lines of all charts know; each begins at 0."""
     lines = [line for chart in charts for line in chart.series if len(line.values)]
     known = [axis for axis in KEYS if all(axis in line.at for line in lines)]
-    return {axis: max((float(line.at[axis].max()) for line in lines), default=0.0) or 1.0 for axis in known}
+    return {axis: max([0.0, *(float(line.at[axis].max()) for line in lines)]) or 1.0 for axis in known}
 
 
 def stretches(num: int, most: int = MAX_POINTS) -> list[range]:

@@ -217,3 +217,9 @@ def test_a_token_that_the_tokenizer_gives_is_no_value(tokenizer, tmp_path):
     (tmp_path / "own.jinja").write_text("{{ eos_token }}{{ mode }}")
     with pytest.raises(UserError, match=r"'eos_token', so it would change nothing; expected one of .*mode"):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"eos_token": "x"})
+
+
+@pytest.mark.parametrize("source", ["{% if 1 %}" * 2000, "{{ " + "[" * 3000 + "]" * 3000 + " }}"])
+def test_a_template_that_is_nested_too_deeply_is_refused(source, tokenizer):
+    with pytest.raises(UserError, match="not a Jinja template"):
+        Template(source, tokenizer)
