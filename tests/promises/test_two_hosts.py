@@ -354,10 +354,10 @@ def test_a_run_that_torchrun_starts_without_a_machine_is_refused(hosts, start, t
     assert not (tmp_path / "run/final").exists()
 
 
-def write_rows(path, changed=""):
-    """A file of 8 MB, of which 256 pieces of 16 KB are compared at the start; ``changed`` is one of its rows."""
+def write_rows(path, changed="", num_rows=80_000):
+    """A file, of whose 8 MB 256 pieces of 16 KB are compared at the start; ``changed`` is one of its rows."""
     with path.open("w") as file:
-        for i in range(80_000):
+        for i in range(num_rows):
             word = "other" if f"{i:06}" == changed else "plain"
             text = f"{i:06} a {word} row of a stream, with some words to learn"
             file.write(json.dumps({"prompt": "Say: ", "completion": text}) + "\n")
@@ -390,3 +390,22 @@ def test_a_stream_of_other_rows_on_one_host_is_refused(hosts, start, tmp_path, c
     shutil.copy(folder / "train.jsonl", hosts.beta.disk / "train.jsonl")
     runs = [start(hosts.alpha, **flags), start(hosts.beta, own_disk_at=folder, **flags)]
     assert wait(runs, START) == [0, 0]
+
+
+@long
+def test_with_a_cache_on_the_shared_disk_one_host_tokenises_for_both(hosts, start, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, num_rows=10_000)
+    cache = tmp_path / "cache"
+    entries, writers = set(), set()
+    flags = {"dataset": rows, "max_steps": 2, "save_steps": 0, "eval_steps": 0, "dataset_num_proc": 1}
+    runs = [start(host, env={"KIT_CACHE": str(cache)}, **flags) for host in hosts.both]
+    while all(run.process.poll() is None for run in runs):
+        for folder in (cache / "samples").glob("*"):
+            if folder.is_dir():
+                # While it is made, its name holds the process that makes it; then it is complete.
+                (writers if folder.name.startswith(".") else entries).add(folder.name)
+        assert all(time.monotonic() < run.began + START for run in runs)
+        time.sleep(0.02)
+    assert wait(runs, START) == [0, 0]
+    assert len(entries) == 1 and len(writers) == 1, (entries, writers)

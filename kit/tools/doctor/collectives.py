@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
 SIZES = (1 << 12, 1 << 20, 1 << 25)  # bytes: latency, a bucket of a small model, and DDP's bucket of 25 MB
+SLOW_SECONDS = 1.0  # of a size: larger ones would take minutes, and are left out
 _REPEATS = 3  # of which the fastest counts: the first one opens connections
 _WIDTH = 64
 _TOLERANCE = {"no": 1e-3, "bf16": 0.05}  # of the gradient norm, relative
@@ -65,11 +66,18 @@ COLLECTIVES = {
 }
 
 
-def check_collective(name: str, device: torch.device, begin: Callable[[str], None]) -> Result:
-    """Run one collective at each of ``SIZES``; fail if a value is wrong.
+def check_collective(
+    name: str,
+    device: torch.device,
+    begin: Callable[[str], None],
+    measured: dict[str, tuple[float, float]] | None = None,
+) -> Result:
+    """Run one collective at each of ``SIZES``, up to the first that is slow; fail if a value is wrong.
 
     Args:
         begin: called with what this rank begins to do.
+        measured: gets the name of the collective, and the seconds of the smallest size, and the bytes a
+            second of the largest.
     """
     collective = COLLECTIVES[name]
     rank, world = distributed.get_rank(), distributed.get_world_size()
@@ -86,13 +94,28 @@ def check_collective(name: str, device: torch.device, begin: Callable[[str], Non
                 result, expected = collective.run(values, rank, world)
             _synchronize(device)
             fastest = min(fastest, time.perf_counter() - began)
+            is_slow = _slowest(fastest, device) > SLOW_SECONDS
+            if is_slow:
+                break
         if not bool((result == expected).all()):
             found = f"wrong values at {_in_units(num_bytes)}"
             return Result(name, "fail", found, "try NCCL_P2P_DISABLE=1, then another GPU, cable or driver")
         times.append(fastest)
-    gigabytes = SIZES[-1] * collective.passes(world) / times[-1] / 1e9
-    shown = ", ".join(f"{_in_units(size)} {1e3 * t:.2f} ms" for size, t in zip(SIZES, times, strict=True))
-    return ok(name, f"{shown}: {gigabytes:.2f} GB/s")
+        if is_slow:
+            break
+    rate = SIZES[len(times) - 1] * collective.passes(world) / times[-1]
+    if measured is not None and rate:
+        measured[name] = times[0], rate
+    shown = ", ".join(f"{_in_units(size)} {1e3 * t:.2f} ms" for size, t in zip(SIZES, times, strict=False))
+    shown += "" if len(times) == len(SIZES) else ", larger ones left out as slow"
+    return ok(name, f"{shown}: {rate / 1e9:.2f} GB/s" if not 0 < rate < 1e7 else f"{shown}: {rate / 1e6:.2f} MB/s")
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    """The most seconds of all ranks, so that all of them decide alike."""
+    value = torch.tensor(seconds, device=device)
+    distributed.all_reduce(value, distributed.ReduceOp.MAX)
+    return float(value)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -31,6 +31,7 @@ from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Report, Result, ok
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
 
 # What a rank other than 0 waits before it reports that ranks did not join: rank 0, which knows which, reports first.
@@ -153,12 +154,25 @@ def _results(
     yield hosts.compare_facts(gather_object([hosts.machine_facts(recipe, name)]), where)
     accelerator.wait_for_everyone()
     yield hosts.compare_clocks(gather_object([time.time()]), where)
+    measured: dict[str, tuple[float, float]] = {}
     for name in collectives.COLLECTIVES:
-        yield collectives.check_collective(name, device, partial(begin, name))
+        yield collectives.check_collective(name, device, partial(begin, name), measured)
+    if is_main() and "all-reduce" in measured:
+        begin("a step", "estimating a step")
+        yield _estimate(recipe, topology, device, *measured["all-reduce"])
     begin("gradients", "training a tiny model")
     model = collectives.TinyModel()
     prepared = prepare(accelerator, topology, model, torch.optim.SGD(model.parameters(), lr=0.0))
     yield collectives.check_gradients(prepared, gather_object)
+
+
+def _estimate(recipe: Recipe, topology: Topology, device: "torch.device", latency: float, rate: float) -> Result:
+    from kit.tools.doctor.links import check_step
+
+    try:
+        return check_step(recipe, topology, device, latency, rate)
+    except UserError:  # the model cannot be opened: the line of the model says so
+        return Result("a step", "warn", "its communication is not estimated: the model could not be opened")
 
 
 def main(argv: list[str]) -> int:
