@@ -21,9 +21,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kit.durable import open_regular
 from kit.errors import Problem, UserError
 
 BUFFER_BYTES = 1 << 18
+MAX_HEADER_BYTES = 1 << 20  # of a name in a tar
 TAR_COMPRESSIONS = {".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz", ".tzst": ".zst"}
 
 
@@ -124,10 +126,9 @@ def open_location(location: Location) -> Iterator[Reader]:
     """
     with ExitStack() as stack:
         if not location.member:
-            raw: Any = stack.enter_context(open(location.path, "rb"))
+            raw: Any = stack.enter_context(open_regular(location.path))
         elif _is_zip(location.path):
-            archive = stack.enter_context(zipfile.ZipFile(location.path))
-            raw = stack.enter_context(archive.open(location.member))
+            raw = stack.enter_context(_zip(location.path).open(location.member))
         else:
             raw = stack.enter_context(_tar_member(location))
         stream, damage = raw, ""
@@ -213,8 +214,26 @@ def _tar_members(name: str, path: str) -> Iterator[Location]:
                 yield Location(path, info.size, info.name, info.offset)
 
 
+# Headers that hold a long name, or other entries, of the member after them.
+_TEXT_TYPES = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
 class _TarInfo(tarfile.TarInfo):
     """Raises an error for a broken header, where ``tarfile`` would take it for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, *args: Any) -> Any:
+        """Raises an error for a long header, which ``tarfile`` would read into memory as a whole."""
+        info = super().frombuf(*args)
+        if info.type in _TEXT_TYPES and info.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {info.size} bytes")
+        return info
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Any:
@@ -235,6 +254,19 @@ def _open_tar(path: str) -> tuple[tarfile.TarFile, ExitStack]:
             stream = stack.enter_context(DECOMPRESSORS[compression](stream))
         archive = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=BUFFER_BYTES, tarinfo=_TarInfo))
         return archive, stack.pop_all()
+
+
+_open_zips: dict[tuple[str, int, int, int], zipfile.ZipFile] = {}
+
+
+def _zip(path: str) -> zipfile.ZipFile:
+    """A zip, open: the one opened last stays so, because its list of members is read as a whole each time."""
+    status = os.stat(path)
+    key = (path, status.st_size, status.st_mtime_ns, os.getpid())  # a forked process must not move the file's position
+    if key not in _open_zips:
+        _open_zips.clear()  # a member that is still read keeps its file open
+        _open_zips[key] = zipfile.ZipFile(path)
+    return _open_zips[key]
 
 
 # The tar that was read last, still open, and the offset of the last member read: a later member is read from there on,

@@ -5,6 +5,7 @@ archive, or is compressed as a whole (``.parquet.gz``), is read into memory as a
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,6 +14,10 @@ from kit.data.read.archives import Location, open_location, split_name, type_and
 from kit.data.read.parts import BLOCK_ROWS, Block, to_the_end
 from kit.data.read.text import Ending, Row
 from kit.errors import Problem, UserError
+
+MAX_BLOCK_BYTES = 1 << 28  # of a block in memory; ordinary ones have some megabytes
+FEW_ROWS = 20  # read at a time where a thousand could be too much
+MAX_RATIO = 1000  # of uncompressed to compressed bytes; text has about 5
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,9 @@ class _Table:
     def blocks(self, columns: list[str] | None = None) -> Iterator[Block]:
         first = 1
         for table in self._tables(columns):
-            for start in range(0, table.num_rows, BLOCK_ROWS):
-                block = _block(table.slice(start, BLOCK_ROWS), first)
+            num_rows = _rows_of_block(table)
+            for start in range(0, table.num_rows, num_rows):
+                block = _block(table.slice(start, num_rows), first)
                 first += block.num_rows
                 yield block
 
@@ -68,7 +74,7 @@ class TableFile(_Table):
             if self.location.suffix == ".parquet":
                 with parquet.ParquetFile(file) as table:
                     present = _present(columns, table.schema_arrow.names)
-                    yield from table.iter_batches(BLOCK_ROWS, columns=present)
+                    yield from _batches(table, present)
                 return
             is_file = file.read(6) == b"ARROW1"
             file.seek(0)
@@ -97,6 +103,55 @@ class Shard(_Table):
         return dataset.iter(BLOCK_ROWS)
 
 
+def _batches(file: Any, columns: list[str] | None) -> Iterator[Any]:
+    """The rows of a parquet file as tables of ``BLOCK_ROWS``, or of fewer with more than ``MAX_BLOCK_BYTES``.
+
+    A value that is stored once for many rows, in a dictionary, is in memory once for each row that is read at a time.
+    So few are read at a time where that could be much.
+    """
+    import pyarrow
+
+    if _largest_chunk(file) * BLOCK_ROWS <= MAX_BLOCK_BYTES:
+        yield from file.iter_batches(BLOCK_ROWS, columns=columns)
+        return
+    batches: list[Any] = []
+    num_rows = num_bytes = 0
+    for batch in file.iter_batches(FEW_ROWS, columns=columns):
+        batches.append(batch)
+        num_rows += batch.num_rows
+        num_bytes += batch.nbytes
+        if num_rows >= BLOCK_ROWS or num_bytes > MAX_BLOCK_BYTES:
+            yield pyarrow.Table.from_batches(batches)
+            batches, num_rows, num_bytes = [], 0, 0
+    if batches:
+        yield pyarrow.Table.from_batches(batches)
+
+
+def _chunks(file: Any) -> Iterator[Any]:
+    """What the footer of a parquet file says about each column of each group of rows."""
+    metadata = file.metadata
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        yield from (group.column(j) for j in range(group.num_columns))
+
+
+def _largest_chunk(file: Any) -> int:
+    return max((chunk.total_uncompressed_size for chunk in _chunks(file)), default=0)
+
+
+def _rows_of_block(table: Any) -> int:
+    """How many rows a block of ``table`` may have: fewer if a value of a dictionary, which many rows share, is long."""
+    from pyarrow import compute, types
+
+    longest = 0
+    for column in table.columns:
+        kind = column.type
+        if types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_large_string(kind.value_type)):
+            for array in getattr(column, "chunks", [column]):
+                longest = max(longest, compute.max(compute.binary_length(array.dictionary)).as_py() or 0)
+    return max(1, min(BLOCK_ROWS, MAX_BLOCK_BYTES // max(longest, 1)))
+
+
 def _present(columns: list[str] | None, names: list[str]) -> list[str] | None:
     """Those of ``columns`` that are in ``names``; None for all."""
     if columns is None:
@@ -113,11 +168,19 @@ def _as_arrow(location: Location) -> Any:
 
     if not location.member and not split_name(location.path)[1]:
         return pyarrow.OSFile(location.path)  # not memory-mapped: if the file shrinks meanwhile, that kills the process
+    most = _quarter_of_memory()
     with open_location(location) as reader:
-        content = reader.read()
+        content = reader.read(most + 1)
         if reader.damage:
             raise EOFError(reader.damage)
+    if len(content) > most:
+        raise MemoryError(f"it unpacks to more than {most >> 30} GiB, a quarter of the memory: unpack it")
     return pyarrow.BufferReader(content)
+
+
+def _quarter_of_memory() -> int:
+    """In bytes. What is unpacked in memory may take so much."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def _block(table: Any, first: int) -> Block:
@@ -174,11 +237,21 @@ def _parse_json(value: Any, kind: Any) -> Any:
 
 
 def num_parquet_rows(name: str, location: Location) -> int:
-    """The number of rows, from the file's footer. Raises ``UserError`` if the file is not readable parquet."""
+    """The number of rows, from the file's footer.
+
+    Raises ``UserError`` if the file is not readable parquet, or a few bytes of it claim to be much data.
+    """
     from pyarrow import parquet
 
     try:
         with _as_arrow(location) as file, parquet.ParquetFile(file) as table:
+            for chunk in _chunks(table):
+                size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
+                if size > MAX_BLOCK_BYTES and size > MAX_RATIO * max(stored, 1):
+                    found = f"column {chunk.path_in_schema!r} unpacks from {stored} bytes to {size >> 20} MiB"
+                    raise UserError(Problem(name, found, f"at most {MAX_RATIO} times its bytes"))
             return table.metadata.num_rows
+    except UserError:
+        raise
     except Exception as error:  # several libraries raise here
         raise UserError(Problem(name, f"not a readable parquet file ({type_and_message(error)})")) from None

@@ -23,6 +23,7 @@ Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a d
 NOT_UTF8 = "not UTF-8"  # so begins the problem of a line whose bytes cannot be decoded
 ENCODING = "convert the file, which on Windows often is cp1252: iconv -f cp1252 -t utf-8 FILE > NEW"
 MAX_LINE_BYTES = 1 << 24
+MAX_SKIPPED_BYTES = 1 << 30
 READ_BYTES = 1 << 18
 SPACE = re.compile(r"[ \t\r\n]*")
 ONE_A_LINE = "one JSON object a line"
@@ -96,12 +97,18 @@ def long_line(where: str) -> Problem:
 
 
 def skip_line(reader: Bytes) -> int:
-    """Read to the end of the current line without keeping it in memory. Returns the number of quotes in it."""
-    num_quotes = 0
+    """Read to the end of the current line without keeping it in memory. Returns the number of quotes in it.
+
+    Raises ``ValueError`` for a line without end: a few kilobytes can be unpacked to one of terabytes.
+    """
+    num_quotes = num_bytes = 0
     while part := reader.readline(READ_BYTES):
         num_quotes += part.count(b'"')
+        num_bytes += len(part)
         if part.endswith(b"\n"):
             break
+        if num_bytes > MAX_SKIPPED_BYTES:
+            raise ValueError(f"a line of more than {MAX_SKIPPED_BYTES >> 30} GiB")
     return num_quotes
 
 
