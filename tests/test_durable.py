@@ -122,3 +122,14 @@ def test_new_files_have_the_mode_of_the_users_other_files(tmp_path, umask):
     finally:
         os.umask(before)
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o666 & ~umask}
+
+
+def test_a_small_file_is_read_and_nothing_else(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\r\ntwo\xc3\xbc\r")
+    assert durable.read_small(tmp_path / "a") == "one\ntwo\u00fc\n"
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            durable.read_small(path)
+    with pytest.raises(OSError, match="more than 0 MiB"):
+        durable.read_small(tmp_path / "a", 5)

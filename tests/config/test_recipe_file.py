@@ -7,7 +7,7 @@ from config_helpers import accepted, problems
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import RECIPES, ROOT
-from kit.config.recipe_file import find_file, read_yaml
+from kit.config.recipe_file import find_file, read_recipe_file, read_yaml
 from kit.errors import UserError
 
 
@@ -162,3 +162,27 @@ def test_a_method_in_the_name_of_a_file_that_does_not_depend_on_it_is_no_recipe(
 def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(recipe_file, text, where, found):
     reported = problems(recipe_file(text))
     assert found in reported[where], reported
+
+
+DOUBLING = [f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)]
+
+
+@pytest.mark.parametrize("text", ["a0: &a0 [x, y]\n" + "".join(DOUBLING), "dataset: &a [*a]\n"])
+def test_aliases_that_multiply_are_refused(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    for read in (read_yaml, lambda path: read_recipe_file(str(path))):
+        with pytest.raises(UserError, match="more than 100000 values"):
+            read(tmp_path / "a.yaml")
+
+
+def test_merged_aliases_that_multiply_are_refused(tmp_path):
+    lines = "".join(f"a{i + 1}: &a{i + 1} {{<<: [*a{i}, *a{i}]}}\n" for i in range(40))
+    (tmp_path / "a.yaml").write_text("a0: &a0 {x: 1}\n" + lines)
+    with pytest.raises(UserError, match="more than 100000 values"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_a_large_file_is_no_recipe(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"#" * (1 << 20) + b"\na: 1\n")
+    with pytest.raises(UserError, match="more than 1 MiB"):
+        read_yaml(tmp_path / "a.yaml")

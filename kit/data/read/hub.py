@@ -5,6 +5,7 @@ reported after one short request, not after long retries.
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,17 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
+def leaves(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder is a link, or behind one, to what is not in it. Those in the hub's cache are not."""
+    inside = [os.path.realpath(folder)]
+    # The hub's cache: datasets--owner--name/snapshots/COMMIT has links to datasets--owner--name/blobs.
+    for parent in folder.absolute().parents:
+        if parent.name == "snapshots":
+            inside.append(os.path.join(os.path.realpath(parent.parent), "blobs"))
+    target = os.path.realpath(file)
+    return not any(target.startswith(f"{root.rstrip('/')}/") for root in inside)
+
+
 def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
     """Open a folder written by ``save_to_disk``; if it holds several splits, the one called ``split``.
 
@@ -56,7 +68,12 @@ def open_saved(name: str, path: Path, split: str, flag: str) -> Found:
     import datasets
 
     try:
-        return _loaded(name, datasets.load_from_disk(str(path)))
+        opened = _loaded(name, datasets.load_from_disk(str(path)))
+        if outside := [file for file in opened.files if leaves(file, path)]:
+            raise UserError(Problem(flag, f"{name!r} names {outside[0]}", "files in its folder"))
+        return opened
+    except UserError:
+        raise
     except Exception as error:  # a damaged folder can make the library raise anything
         raise UserError(Problem(flag, f"{name!r} cannot be opened ({type_and_message(error)})")) from None
 

@@ -24,7 +24,7 @@ import xxhash
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
 from kit.data.read.archives import DECOMPRESSORS, Location, is_archive, members, split_name
-from kit.data.read.hub import Found, is_saved, open_hub, open_saved
+from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
 from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
@@ -149,6 +149,8 @@ def open_source(
             others = list(map(str, _data_files(path)[1])) if path.is_dir() else []
             found = _open_files(name, files, flag, streaming, others)
             notes = _unread(found, others)
+            if not path.exists():  # a pattern
+                notes += _links(found, files)
         else:
             found = open_hub(name, split, flag, config, streaming, revision)
         if (saved or files) and "[" in split:
@@ -236,6 +238,12 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
         splits = [word for word in SPLITS if word in split_of.values()]
         found, hint = f"{name} has no file of split {split!r}", did_you_mean(split, splits)
         raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
+    if leaving := [relative for relative in chosen if leaves(files[relative], path)]:
+        first = leaving[0]
+        below = "**/" if any(len(relative.parts) > 1 for relative in chosen) else ""
+        found = f"{name}/{first} is a link to {os.path.realpath(files[first])}, which is not in this folder"
+        fix = f'if you know what is there, name a pattern: "{name}/{below}*{"".join(split_name(first.name))}"'
+        raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
 
 
@@ -267,6 +275,14 @@ def _unread(found: Found, others: Sequence[str]) -> tuple[str, ...]:
     if empty := [part.name for part in found.parts if part.size == 0]:
         counts.append(f"{len(empty)} empty, first {empty[0]}")
     return (f"{found.name}: files that are not read: {'; '.join(counts)}",) if counts else ()
+
+
+def _links(found: Found, files: dict[str, Path]) -> tuple[str, ...]:
+    """A note about links among the files of a pattern to other folders, if there are any."""
+    links = [name for name, file in files.items() if file.is_symlink() and leaves(file, file.parent)]
+    if not links:
+        return ()
+    return (f"{found.name}: {len(links)} files are links to other folders, first {links[0]}",)
 
 
 def _walk(path: Path) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from data_helpers import (
     write_any,
 )
 
-from kit.data.read import archives
+from kit.data.read import archives, text
 from kit.data.read.sources import read_rows
 from kit.errors import Problem, UserError
 
@@ -187,3 +187,33 @@ def test_a_compressed_tar_is_decompressed_once_for_all_members(folder, monkeypat
     monkeypatch.setattr(archives, "_open_tar", lambda path: calls.append(path) or open_tar(path))
     assert contents(source) == text_rows(300)
     assert len(calls) == 1
+
+
+def test_the_list_of_a_zip_is_read_once_for_all_members(folder, monkeypatch):
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        for i in range(50):
+            archive.writestr(f"{i:02}.jsonl", json_lines(text_rows(1, i)))
+    opened = []
+    real = zipfile.ZipFile
+
+    def counting(*args):
+        opened.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(zipfile, "ZipFile", counting)
+    assert contents(source_of("a.zip")) == [row for i in range(50) for row in text_rows(1, i)]
+    assert len(opened) == 2
+
+
+def test_a_long_header_of_a_tar_is_not_read(folder):
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 32
+    (folder / "a.tar").write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 16))
+    assert "a header of 4294967296 bytes" in refused("a.tar")
+
+
+def test_a_line_without_end_ends_the_file(folder, monkeypatch):
+    monkeypatch.setattr(text, "MAX_SKIPPED_BYTES", 1 << 20)
+    with gzip.open("a.jsonl.gz", "wb") as file:
+        file.write(json_lines(text_rows(1)) + bytes(text.MAX_LINE_BYTES + (1 << 22)) + b"\n" + json_lines(text_rows(1)))
+    assert "a line of more than" in refused("a.jsonl.gz")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import zipfile
 
 import pytest
@@ -136,12 +137,11 @@ def test_a_name_for_which_nothing_is_found_is_reported(name, message, folder, mo
 
 
 def test_links_to_folders_are_followed_once(tmp_path):
-    for folder in ("data", "elsewhere"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "data/sub").mkdir(parents=True)
     write_any("data/a.jsonl", [{"text": "a"}])
-    write_any("elsewhere/b.jsonl", [{"text": "b"}])
-    (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "data")
+    write_any("data/sub/b.jsonl", [{"text": "b"}])
+    (tmp_path / "data/linked").symlink_to(tmp_path / "data/sub")
+    (tmp_path / "data/sub/back").symlink_to(tmp_path / "data")
     assert [row["text"] for row in contents(source_of("data"))] == ["a", "b"]
 
 
@@ -323,3 +323,61 @@ def test_whether_a_name_means_the_hub_is_known_without_reading(folder):
 def test_a_file_of_another_encoding_is_to_be_converted_not_skipped():
     (reported,) = shown([Problem("a.csv:2", "not UTF-8 at byte 3 of the line", "UTF-8 text")], "a.csv")
     assert reported.fix == ENCODING and "iconv" in str(reported) and "--on_bad_row" not in str(reported)
+
+
+# Links
+
+
+def with_private_file(folder):
+    (folder / "private.jsonl").write_text('{"text": "secret"}\n')
+    make_folder(folder / "data", "a.jsonl")
+    return folder / "data"
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_link_out_of_a_folder_is_refused_and_a_pattern_takes_it(is_folder, folder):
+    data = with_private_file(folder)
+    if is_folder:
+        make_folder(folder / "other", "more.jsonl")
+        (data / "sub").symlink_to("../other")
+    else:
+        (data / "more.jsonl").symlink_to("../private.jsonl")
+    message = refused("data")
+    assert "more.jsonl is a link to" in message
+    pattern = re.search('pattern: "(.*)"', message)[1]
+    source = source_of(pattern)
+    assert len(contents(source)) == 2
+    assert is_folder or "1 files are links to other folders, first data/more.jsonl" in source.notes[-1]
+
+
+def test_links_within_a_folder_and_those_of_the_hub_are_followed(folder):
+    make_folder(folder / "data", "a.jsonl")
+    (folder / "data/b.jsonl").symlink_to("a.jsonl")
+    assert len(contents(source_of("data"))) == 2
+    repository = folder / "hub/datasets--me--mine"
+    make_folder(repository / "blobs", "0123")
+    (repository / "snapshots/abcd").mkdir(parents=True)
+    (repository / "snapshots/abcd/train.jsonl").symlink_to("../../blobs/0123")
+    assert len(contents(source_of("hub/datasets--me--mine/snapshots/abcd"))) == 1
+    (folder / "linked").symlink_to("data")
+    assert len(contents(source_of("linked"))) == 2  # the user's own link
+
+
+def test_a_saved_data_set_reads_files_in_its_folder_only(folder):
+    from datasets import Dataset
+
+    for name in ("one", "two"):
+        Dataset.from_list(text_rows(2)).save_to_disk(str(folder / name))
+    path = folder / "one/state.json"
+    state = json.loads(path.read_text())
+    state["_data_files"][0]["filename"] = "../two/data-00000-of-00001.arrow"
+    path.write_text(json.dumps(state))
+    assert "expected files in its folder" in refused("one")
+
+
+def test_a_pipe_in_a_folder_is_no_data(folder):
+    make_folder(folder / "data", "a.jsonl")
+    os.mkfifo(folder / "data/b.jsonl")
+    os.mkfifo(folder / "data/c.parquet")
+    assert len(contents(source_of("data"))) == 1
+    assert "neither a file nor a folder" in refused("data/b.jsonl")

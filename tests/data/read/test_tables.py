@@ -5,6 +5,7 @@ import gzip
 import pytest
 from data_helpers import contents, problems, refused, source_of, text_rows, write_any
 
+from kit.data.read import tables
 from kit.errors import UserError
 
 
@@ -75,3 +76,38 @@ def test_a_compressed_table_cut_short_is_reported(folder):
     assert contents(source_of("stream.arrow.gz")) == text_rows(3000)
     (folder / "stream.arrow.gz").write_bytes((folder / "stream.arrow.gz").read_bytes()[:-1])
     assert "stream.arrow.gz: damaged or unreadable (EOFError: cut short)" in refused("stream.arrow.gz")
+
+
+@pytest.mark.parametrize("has_arrow_dictionary", [False, True])
+def test_a_long_value_that_many_rows_share_is_in_memory_a_few_times(has_arrow_dictionary, folder, monkeypatch):
+    """A file of some hundred bytes would take as much memory as its rows written out."""
+    import pyarrow
+    from pyarrow import parquet
+
+    column = pyarrow.array(["x" * 50_000] * 2000).dictionary_encode()
+    parquet.write_table(pyarrow.table({"text": column if has_arrow_dictionary else column.cast("string")}), "a.parquet")
+    monkeypatch.setattr(tables, "MAX_BLOCK_BYTES", 1 << 20)
+    source = source_of("a.parquet")
+    assert max(block.num_rows for block in source.parts[0].blocks()) <= 2 * tables.FEW_ROWS
+    assert contents(source) == [{"text": "x" * 50_000}] * 2000
+
+
+def test_a_column_that_unpacks_a_thousandfold_is_refused(folder, monkeypatch):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(
+        pyarrow.table({"text": ["x" * 5_000_000]}), "a.parquet", compression="zstd", use_dictionary=False
+    )
+    assert len(contents(source_of("a.parquet"))) == 1  # a small one may
+    monkeypatch.setattr(tables, "MAX_BLOCK_BYTES", 1 << 20)
+    assert "column 'text' unpacks from" in refused("a.parquet")
+
+
+def test_a_packed_table_is_unpacked_up_to_a_share_of_the_memory(folder, monkeypatch):
+    write_any("a.parquet", text_rows(3))
+    with gzip.open("a.parquet.gz", "wb") as file:
+        file.write((folder / "a.parquet").read_bytes())
+    assert len(contents(source_of("a.parquet.gz"))) == 3
+    monkeypatch.setattr(tables, "_quarter_of_memory", lambda: 100)
+    assert "unpack it" in refused("a.parquet.gz")
