@@ -480,4 +480,5 @@ def test_the_source_unpickles_runs_and_trusts_nothing(name):
             found.append(ast.unparse(node))
         elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
             found += [] if ast.unparse(node.value) == "settings.trust_remote_code" else [ast.unparse(node)]
-    assert not found
+    # Reads no more than the few types it names: tests/strategy/test_meeting.py.
+    assert found == (["pickle"] if name == "kit/strategy/meeting.py" else [])
