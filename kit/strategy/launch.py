@@ -148,7 +148,7 @@ def resolve_config(
     """Return the recipe with its ``output_dir``, the Accelerate config, and its name. Loads no torch.
 
     Args:
-        starts_run: if this process fails from now on, the other machines of the config are told why.
+        starts_run: if this process fails from now on, the other machines of the config learn why.
 
     Raises:
         UserError: with all problems of the recipe, the flags and the config.

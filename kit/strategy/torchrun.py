@@ -146,7 +146,7 @@ def main(argv: list[str]) -> int:
 
 
 def _loss_of_machines(error: Exception, where: str) -> str:
-    """Say why this machine cannot meet the others at ``where``. A machine that ended has told why."""
+    """Say why this machine cannot meet the others at ``where``. A machine that ended has reported why."""
     if type(error).__name__ == "RendezvousStateError":
         fix = "another program reaches this port: docs/multi-node.md says what the network must be"
         return f"{where} does not hold what the launchers of a run write: {error}\n    -> {fix}"

@@ -167,9 +167,10 @@ def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
     monkeypatch.setattr(evaluate, "_answers", lambda prepared, *_: prepared.model.generate(ids, max_new_tokens=2))
-    monkeypatch.setattr(evaluate, "_stops", lambda *_: set())
+    monkeypatch.setattr(evaluate, "_references", lambda *_: (set(), None))
+    tokenizer = SimpleNamespace(eos_token_id=1, added_tokens_decoder={})
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, None, []))
+    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, tokenizer, []))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
 
