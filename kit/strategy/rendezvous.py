@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.console import say, show_error
-from kit.errors import Problem, Problems, TrainingError, UserError, raise_if
+from kit.errors import Problem, Problems, TrainingError, UserError, first_line, raise_if
 from kit.strategy.agreement import Fact, exchange
 from kit.strategy.failure_note import find_note, rank_notes_are_used
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
@@ -81,13 +81,20 @@ def join_group(backend: str | None, timeout_seconds: float, facts: Sequence[Fact
 
 
 def open_store() -> BoundedStore | None:
-    """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks."""
+    """Open a new connection to the ranks' key-value store; None for a single process. Called by all ranks.
+
+    Raises:
+        TrainingError: the store does not answer.
+    """
     from torch.distributed import PrefixStore, is_initialized
 
     if not is_initialized():
         return None
     name = from_main(lambda: uuid.uuid4().hex)
-    store = call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))
+    try:
+        store = call_within(2 * STORE_SECONDS, lambda: _connect(STORE_SECONDS))
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's errors of a store are such
+        raise _no_answer(error) from None
     return BoundedStore(PrefixStore(name, store), _store_address())
 
 
@@ -156,6 +163,12 @@ def _store_address() -> str:
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
+def _no_answer(error: Exception) -> TrainingError:
+    found = f"{_store_address()}, where the ranks meet, does not answer {socket.gethostname()} ({first_line(error)})"
+    fix = "the launcher of rank 0 has ended, and its machine says why; or the network is down"
+    return TrainingError(f"{found}\n    -> {fix}")
+
+
 @contextmanager
 def _ending_after(seconds: float) -> Iterator[None]:
     """End the process if the ``with`` block, which connects all ranks, takes longer: gloo waits in C++."""
@@ -196,9 +209,7 @@ def _meet(rank: int, world: int, timeout_seconds: float) -> Any:
     except OSError as error:
         if not is_kept:
             raise TimeoutError from None
-        found = f"{_store_address()}, where the ranks meet, does not answer {socket.gethostname()} ({error})"
-        fix = "the launcher of rank 0 has ended, and its machine says why; or the network is down"
-        raise TrainingError(f"{found}\n    -> {fix}") from None
+        raise _no_answer(error) from None
     mine = uuid.uuid4().hex
     if rank:
         store.set(f"from/{rank}", mine)

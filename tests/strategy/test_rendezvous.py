@@ -9,6 +9,7 @@ from helpers import ROOT, free_port
 from torch.distributed import TCPStore
 
 from kit.errors import Problem, TrainingError, UserError
+from kit.strategy import rendezvous
 from kit.strategy.failure_note import FailureNote, leave_note
 from kit.strategy.rendezvous import join_group, open_store, together
 
@@ -128,6 +129,21 @@ def test_ranks_that_met_and_cannot_connect_end_with_the_reason(rank_of_two):
     done = subprocess.run([sys.executable, "-c", BLOCKED, str(ROOT)], capture_output=True, text=True, timeout=50)
     assert done.returncode == 1 and "rank 1: met the other ranks at localhost:29500, but did not reach" in done.stderr
     assert "GLOO_SOCKET_IFNAME" in done.stderr
+
+
+def test_a_store_that_is_gone_is_named_by_its_address(rank_of_two, monkeypatch):
+    """As when the cable is pulled while the ranks connect; also for ranks whose launcher kept the store."""
+    port = free_port()
+    rank_of_two(1, port)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr(rendezvous, "from_main", lambda make: make())
+    monkeypatch.setattr(rendezvous, "STORE_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "_KEPT_SECONDS", 0.3)
+    with pytest.raises(TrainingError, match=f"localhost:{port}, where the ranks meet, does not answer "):
+        open_store()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(TrainingError, match=f"localhost:{port}, where the ranks meet, does not answer "):
+        join_group("gloo", 60)
 
 
 def test_one_process_has_no_store_and_needs_none():
