@@ -55,7 +55,7 @@ ROWS = [
     Row("streaming", "data/feed/stream data/feed/lanes", "training on data that does not fit on a disk"),
     Row(
         "a step depends on the seed and its number only",
-        "data/feed/order data/feed/feed data/feed/batches data/feed/ranks data/feed/subsets",
+        "data/feed/order data/feed/feistel data/feed/feed data/feed/batches data/feed/ranks data/feed/subsets",
         "exact resumes, and the same global batches on any number of processes",
     ),
     Row(

@@ -51,7 +51,7 @@ class RunFolder:
         """
         self._recipe = recipe
         self._recipe_name = recipe_name
-        self._identity = identity
+        self.identity = identity
         self.path = Path(recipe.output_dir or "")
         self.checkpoints = self.path / "checkpoints"
         self.final = self.path / "final"
@@ -86,7 +86,7 @@ class RunFolder:
             UserError: on all ranks, if no checkpoint can be used, or the old run cannot be deleted.
         """
         if accelerator.num_processes > 1:
-            chosen = choose_together(accelerator, self.checkpoints, self._wanted, self._identity)
+            chosen = choose_together(accelerator, self.checkpoints, self._wanted, self.identity)
             self.checkpoint, self._manifest = chosen
             self.is_finished(self.loop_state().step, total_steps)  # or the one before cannot be continued
         with together(accelerator):
@@ -140,7 +140,7 @@ class RunFolder:
 
     def _elsewhere(self) -> list[str]:
         is_new = self._wanted == "auto" and not self._seen[0]
-        return unfinished_elsewhere(self.path, self._recipe_name, self._identity) if is_new else []
+        return unfinished_elsewhere(self.path, self._recipe_name, self.identity) if is_new else []
 
     def open(self, launchers: Sequence[str] = ()) -> None:
         """Create the folder and lock it until this process ends.
@@ -182,7 +182,7 @@ class RunFolder:
         try:
             if self._seen[0]:
                 # Write the record first: after a kill, the folder is recognised as that of this run.
-                record = {"recipe": recipe.model_dump(mode="json"), "identity": self._identity}
+                record = {"recipe": recipe.model_dump(mode="json"), "identity": self.identity}
                 write_record(folder, {**record, "finished_steps": 0, "interrupted": None})
                 for path in outputs(folder):
                     durable.remove(path)
@@ -209,7 +209,7 @@ class RunFolder:
             skipped_rows: of the data, see ``kit.data.samples.bad_rows``.
             plan: what was planned, see ``kit.memory.fit.plan_record``; None or empty: nothing.
         """
-        about: dict[str, Any] = {"identity": self._identity, "strategy": strategy.record(), "versions": versions()}
+        about: dict[str, Any] = {"identity": self.identity, "strategy": strategy.record(), "versions": versions()}
         recipe = {"recipe_name": self._recipe_name, "recipe": self._recipe.model_dump(mode="json")}
         about["total_steps"] = total_steps
         before = "" if self._recipe.overwrite_output_dir else self._seen[0]

@@ -6,6 +6,7 @@ Promises:
 
 - The order does not depend on the number of processes or the micro-batch size, with and without packing.
 - Every global batch is full, so a run that is extended continues exactly where it ended.
+- Of many samples no order of an epoch is kept: where each batch's samples are is computed (``FEISTEL``).
 - If data sets have weights, each gets its share in every epoch. Each goes through its own samples in passes: no
   sample is used twice before all others were used once.
 """
@@ -21,10 +22,15 @@ from typing import Literal
 import numpy as np
 
 from kit.cache import read_counts, store_counts
+from kit.data.feed.feistel import ROUNDS, Feistel
 from kit.data.feed.packing import Packs, pack, pack_in_order
 
 # Part of the name of stored numbers of packs: raise it whenever the same samples would make other packs.
 PACKING_VERSION = 1
+# How an epoch is shuffled: by sorting random words, which takes 20 bytes a sample; or by a ``Feistel``, which takes
+# none. It is part of the identity of a run. Packing needs the samples of a whole epoch, and so ``ARGSORT``.
+ARGSORT, FEISTEL = "argsort", "feistel"
+FEISTEL_FROM = 1 << 24  # samples; with fewer, runs keep the order that they always had
 # Purposes of random numbers. Each purpose has random streams of its own.
 EPOCH, PASS, PACKS, SPLIT, MIX, LANE, PARTS = range(7)
 
@@ -62,6 +68,18 @@ class Mixture:
     unit: Literal["samples", "tokens"] = "samples"  # what the weights are shares of
 
 
+class _Computed:
+    """The samples of an epoch, computed when a part of them is asked for."""
+
+    def __init__(self, order: "Order", epoch: int) -> None:
+        self._order = order
+        self._epoch = epoch
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Return the samples at the positions of ``part``, int64."""
+        return self._order.samples_at(self._epoch, np.arange(part.start, part.stop))
+
+
 class Order:
     """The endless sequence of a run's items. An item is a sample, or with a ``capacity`` a pack of samples.
 
@@ -93,6 +111,8 @@ class Order:
         self._batch_size = batch_size
         self._capacity = capacity
         self._shuffle = shuffle
+        is_computed = shuffle and capacity is None and len(lengths) >= FEISTEL_FROM
+        self.permutation = FEISTEL if is_computed else ARGSORT  # another one of a run that began with it
         # With a mixture, of each data set: its first sample, its size in samples and in tokens, and how many samples it
         # has in an epoch.
         self._firsts: list[int] = []
@@ -140,6 +160,27 @@ class Order:
         samples = np.concatenate(chosen)
         return samples[permutation(len(samples), self._seed, EPOCH, epoch)]
 
+    def samples_at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the samples at positions of an epoch that ``FEISTEL`` shuffles. [N] -> [N], int64"""
+        slots = self._feistel(self.num_items(epoch), EPOCH, epoch)(positions)
+        if not self.quotas:
+            return slots
+        ends = np.cumsum(self.quotas)
+        dataset_ids = np.searchsorted(ends, slots, side="right")
+        sizes, quotas = np.array(self.sizes), np.array(self.quotas)
+        taken = slots - (ends - quotas)[dataset_ids] + epoch * quotas[dataset_ids]  # of this data set, by all epochs
+        passes, members = taken // sizes[dataset_ids], taken % sizes[dataset_ids]
+        samples = np.empty_like(slots)
+        for dataset_id, number in set(zip(dataset_ids.tolist(), passes.tolist(), strict=True)):
+            here = (dataset_ids == dataset_id) & (passes == number)
+            shuffled = self._feistel(self.sizes[dataset_id], PASS, number, dataset_id)
+            samples[here] = self._firsts[dataset_id] + shuffled(members[here])
+        return samples
+
+    def _feistel(self, num: int, kind: int, number: int, dataset_id: int = 0) -> Feistel:
+        """A permutation of 0 to ``num`` - 1; the arguments are those of ``permutation``."""
+        return Feistel(num, _words(ROUNDS, self._seed, kind, number, dataset_id))
+
     def epoch(self, number: int) -> Packs:
         """Return the items of epoch ``number`` in order, each as a pack; without packing a pack has one sample."""
         if number not in self._epochs:
@@ -150,6 +191,8 @@ class Order:
         return self._epochs[number]
 
     def _make_epoch(self, number: int) -> Packs:
+        if self.permutation == FEISTEL:
+            return Packs(_Computed(self, number), range(self.num_items(number) + 1))
         samples = self._samples(number)
         if self._capacity is None:
             # Half the bytes: of a hundred million samples, two epochs are kept.

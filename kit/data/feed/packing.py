@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +26,7 @@ class Packs:
     ``pack`` puts the packs with the longest samples first: shuffle the packs before training on them.
     """
 
-    members: NDArray[np.int64] | NDArray[np.int32]  # [N], indices of samples
+    members: Any  # [N], indices of samples: an array of integers, or what gives one for a slice
     starts: NDArray[np.int64] | range  # [P + 1]; a range, which takes no memory, if each pack has one sample
 
     def __len__(self) -> int:

@@ -7,8 +7,9 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from kit.data.feed import order as order_module
 from kit.data.feed.batches import Collator, padding_share
-from kit.data.feed.order import Mixture, Order, permutation
+from kit.data.feed.order import ARGSORT, FEISTEL, Mixture, Order, permutation
 
 
 def order(num=100, batch=8, seed=42, **options):
@@ -89,6 +90,54 @@ def test_an_epoch_without_packing_keeps_four_bytes_a_sample():
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 5 * num
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Lets few samples count as many: their order is computed."""
+    monkeypatch.setattr(order_module, "FEISTEL_FROM", 1)
+
+
+def test_of_many_samples_each_epoch_has_every_one_once_and_a_batch_depends_only_on_its_step(many):
+    made, _ = order(batch=7)
+    assert made.permutation == FEISTEL
+    straight = ids(made, range(made.total_steps(3)))
+    samples = list(chain.from_iterable(chain.from_iterable(straight)))
+    epochs = [samples[i * 100 : (i + 1) * 100] for i in range(3)]
+    assert all(sorted(epoch) == list(range(100)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != list(range(100))
+    assert ids(order(batch=7)[0], reversed(range(43))) == straight[::-1]
+    assert ids(order(batch=7, seed=1)[0], range(43)) != straight
+
+
+def test_of_many_samples_weights_are_the_same_shares_and_each_is_used_as_often(many):
+    dataset_ids = np.repeat([0, 1, 2], [80, 15, 5]).astype(np.int16)
+    made, _ = order(dataset_ids=dataset_ids, weights=[1.0, 1.0, 2.0], batch=10)
+    assert made.permutation == FEISTEL and made.quotas == [25, 25, 50]
+    counts = Counter(chain.from_iterable(chain.from_iterable(ids(made, range(10)))))
+    assert [sum(counts[i] for i in np.flatnonzero(dataset_ids == s)) for s in range(3)] == [25, 25, 50]
+    assert set(counts[i] for i in range(95, 100)) == {10} and set(counts[i] for i in range(80, 95)) == {1, 2}
+    counts.update(chain.from_iterable(chain.from_iterable(ids(made, range(10, 160)))))
+    assert set(counts[i] for i in range(80)) == {5}
+
+
+@pytest.mark.parametrize("options", [{"capacity": 300}, {"shuffle": False}])
+def test_packs_and_an_order_that_is_not_shuffled_are_as_before(many, options):
+    made, _ = order(**options)
+    assert made.permutation == ARGSORT
+
+
+@pytest.mark.parametrize("weights", [None, [1.0]])
+def test_an_order_of_a_hundred_million_samples_takes_no_memory(weights):
+    num = 100_000_000
+    lengths, mixture = np.broadcast_to(np.int32(9), num), Mixture(weights) if weights else None
+    dataset_ids = np.broadcast_to(np.int16(0), num)
+    tracemalloc.start()
+    made = Order(lengths, dataset_ids, 0, 64, mixture)
+    batches = [np.concatenate(made.batch(step)) for step in (0, 10**6, 10**7)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20 and all(len(set(batch.tolist())) == 64 and batch.max() < num for batch in batches)
 
 
 def test_epochs_of_different_numbers_of_packs_follow_each_other_without_a_gap():
