@@ -51,6 +51,10 @@ TESTS = {
         "tests/data/read/test_archives.py": "test_a_member_outside_its_folder_refuses_the_archive "
         "test_a_link_refuses_a_tar test_a_link_refuses_a_zip test_members_may_be_compressed_or_tables",
     },
+    "A link in a data folder": {
+        "tests/data/read/test_sources.py": "test_a_link_out_of_a_folder_is_refused_and_a_pattern_takes_it "
+        "test_links_within_a_folder_and_those_of_the_hub_are_followed",
+    },
     "A checkpoint leads nowhere": {
         "tests/checkpoint/test_manifest.py": "test_a_manifest_leads_nowhere_outside_of_its_folder "
         "test_verify_names_every_file_that_is_cut_altered_or_missing",
