@@ -22,7 +22,7 @@ from kit import durable
 from kit.console import guard_libraries, is_main, rank, show_error
 from kit.errors import Problem, TrainingError, UserError, first_line
 from kit.secrets import redacted
-from kit.strategy.failure_note import forget_machines, tell_others
+from kit.strategy.failure_note import FailedElsewhere, forget_machines, tell_others
 from kit.strategy.launcher import end_launcher_later, leads_other_machine, record_exit
 from kit.visible import one_line, visible
 
@@ -51,6 +51,7 @@ def reporting_errors() -> Iterator[None]:
             leave(0)  # a thread of the process group may still run, and would make the interpreter's shutdown abort
         _finish()
     except KeyboardInterrupt:
+        _reason[:] = ["Ctrl-C ended it"]
         leave(130)
     except (SystemExit, GeneratorExit):
         raise
@@ -63,9 +64,9 @@ def reporting_errors() -> Iterator[None]:
                     error = explain(error) or error
         if isinstance(error, UserError | TrainingError):
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank()}: {error}"
-            status, reason = error.exit_status, text
+            status, reason = error.exit_status, "" if isinstance(error, FailedElsewhere) else text
             if not is_main() and not leads_other_machine():
-                tell_others(status, visible(redacted(text)))
+                tell_others(status, visible(redacted(reason)))
                 # A launcher ends all ranks when one exits. So wait for rank 0, which usually has the same error, and
                 # print it here only if rank 0 did not. On other machines, their first rank prints too.
                 _finish()

@@ -27,7 +27,7 @@ from kit.errors import TrainingError
 from kit.failures import exits
 from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
 from kit.phases import STARTING, Phase
-from kit.strategy.failure_note import FailureNote, find_note, rank_notes_are_used, tell_others
+from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, rank_notes_are_used, tell_others
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
 from kit.strategy.rendezvous import collectives_begun
 from kit.strategy.store import BoundedStore
@@ -108,7 +108,7 @@ class Watch:
         if self._surveys is None or not isinstance(error, RuntimeError):
             return None
         if note := self._note or self._find_note():
-            return note.error()
+            return FailedElsewhere(note)
         then = "the same command continues from the last checkpoint" if self._trains else ""
         try:
             gone = self._surveys.ask().gone
@@ -181,7 +181,7 @@ class Watch:
         leads = rank is None or rank.local_rank == 0  # it prints, and a launcher ends the others then
         time.sleep(_OWN_SECONDS if leads else 2 * _OWN_SECONDS)
         if not exits.is_ending():
-            self._leave(str(note.error()), status=note.status)
+            self._leave(str(FailedElsewhere(note)), status=note.status, tells=False)
 
     def _ask_others(self, last_progress: float) -> None:
         """End the process if no other rank makes progress either.
@@ -210,7 +210,7 @@ class Watch:
         if tells:
             tell_others(exit_status, message)
         here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
-        record_exit(exit_status, is_final=False, killed=here, text=message)
+        record_exit(exit_status, is_final=False, killed=here, text=message if tells else "")
         for pid in here:  # a stopped process does not react to the launcher's SIGTERM
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -39,11 +39,13 @@ class FailureNote:
     status: int  # its exit status
     text: str  # its error message, without credentials
 
-    def error(self) -> TrainingError:
-        """Return the error with which a process ends that reads the note: its exit status is that of the note."""
-        error = TrainingError(f"{self.who} failed, and so this run ends:\n{self.text.strip().removeprefix('error: ')}")
-        error.exit_status = self.status
-        return error
+
+class FailedElsewhere(TrainingError):
+    """Another process failed, and this one ends because of it: with the same exit status, and without a note."""
+
+    def __init__(self, note: FailureNote) -> None:
+        self.exit_status = note.status
+        super().__init__(f"{note.who} failed, and so this run ends:\n{note.text.strip().removeprefix('error: ')}")
 
 
 def rank_notes_are_used() -> bool:
@@ -78,7 +80,13 @@ def leave_note(store: Any, note: FailureNote, readers: int, seconds: float = REA
 
 
 def tell_others(status: int, text: str) -> None:
-    """Leave a note for the other machines of this run, if there are any, before this process ends."""
+    """Leave a note for the other machines of this run, if there are any, before this process ends.
+
+    Args:
+        text: the error message; empty: the others know.
+    """
+    if not text:
+        return
     note = FailureNote(own_name(), status, text)
     rank = launched_rank()
     if rank is not None and rank_notes_are_used():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kit.console import say, show_error
 from kit.errors import Problem, Problems, TrainingError, UserError, first_line, raise_if
 from kit.strategy.agreement import Fact, exchange
-from kit.strategy.failure_note import find_note, rank_notes_are_used
+from kit.strategy.failure_note import FailedElsewhere, find_note, rank_notes_are_used
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
 from kit.strategy.network import check_main_address, check_own_name, is_own, use_loopback
 from kit.strategy.store import STORE_SECONDS, BoundedStore, call_within, connect
@@ -261,4 +261,4 @@ def _await(store: Any, key: str, timeout_seconds: float) -> None:
 
 def _raise_note(store: Any) -> None:
     if rank_notes_are_used() and (note := find_note(store)):
-        raise note.error()
+        raise FailedElsewhere(note)

@@ -25,7 +25,15 @@ if __name__ == "__main__":
 
 from kit.console import show_error
 from kit.errors import TrainingError, UserError
-from kit.strategy.failure_note import READ_SECONDS, RUN, FailureNote, find_note, own_name, tell_machines
+from kit.strategy.failure_note import (
+    READ_SECONDS,
+    RUN,
+    FailedElsewhere,
+    FailureNote,
+    find_note,
+    own_name,
+    tell_machines,
+)
 from kit.strategy.launcher import (
     ACCELERATE_PID,
     GRACE_SECONDS,
@@ -119,13 +127,15 @@ def main(argv: list[str]) -> int:
     except (RendezvousError, DistError) as error:
         if machines is None:
             raise
+        if _ends_as:
+            return _end_of_thread()
         status = recorded_exit(os.getpid())
         if status is None:  # else a rank has said why
             show_error(f"\nerror: {_loss_of_machines(error, arguments.rdzv_endpoint)}")
         return status or 1
     except ChildFailedError as error:
         if _ends_as:
-            return _ends_as[0].status
+            return _end_of_thread()
         rank, failure = error.get_first_failure()  # torchrun ended the others
         if failure.exitcode >= 0:
             return failure.exitcode
@@ -163,12 +173,13 @@ def _watch_failures(machines: Machines) -> None:
     The other machines of the run read why, and end too, also while they wait or check data.
     """
     store: BoundedStore | None = None
-    answered = time.monotonic()
+    silent, before = 0.0, time.monotonic()  # seconds without an answer; a pause of this process counts for little
     while True:
         status = recorded_exit(os.getpid())
         if status is not None and status not in _ORDERLY:
             begun = time.monotonic()
-            tell_machines(machines, FailureNote(own_name(), status, recorded_text(os.getpid())), READ_SECONDS)
+            if text := recorded_text(os.getpid()):  # else a rank ended because of another machine
+                tell_machines(machines, FailureNote(own_name(), status, text), READ_SECONDS)
             time.sleep(max(0.0, begun + GRACE_SECONDS / 2 - time.monotonic()))
             os._exit(status)
         try:
@@ -179,10 +190,11 @@ def _watch_failures(machines: Machines) -> None:
                 store = BoundedStore(connection, machines.address)
             if note := store.call(lambda store: find_note(store, os.environ[RUN])):
                 _end_as(note)
-            answered = time.monotonic()
+            silent = 0.0
         except (OSError, RuntimeError):  # the store is not there yet, or no more
             store = None
-        silent = time.monotonic() - answered
+        silent += min(time.monotonic() - before, 3 * STORE_SECONDS)
+        before = time.monotonic()
         if silent > machines.timeout_seconds + GRACE_SECONDS and not psutil.Process().children():
             # torch waits for ever in some calls of a store. Ranks need no help: each of them has a time-out.
             where = f"{machines.address}:{machines.port}"
@@ -195,14 +207,14 @@ def _watch_failures(machines: Machines) -> None:
 
 def _end_as(note: FailureNote) -> None:
     """End because another machine failed, unless the ranks of this one report that, or why they failed themselves."""
+    _ends_as.append(note)
     ranks = psutil.Process().children(recursive=True)
     end = time.monotonic() + 2 * READ_SECONDS
     while ranks and time.monotonic() < end:
         if recorded_exit(os.getpid()) not in (None, *_ORDERLY):
             return
         time.sleep(0.2)
-    _ends_as.append(note)
-    show_error(f"\nerror: {note.error()}")
+    show_error(f"\nerror: {FailedElsewhere(note)}")
     for rank in ranks:
         with suppress(psutil.Error):
             rank.terminate()
@@ -213,7 +225,13 @@ def _end_as(note: FailureNote) -> None:
     os._exit(note.status)
 
 
-_ends_as: list[FailureNote] = []  # none or one
+def _end_of_thread() -> int:
+    """Wait until ``_end_as`` has ended this process; it takes some seconds."""
+    time.sleep(5 * READ_SECONDS)
+    return _ends_as[0].status
+
+
+_ends_as: list[FailureNote] = []  # the note of another machine that was read: none or one
 
 
 if __name__ == "__main__":

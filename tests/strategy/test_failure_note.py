@@ -8,7 +8,7 @@ from helpers import free_port
 from torch.distributed import TCPStore
 
 from kit.strategy import failure_note
-from kit.strategy.failure_note import FailureNote, find_note, leave_note, meets_at, tell_others
+from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, leave_note, meets_at, tell_others
 from kit.strategy.machines import Machines
 
 NOTE = FailureNote("rank 1 on beta", 2, "error: --learning_rat: unknown flag\n    -> did you mean 'learning_rate'?")
@@ -25,7 +25,7 @@ def test_the_first_note_stays_and_ends_others_with_its_status(store):
     leave_note(store, FailureNote("rank 0 on alpha", 1, "rank 1 is gone"), readers=1, seconds=60)  # an echo: no wait
     found = find_note(store)
     assert found == NOTE
-    error = found.error()
+    error = FailedElsewhere(found)
     assert error.exit_status == 2 and str(error).startswith("rank 1 on beta failed, and so this run ends:\n--learn")
 
 
