@@ -338,7 +338,9 @@ def reason(run: Started) -> str:
 
 
 def is_named(run: Started, status: int | None) -> bool:
-    return status in (0, 75) or (bool(reason(run)) and "Traceback" not in run.text)
+    if status is not None and status <= 0:  # below 0: killed by the signal that this script sent
+        return True
+    return status == 75 or (bool(reason(run)) and "Traceback" not in run.text)
 
 
 def one(hosts: Hosts, folder: Path, seed: int, timeout: int) -> dict[str, Any]:
