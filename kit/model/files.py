@@ -17,6 +17,10 @@ MAX_LAYERS = 1_000  # the deepest published models have about 200
 MAX_EXPERTS = 10_000  # in a layer
 MAX_MODULES = 200_000  # about twice those of the largest models whose experts are modules
 MAX_TOKENIZER_BYTES = 1 << 28  # the largest published ones have 35 MB
+# What transformers reads as a whole. Other files that lie beside a model, such as data or results, may have any size.
+_READ = re.compile(
+    r"config|tokens|tokenizer|vocab|merges|template|\.index\.|^(dict|emoji|byte_maps)\.|\.(model|jinja)$"
+)
 _CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
 _COUNTS = re.compile(r"(?:^|_)(?:n_layer|layers|depths?)$")
@@ -41,7 +45,7 @@ def check_files(folder: Path, field: str) -> None:
                 problems.append(Problem(field, f"{path}: {error.strerror}", "a file"))
             continue
         most = MAX_TOKENIZER_BYTES if path.name == "tokenizer.json" else SMALL_BYTES
-        if path.suffix != ".safetensors" and size > most:
+        if path.suffix != ".safetensors" and _READ.search(path.name) and size > most:
             problems.append(Problem(field, f"{path} has {size >> 20} MiB", f"at most {most >> 20} MiB"))
     raise_if(problems)
 

@@ -84,6 +84,13 @@ def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
         locate_model(str(folder), None)
 
 
+@pytest.mark.parametrize("name", ["train.json", "predictions.json", "imatrix.txt", "model.gguf"])
+def test_what_lies_beside_a_model_may_be_large(name, folder):
+    with (folder / name).open("wb") as file:
+        file.truncate(files.SMALL_BYTES + 1)
+    assert locate_model(str(folder), None) == str(folder)
+
+
 def test_a_folder_of_links_is_opened_as_the_hub_makes_them(folder, tmp_path):
     (tmp_path / "blobs").mkdir()
     for i, path in enumerate(sorted(folder.iterdir())):

@@ -41,11 +41,10 @@ def is_saved(path: Path) -> bool:
 
 def leaves(file: Path, folder: Path) -> bool:
     """Whether a file in a folder is a link, or behind one, to what is not in it. Those in the hub's cache are not."""
-    inside = [os.path.realpath(folder)]
+    folder = Path(os.path.realpath(folder))  # it may be a link into the hub's cache
+    inside = [str(folder)]
     # The hub's cache: datasets--owner--name/snapshots/COMMIT has links to datasets--owner--name/blobs.
-    for parent in folder.absolute().parents:
-        if parent.name == "snapshots":
-            inside.append(os.path.join(os.path.realpath(parent.parent), "blobs"))
+    inside += [str(parent.parent / "blobs") for parent in folder.parents if parent.name == "snapshots"]
     target = os.path.realpath(file)
     return not any(target.startswith(f"{root.rstrip('/')}/") for root in inside)
 

@@ -240,11 +240,30 @@ def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
         raise UserError(Problem(f"{flag}_split", found, ", ".join(splits), hint))
     if leaving := [relative for relative in chosen if leaves(files[relative], path)]:
         first = leaving[0]
-        below = "**/" if any(len(relative.parts) > 1 for relative in chosen) else ""
         found = f"{name}/{first} is a link to {os.path.realpath(files[first])}, which is not in this folder"
-        fix = f'if you know what is there, name a pattern: "{name}/{below}*{"".join(split_name(first.name))}"'
+        known = _name_of(name, chosen, split.lower())
+        fix = f"if you know what is there: {known}" if known else "put copies of the files in place of the links"
         raise UserError(Problem(flag, found, "files in it; nothing else of this machine is learned unseen", fix))
     return {f"{name}/{relative.as_posix()}": files[relative] for relative in chosen}
+
+
+def _name_of(name: str, chosen: Sequence[Path], split: str) -> str:
+    """What to write for exactly these files of a folder: the one file, or a pattern. Empty if no simple one fits."""
+    if len(chosen) == 1:
+        return f'name the file: "{name}/{chosen[0].as_posix()}"'
+    base, end = glob.escape(name), "".join(split_name(chosen[0].name))
+    files = sorted(os.path.join(os.path.expanduser(name), relative) for relative in chosen)
+    for names in (
+        f"*{end}",
+        f"*{split}*{end}",
+        f"{split}/*{end}",
+        f"**/*{end}",
+        f"**/*{split}*{end}",
+        f"**/{split}/**/*{end}",
+    ):
+        if sorted(glob.glob(os.path.expanduser(f"{base}/{names}"), recursive=True)) == files:
+            return f'name a pattern: "{base}/{names}"'
+    return ""
 
 
 def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:

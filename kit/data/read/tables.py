@@ -249,7 +249,8 @@ def num_parquet_rows(name: str, location: Location) -> int:
                 size, stored = chunk.total_uncompressed_size, chunk.total_compressed_size
                 if size > MAX_BLOCK_BYTES and size > MAX_RATIO * max(stored, 1):
                     found = f"column {chunk.path_in_schema!r} unpacks from {stored} bytes to {size >> 20} MiB"
-                    raise UserError(Problem(name, found, f"at most {MAX_RATIO} times its bytes"))
+                    fix = "if you made the file: write it with fewer rows in a group (pyarrow: row_group_size=10000)"
+                    raise UserError(Problem(name, found, f"at most {MAX_RATIO} times its bytes", fix))
             return table.metadata.num_rows
     except UserError:
         raise

@@ -344,10 +344,25 @@ def test_a_link_out_of_a_folder_is_refused_and_a_pattern_takes_it(is_folder, fol
         (data / "more.jsonl").symlink_to("../private.jsonl")
     message = refused("data")
     assert "more.jsonl is a link to" in message
-    pattern = re.search('pattern: "(.*)"', message)[1]
+    pattern = re.search('name a pattern: "(.*)"', message)[1]
     source = source_of(pattern)
     assert len(contents(source)) == 2
     assert is_folder or "1 files are links to other folders, first data/more.jsonl" in source.notes[-1]
+
+
+@pytest.mark.parametrize("names", ["{0}.jsonl", "{0}/a.jsonl", "{0}-1.jsonl {0}-2.jsonl", "{0}/a.jsonl {0}/b.jsonl"])
+def test_what_is_proposed_for_links_takes_no_file_of_another_split(names, folder):
+    for split in ("train", "test"):
+        for name in names.format(split).split():
+            private = folder / f"private-{split}.jsonl"
+            private.write_text('{"text": "a"}\n')
+            link = folder / "data [1]" / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(private)
+    proposed = re.search('name (?:the file|a pattern): "(.*)"', refused("data [1]"))[1]
+    assert {part.name for part in source_of(proposed).parts} == {
+        f"data [1]/{name}" for name in names.format("train").split()
+    }
 
 
 def test_links_within_a_folder_and_those_of_the_hub_are_followed(folder):
@@ -359,6 +374,8 @@ def test_links_within_a_folder_and_those_of_the_hub_are_followed(folder):
     (repository / "snapshots/abcd").mkdir(parents=True)
     (repository / "snapshots/abcd/train.jsonl").symlink_to("../../blobs/0123")
     assert len(contents(source_of("hub/datasets--me--mine/snapshots/abcd"))) == 1
+    (folder / "from_hub").symlink_to(repository / "snapshots/abcd")
+    assert len(contents(source_of("from_hub"))) == 1
     (folder / "linked").symlink_to("data")
     assert len(contents(source_of("linked"))) == 2  # the user's own link
 
