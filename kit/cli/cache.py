@@ -11,6 +11,7 @@ from typing import Any
 
 from kit.console import Parser, show
 from kit.errors import Problem, UserError
+from kit.visible import joined, one_line
 
 HELP = "list what the cache holds, check it, and remove what is old or too much"
 _USAGE = "kit cache [list | verify | prune [--older_than AGE] [--keep SIZE] [--dry_run]]"
@@ -96,7 +97,10 @@ def _table(entries: list[Entry]) -> list[str]:
     rows: list[tuple[str, ...]] = [head]
     for each in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
-        values = [str(each.about.get(name, "-") or "-") for name in ("max_length", "template", "tokenizer", "dataset")]
+        values = [
+            one_line(str(each.about.get(name, "-") or "-"))
+            for name in ("max_length", "template", "tokenizer", "dataset")
+        ]
         rows.append(
             (each.folder.name[:12], used, _size(each.num_bytes), f"{each.num_rows:,}", f"{each.num_tokens:,}", *values)
         )
@@ -117,7 +121,7 @@ def _verify(entries: list[Entry]) -> int:
     faults = [fault for each in entries if (fault := verify(each.folder))]
     num_bytes = sum(each.num_bytes for each in entries)
     advice = "; a run makes them again" if faults else ""
-    show("\n".join([*faults, f"{len(entries)} entries ({_size(num_bytes)}) read, {len(faults)} damaged{advice}"]))
+    show(joined([*faults, f"{len(entries)} entries ({_size(num_bytes)}) read, {len(faults)} damaged{advice}"]))
     return int(bool(faults))
 
 

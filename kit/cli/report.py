@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,12 +98,12 @@ def _as_text(runs: "list[ReportedRun]") -> list[str]:
 
 def _run_of(folder: Path) -> Path:
     """The folder of the run that ``folder`` lies in, such as that of ``final/`` or a checkpoint; else ``folder``."""
-    above = [folder, *folder.resolve().parents[:2]]
+    above = [folder, *Path(os.path.realpath(folder)).parents[:2]]
     return next((each for each in above if (each / "run.json").is_file()), folder)
 
 
 def _check_twice(folders: list[Path]) -> None:
-    resolved = [folder.resolve() for folder in folders]
+    resolved = [os.path.realpath(folder) for folder in folders]  # of links in a circle too
     for i, folder in enumerate(resolved):
         if folder in resolved[:i]:
             raise UserError(Problem("RUN", f"{folders[i]} is given twice", "each run once"))

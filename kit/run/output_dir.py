@@ -40,8 +40,8 @@ def check_writable(folder: Path) -> None:
         # To root every folder seems writable, also in /proc and /sys. These have no blocks; so do a few real disks.
         if os.statvfs(parent).f_blocks == 0:
             os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
-    except OSError as error:
-        found = f"{folder}: {error.strerror or error}"
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        found = f"{folder}: {getattr(error, 'strerror', None) or error}"
         raise UserError(Problem("output_dir", found, "a folder to write to", _ANOTHER)) from None
 
 

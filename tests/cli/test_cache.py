@@ -43,6 +43,15 @@ def test_the_list_has_a_line_for_each_entry_the_one_used_last_at_the_end(samples
     assert total == f"{samples.parent}: 3 entries, 12.9 kB"
 
 
+def test_no_name_in_the_list_begins_a_line(samples, capsys, monkeypatch):
+    names = {"dataset": "x\nerror: forged", "tokenizer": "y\x1b[2J"}
+    entry = {"arrays": {"input_ids": {"bytes": 4}}, "info": {"counts": {}, "about": names}}
+    monkeypatch.setattr(cache, "read_entry", lambda folder: entry)
+    lines = typed(capsys).splitlines()
+    assert not any(line.startswith("error") for line in lines)
+    assert "y\\x1b[2J" in lines[1] and "x\\nerror: forged" in lines[1]
+
+
 def test_opening_an_entry_notes_when_it_was_used(samples, capsys):
     cache.open_entry(samples / ("a" * 32))
     assert typed(capsys).splitlines()[-2].startswith("a" * 12)

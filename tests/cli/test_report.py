@@ -36,6 +36,13 @@ def test_a_run_is_found_from_what_lies_in_it(folder, capsys):
         assert capsys.readouterr().out == f"report: {folder}/report.html\n"
 
 
+def test_links_in_a_circle_are_no_run(folder, tmp_path, capsys):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert "one" in refused(capsys, "one")
+    assert "one" in refused(capsys, "one", "run")
+
+
 def test_runs_evaluated_on_other_data_are_not_comparable(folder, tmp_path, capsys):
     remark = "the evaluation data differ: evaluation losses and exact matches are not comparable"
     values = json.loads((folder / "run.json").read_text())

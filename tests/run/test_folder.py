@@ -84,6 +84,13 @@ def test_a_new_or_empty_folder_is_taken(recipe, tmp_path, path):
     assert (tmp_path / path).is_dir()
 
 
+def test_links_in_a_circle_are_refused(recipe, tmp_path):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert "expected a folder to write to" in refusal(recipe(output_dir=str(tmp_path / "one")))
+    assert "expected a folder to write to" in refusal(recipe(output_dir=str(tmp_path / "one/run")))
+
+
 def test_the_same_command_again_goes_on(recipe, started):
     before = content(started)
     look(recipe())
