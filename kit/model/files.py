@@ -23,8 +23,9 @@ _READ = re.compile(
 )
 _CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
-_COUNTS = re.compile(r"(?:^|_)(?:n_layer|layers|depths?)$")
+_COUNTS = re.compile(r"(?:^|_)(?:n_layer|layers)$|^depths?$")
 _EXPERTS = re.compile(r"(?:^|_)experts$")
+_NOT_OF_THE_MODEL = ("task_specific_params", "quantization_config")
 
 
 def check_files(folder: Path, field: str) -> None:
@@ -85,6 +86,8 @@ def _too_many(values: Any, path: Path) -> Iterator[Problem]:
     if not isinstance(values, dict):
         return
     for key, value in values.items():
+        if key in _NOT_OF_THE_MODEL:
+            continue
         yield from _too_many(value, path)
         numbers = value if isinstance(value, list) else [value]
         most = MAX_LAYERS if _COUNTS.search(key) else MAX_EXPERTS if _EXPERTS.search(key) else None

@@ -48,6 +48,7 @@ def test_numbers_that_build_without_end_are_refused(changes, folder):
 
 def test_numbers_of_real_models_are_taken(folder):
     change(folder, num_nextn_predict_layers=0, vision_feature_layer=-2, max_position_embeddings=10**7, layer_types=None)
+    change(folder, color_depth=-1, task_specific_params={"num_layers": -1}, quantization_config={"layers": 10**9})
     assert locate_model(str(folder), None) == str(folder)
 
 

@@ -102,6 +102,9 @@ def test_a_column_that_unpacks_a_thousandfold_is_refused(folder, monkeypatch):
     assert len(contents(source_of("a.parquet"))) == 1  # a small one may
     monkeypatch.setattr(tables, "MAX_BLOCK_BYTES", 1 << 20)
     assert "column 'text' unpacks from" in refused("a.parquet")
+    columns = {"text": ["a"], "embedding": [[0.0] * 500_000]}
+    parquet.write_table(pyarrow.table(columns), "zeros.parquet", compression="zstd", use_dictionary=False)
+    assert len(contents(source_of("zeros.parquet"))) == 1
 
 
 def test_a_packed_table_is_unpacked_up_to_a_share_of_the_memory(folder, monkeypatch):
