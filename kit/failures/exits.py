@@ -22,7 +22,7 @@ from kit import durable
 from kit.console import guard_libraries, is_main, rank, show_error
 from kit.errors import Problem, TrainingError, UserError, first_line
 from kit.secrets import redacted
-from kit.strategy.failure_note import FailedElsewhere, forget_machines, tell_others
+from kit.strategy.failure_note import FailedElsewhere, forget_machines, report_to_others
 from kit.strategy.launcher import end_launcher_later, leads_other_machine, record_exit
 from kit.visible import one_line, visible
 
@@ -66,7 +66,7 @@ def reporting_errors() -> Iterator[None]:
             text = str(error) if isinstance(error, UserError) else f"error: rank {rank()}: {error}"
             status, reason = error.exit_status, "" if isinstance(error, FailedElsewhere) else text
             if not is_main() and not leads_other_machine():
-                tell_others(status, visible(redacted(reason)))
+                report_to_others(status, visible(redacted(reason)))
                 # A launcher ends all ranks when one exits. So wait for rank 0, which usually has the same error, and
                 # print it here only if rank 0 did not. On other machines, their first rank prints too.
                 _finish()
@@ -79,7 +79,7 @@ def reporting_errors() -> Iterator[None]:
         text = visible(redacted(text))
         show_error(f"\n{text}{_written_to_run_folder(text)}")
         _reason[:] = [visible(redacted(reason))]
-        tell_others(status, _reason[0])
+        report_to_others(status, _reason[0])
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 
 

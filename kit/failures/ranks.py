@@ -27,7 +27,7 @@ from kit.errors import TrainingError
 from kit.failures import exits
 from kit.failures.survey import SILENT_SECONDS, RankList, RankStatus, Surveys
 from kit.phases import STARTING, Phase
-from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, rank_notes_are_used, tell_others
+from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, rank_notes_are_used, report_to_others
 from kit.strategy.launcher import end_launcher_later, launched_rank, record_exit
 from kit.strategy.rendezvous import collectives_begun
 from kit.strategy.store import BoundedStore
@@ -208,7 +208,7 @@ class Watch:
     def _leave(self, message: str, gone: Iterable[RankStatus] = (), status: int = 1, tells: bool = True) -> None:
         exit_status = max(status, self._report(message))
         if tells:
-            tell_others(exit_status, message)
+            report_to_others(exit_status, message)
         here = [status.pid for status in gone if status.host == socket.gethostname() and status.pid]
         record_exit(exit_status, is_final=False, killed=here, text=message if tells else "")
         for pid in here:  # a stopped process does not react to the launcher's SIGTERM

@@ -79,7 +79,7 @@ def leave_note(store: Any, note: FailureNote, readers: int, seconds: float = REA
         time.sleep(_POLL_SECONDS)
 
 
-def tell_others(status: int, text: str) -> None:
+def report_to_others(status: int, text: str) -> None:
     """Leave a note for the other machines of this run, if there are any, before this process ends.
 
     Args:
@@ -95,12 +95,12 @@ def tell_others(status: int, text: str) -> None:
     elif rank is None and _machines:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's store warns of machines that are not there yet
         # The machine that keeps the store has no launcher yet that does.
-        say(f"telling the other machines, at most {LATE_SECONDS:.0f} s; Ctrl-C leaves at once")
+        say(f"reporting this to the other machines, at most {LATE_SECONDS:.0f} s; Ctrl-C leaves at once")
         with suppress(KeyboardInterrupt):
-            tell_machines(_machines[0], note, LATE_SECONDS, keeps_store=_machines[0].is_host)
+            report_to_machines(_machines[0], note, LATE_SECONDS, keeps_store=_machines[0].is_host)
 
 
-def tell_machines(machines: Machines, note: FailureNote, seconds: float, keeps_store: bool = False) -> None:
+def report_to_machines(machines: Machines, note: FailureNote, seconds: float, keeps_store: bool = False) -> None:
     """Leave a note for the launchers of the other machines.
 
     Args:
@@ -108,11 +108,11 @@ def tell_machines(machines: Machines, note: FailureNote, seconds: float, keeps_s
         keeps_store: whether this process keeps the store until then.
     """
 
-    def tell() -> None:
+    def leave() -> None:
         store = connect(machines.address, machines.port, seconds, keeps_store)
         leave_note(store, note, machines.count - 1, seconds, os.environ[RUN])
 
-    _bounded(seconds, tell)
+    _bounded(seconds, leave)
 
 
 def meets_at(machines: Machines, run: str) -> None:

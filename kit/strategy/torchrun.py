@@ -32,7 +32,7 @@ from kit.strategy.failure_note import (
     FailureNote,
     find_note,
     own_name,
-    tell_machines,
+    report_to_machines,
 )
 from kit.strategy.launcher import (
     ACCELERATE_PID,
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> int:
             return status
         if machines:
             text = f"{signal.Signals(error.sigval).name} ended it before it was training"
-            tell_machines(machines, FailureNote(own_name(), 128 + error.sigval, text), READ_SECONDS)
+            report_to_machines(machines, FailureNote(own_name(), 128 + error.sigval, text), READ_SECONDS)
         return 128 + error.sigval
     return 0
 
@@ -179,7 +179,7 @@ def _watch_failures(machines: Machines) -> None:
         if status is not None and status not in _ORDERLY:
             begun = time.monotonic()
             if text := recorded_text(os.getpid()):  # else a rank ended because of another machine
-                tell_machines(machines, FailureNote(own_name(), status, text), READ_SECONDS)
+                report_to_machines(machines, FailureNote(own_name(), status, text), READ_SECONDS)
             time.sleep(max(0.0, begun + GRACE_SECONDS / 2 - time.monotonic()))
             os._exit(status)
         try:

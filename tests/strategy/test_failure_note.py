@@ -8,7 +8,7 @@ from helpers import free_port
 from torch.distributed import TCPStore
 
 from kit.strategy import failure_note
-from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, leave_note, meets_at, tell_others
+from kit.strategy.failure_note import FailedElsewhere, FailureNote, find_note, leave_note, meets_at, report_to_others
 from kit.strategy.machines import Machines
 
 NOTE = FailureNote("rank 1 on beta", 2, "error: --learning_rat: unknown flag\n    -> did you mean 'learning_rate'?")
@@ -59,7 +59,7 @@ def machine(monkeypatch):
 def test_a_command_that_is_wrong_on_the_machine_that_keeps_the_store_reaches_the_others(machine):
     port = free_port()
     machine(port, keeps_store=True)
-    telling = threading.Thread(target=tell_others, args=(2, "error: wrong"))
+    telling = threading.Thread(target=report_to_others, args=(2, "error: wrong"))
     telling.start()
     other = TCPStore("localhost", port, is_master=False, wait_for_workers=False)  # waits until there is one
     end = time.monotonic() + 20
@@ -73,7 +73,7 @@ def test_a_command_that_is_wrong_on_the_machine_that_keeps_the_store_reaches_the
 def test_a_command_that_is_wrong_on_another_machine_reaches_the_one_that_keeps_the_store(machine, store):
     machine(store.port, keeps_store=False)
     threading.Timer(0.2, lambda: find_note(store, "run")).start()
-    tell_others(2, "error: wrong")
+    report_to_others(2, "error: wrong")
     assert find_note(store, "run").text == "error: wrong"
 
 
@@ -81,7 +81,7 @@ def test_a_store_that_is_not_there_costs_a_few_seconds_and_no_error(machine, mon
     monkeypatch.setattr(failure_note, "LATE_SECONDS", 0.5)
     machine(free_port(), keeps_store=False)
     began = time.monotonic()
-    tell_others(2, "error: wrong")
+    report_to_others(2, "error: wrong")
     assert time.monotonic() - began < 10
 
 
