@@ -137,7 +137,7 @@ def read_small(path: str | Path, max_bytes: int = SMALL_BYTES, errors: str = "st
         UnicodeDecodeError: it is not UTF-8, and ``errors`` is ``strict``.
     """
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
+        content = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)  # it takes memory for all of these
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes >> 20} MiB", str(path))
     return content.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")

@@ -63,9 +63,9 @@ class RunFolder:
         self.checkpoint, self._manifest = choose(self.checkpoints, self._wanted, identity)
         self._record: dict[str, Any] = {}
         self._launchers: Sequence[str] = ()
+        exits.repeat_errors_in(self.path)
         if not recipe.overwrite_output_dir:
             raise_if(_problems_with_later(self.checkpoints, self.loop_state().step))
-        exits.repeat_errors_in(self.path)
 
     def loop_state(self) -> LoopState:
         """Return the state that the run continues with. Raises ``UserError`` if the checkpoint's state is damaged."""

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
     from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousStateError, RendezvousTimeoutError
 
     from kit.strategy.meeting import register
 
@@ -130,9 +130,10 @@ def main(argv: list[str]) -> int:
         if _ends_as:
             return _end_of_thread()
         status = recorded_exit(os.getpid())
-        if status is None:  # else a rank has said why
+        if status is None or isinstance(error, RendezvousStateError):  # else a rank has said why
             show_error(f"\nerror: {_loss_of_machines(error, arguments.rdzv_endpoint)}")
-        return status or 1
+            return 1
+        return status
     except ChildFailedError as error:
         if _ends_as:
             return _end_of_thread()
