@@ -370,8 +370,8 @@ def test_other_rows_on_another_machine_end_all_ranks_before_a_step_uses_them(dif
     if not differ:
         assert ended == [(30, "")] * 2
         return
-    # Windows have 40 rows, and a step takes 8: row 130 is in the window that the steps from the 16th on take. It is read
-    # ahead, so the difference may be known a few steps earlier, but on both at the same one.
+    # Windows have 40 rows, and a step takes 8: row 130 is in the window that the steps from the 16th on take. It is
+    # read ahead, so the difference may be known a few steps earlier, but on both at the same one.
     steps = {num_steps for num_steps, _ in ended}
     assert len(steps) == 1 and max(steps) <= 15
     assert all("part-*.jsonl holds other rows on another machine" in text for _, text in ended)
