@@ -1,0 +1,36 @@
+"""Every fix that a message prints works when it is typed."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from fixes.harness import CASES, World, all_sites
+
+FILES = sorted((Path(__file__).parents[1] / "fixes").glob("cases_*.py"))
+MODULES = [importlib.import_module(f"fixes.{path.stem}") for path in FILES]
+UNTYPED = {site: reason for module in MODULES for site, reason in module.UNTYPED.items()}
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, model_folder, chat_file):
+    (tmp_path / "model").symlink_to(model_folder)
+    (tmp_path / "chats.jsonl").symlink_to(chat_file)
+    monkeypatch.chdir(tmp_path)
+    return World(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=f"{case.site} {case.make.__name__}") for case in CASES])
+def test_a_fix_works_when_it_is_typed(case, world):
+    case.try_fix(world)
+
+
+@pytest.mark.xfail(reason="cases are being written")
+def test_every_fix_has_a_case_or_a_reason():
+    sites, tried = all_sites(), {case.site for case in CASES}
+    where = "tests/fixes/harness.py says how; the reason of one that cannot be typed goes to UNTYPED there"
+    missing = sorted(set(sites) - tried - set(UNTYPED))
+    lines = [f"    {name} (line {sites[name].lines.start}): {sites[name].fix[:90]}" for name in missing]
+    assert not missing, "\n".join([f"{len(missing)} fixes have no case in tests/fixes/cases_*.py; {where}", *lines])
+    gone = sorted((tried | set(UNTYPED)) - set(sites))
+    assert not gone, f"no such site any more: {gone}"
+    assert not tried & set(UNTYPED), f"tried, so it needs no reason: {sorted(tried & set(UNTYPED))}"
