@@ -1,11 +1,11 @@
 """Types the fixes that messages print, and holds that each works on the input that it was printed for.
 
-A *site* is a call in ``kit/`` or ``recipes/`` that makes a fix: ``Problem(where, found, expected, fix)``, a ``Conflict``, or
-any other call with ``fix=``. Its name is ``file:function``; ``#2`` is the second one in that function, in the order of the
-source. Each site has a ``@case`` in one of the files ``cases_*.py``, or stands in their table ``UNTYPED`` with the reason.
+A *site* is a call in ``kit/`` or ``recipes/`` that makes a fix: ``Problem(where, found, expected, fix)``, a ``Conflict``,
+or any other call with ``fix=``. Its name is ``file:function``; ``#2`` is the second one in that function, in the order
+of the source. Each site has a ``@case`` in a file ``cases_*.py``, or stands in its table ``UNTYPED`` with the reason.
 
 A case makes the situation, and returns the command that a user types, such as ``finetune --dataset my.jsonl``. The
-command runs in this process, in an empty folder with ``model`` and ``chats.jsonl``, up to where weights would be loaded.
+command runs in this process, in an empty folder with ``model`` and ``chats.jsonl``, until weights would be loaded.
 Then each way that the fix offers is typed, and none may lead to the same problem, or to a new one.
 """
 
@@ -82,7 +82,7 @@ def _fix_of(call: ast.Call) -> ast.expr | None:
         (word.value for word in call.keywords if word.arg == "fix"), call.args[at] if len(call.args) > at else None
     )
     is_passed_on = isinstance(fix, ast.Attribute) and fix.attr == "fix"
-    return None if is_passed_on or isinstance(fix, ast.Constant) and fix.value == "" else fix
+    return None if is_passed_on or (isinstance(fix, ast.Constant) and fix.value == "") else fix
 
 
 # --- the place in which a case happens
@@ -108,7 +108,7 @@ class World:
         return path
 
     def run(self, command: str) -> list[Problem]:
-        """Run ``finetune``, ``score``, ``export`` or ``kit`` with its words, and return the problems that it reports."""
+        """Run ``finetune``, ``score``, ``export`` or ``kit`` with its words, and return the problems it reports."""
         words = shlex.split(command)
         name = words.pop(0)
         if name in ("finetune", "score") and not any(re.match("--(model_name_or_path|recipe)", word) for word in words):
@@ -223,6 +223,8 @@ def typed(problem: Problem, way: str, command: str, values: dict[str, str]) -> s
         return as_command(match[1])
     flag = problem.where.partition(" ")[0].removeprefix("--")
     if match := re.search(r"did you mean '?([^' ]+)'?\?", way):
+        if problem.where.startswith("kit "):
+            return shlex.join(["kit", match[1], *words[2:]])
         if problem.found.startswith("unknown") or "without a flag" in problem.found:
             return shlex.join(re.sub(rf"^(--)?{re.escape(flag)}\b", f"--{match[1]}", word) for word in words)
         return with_flag(words, flag, match[1])
