@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
+from kit.config.scripts import TYPED_AS
 from kit.config.settings.method import MethodSettings
 from kit.console import Parser, say, silence_libraries
 from kit.errors import Problem, UserError, raise_if
@@ -22,7 +23,9 @@ from kit.failures import exits
 
 def main() -> None:
     """Export a checkpoint as ``final/`` would be, or merge an adapter. Raises ``UserError``."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    typed = os.environ.get(TYPED_AS)
+    about = (__doc__ or "").replace("python recipes/export.py", typed or "python recipes/export.py")
+    parser = Parser(prog=typed, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a run's checkpoint, or an adapter such as final/, which is merged")
     parser.add_argument("--output_dir", type=Path, required=True, help="new folder for the model")
     parser.add_argument("--merge", action="store_true", help="merge the adapter of a checkpoint too")

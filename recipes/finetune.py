@@ -14,12 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 
 from kit.config.command_line import read_command_line
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES
+from kit.config.scripts import command_of
 from kit.console import say
 from kit.failures import exits
 from kit.strategy import launch
 
 HAS_TOOLS = (RECIPES.parent / "kit/tools").is_dir()  # a run needs none of them
-NEXT_COMMAND = "accelerate launch recipes/finetune.py --config single --recipe llama-8b-lora --dataset my.jsonl"
+NEXT_FLAGS = "--config single --recipe llama-8b-lora --dataset my.jsonl"
 
 
 def main() -> None:
@@ -197,7 +198,7 @@ def main() -> None:
         accelerator.wait_for_everyone()  # a launcher ends all ranks when the first one leaves
         exits.leave(exits.STOPPED)
     if RECIPES / DEFAULT_RECIPE in Path(recipe.dataset_entries[0].path).parents:
-        say("next, with a real model (`kit recipes` lists more):", f"    {NEXT_COMMAND}")
+        say("next, with a real model (`kit recipes` lists more):", f"    {command_of('finetune.py')} {NEXT_FLAGS}")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,43 @@
-"""The ``kit`` command: small tools around the recipes.
+"""The ``kit`` command: small tools around the recipes, and the recipes' scripts themselves.
 
-Each command is a module of this package. It has ``HELP``, its line in the list of commands, and ``run``, which takes
-the remaining words of the command line and returns the exit status. Its import must be fast: torch and other slow
-packages are imported inside ``run``.
+Each of ``COMMANDS`` is a module of this package. It has ``HELP``, its line in the list of commands, and ``run``, which
+takes the remaining words of the command line and returns the exit status. It is imported when it is called; torch and
+other slow packages are imported inside ``run``. ``kit.cli.scripts`` starts the scripts.
 """
 
 import sys
 import traceback
+from importlib import import_module
 from types import ModuleType
 
-from kit.cli import cache, doctor, inspect, plan, prepare, recipes, report, verify_resume
 from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
-COMMANDS: dict[str, ModuleType] = {
-    "recipes": recipes,
-    "doctor": doctor,
-    "plan": plan,
-    "inspect": inspect,
-    "prepare": prepare,
-    "report": report,
-    "cache": cache,
-    "verify-resume": verify_resume,
+SCRIPTS = "train score export".split()
+COMMANDS = "recipes doctor plan inspect prepare report cache verify-resume".split()
+_CHAT = (
+    'after pip install "transformers[serving]": transformers serve runs/NAME/final, and in another terminal '
+    "transformers chat runs/NAME/final"
+)
+# Words of other kits, and what does their work. No guess by spelling can find these.
+ANSWERS = {
+    **dict.fromkeys(("finetune", "sft", "fit", "run", "launch", "start", "resume"), "kit train"),
+    **dict.fromkeys(("eval", "evaluate", "test", "benchmark"), "kit score"),
+    **dict.fromkeys(("merge", "merge-lora", "save"), "kit export"),
+    **dict.fromkeys(("ls", "list"), "kit recipes"),
+    **dict.fromkeys(("check", "env"), "kit doctor"),
+    **dict.fromkeys(("estimate", "memory"), "kit plan"),
+    **dict.fromkeys(("preview", "view", "show", "data"), "kit inspect"),
+    **dict.fromkeys(("preprocess", "tokenize"), "kit prepare"),
+    **dict.fromkeys(("chat", "serve", "generate", "infer", "inference"), _CHAT),
+    "push": "hf upload OWNER/NAME runs/NAME/final uploads a model",
+    "upload": "hf upload OWNER/NAME runs/NAME/final uploads a model",
+    "convert": "kit export CHECKPOINT --output_dir model makes a model folder, which converters to other formats take",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
+    """Run one command. ``kit train``, ``kit score`` and ``kit export`` replace this process.
 
     Args:
         argv: the words after ``kit``; None: those of this process.
@@ -36,15 +47,19 @@ def main(argv: list[str] | None = None) -> int:
     """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
-        lines = [f"  {command:<14} {module.HELP}" for command, module in COMMANDS.items()]
+        lines = [f"  {command:<14} {meaning}" for command, meaning in meanings().items()]
         show("\n".join(["usage: kit <command> [--help]", "", *lines]))
         return 0
     guard_libraries()
     try:
+        if name in SCRIPTS:
+            from kit.cli.scripts import start
+
+            start(name, rest)
         if name not in COMMANDS:
-            names = ", ".join(COMMANDS)
-            raise UserError(Problem(f"kit {name}", "unknown command", names, did_you_mean(name, COMMANDS)))
-        return COMMANDS[name].run(rest)
+            raise UserError(_unknown(name))
+        status: int = _module(name).run(rest)
+        return status
     except KeyboardInterrupt:
         return 130
     except UserError as error:
@@ -55,6 +70,23 @@ def main(argv: list[str] | None = None) -> int:
     except BaseException:  # libraries in Rust raise one that is no Exception
         show_error(traceback.format_exc())
         return 1
+
+
+def meanings() -> dict[str, str]:
+    """Return what each command is for, in the order of the list that ``kit --help`` shows."""
+    from kit.cli.scripts import HELP
+
+    return HELP | {command: _module(command).HELP for command in COMMANDS}
+
+
+def _module(command: str) -> ModuleType:
+    return import_module(f"kit.cli.{command.replace('-', '_')}")
+
+
+def _unknown(name: str) -> Problem:
+    names = (*SCRIPTS, *COMMANDS)
+    answer = ANSWERS.get(name.replace("_", "-"), "")
+    return Problem(f"kit {name}", "unknown command", ", ".join(names), answer or did_you_mean(name, names))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import Recipe
+from kit.config.scripts import command_of
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 from kit.memory.formulas import TENSORS
@@ -181,7 +182,7 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
     kept = recipe.model_dump(mode="json", include=recipe.model_fields_set)
     values = kept | {"method": option.workload.method} | changes(option, question)
     header = f"# Planned for {option.workload.num_gpus} x {option.gpu.name}.\n# Launch:   "
-    words = ["accelerate launch recipes/finetune.py --config", option.workload.config, "--recipe", str(ask.write)]
+    words = [command_of("finetune.py"), "--config", option.workload.config, "--recipe", str(ask.write)]
     launch = "\n".join([" ".join(words), *(f"# {line}" for line in on_machines(option))])
     durable.write_text(ask.write, f"{header}{launch}\n\n" + yaml.safe_dump(values, sort_keys=False))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from kit.config.hints import METHODS
 from kit.config.json_schema import json_schema
 from kit.config.recipe import RECIPES
+from kit.config.scripts import command_of
 from kit.config.validation import load_recipe
 from kit.console import Parser, show
 from kit.errors import Problem, UserError, raise_if
@@ -106,7 +107,7 @@ def run(argv: list[str]) -> int:
     show(joined(table(titles, rows)))
     show("\nPlanned, not measured, for the smallest of the usual machines of up to 32 GPUs.")
     show("`kit plan --recipe R --gpu G` says what a recipe does on your GPUs, and why.")
-    show("Start one: accelerate launch recipes/finetune.py --config <config> --recipe <recipe>")
+    show(f"Start one: {command_of('finetune.py')} --config <config> --recipe <recipe>")
     open_models = {header.model: header.ungated for header in headers.values() if header.ungated}
     if open_models:
         show("\nLlama needs a login and a licence at the hub. Models of about its sizes without, for the same recipes:")
@@ -152,7 +153,7 @@ def _show_for_model(model: str, gpus: list[str]) -> int:
         return plan.run(["--recipe", name, "--model", model, *gpus])
     for method, needs in header.needs.items():
         show(f"  {method} fits {needs.gpus} with {name}'s own model:")
-        command = f"accelerate launch recipes/finetune.py --config {needs.config} --recipe {name}-{method}"
+        command = f"{command_of('finetune.py')} --config {needs.config} --recipe {name}-{method}"
         show(f"    {command} --model_name_or_path {one_line(shlex.quote(model))}")
     show(f"\n`kit plan --recipe {name}-lora --model {one_line(shlex.quote(model))}` says what fits with yours.")
     return 0

@@ -6,6 +6,7 @@ Promises: whatever the user typed, there is no traceback, and all problems are r
 ``file:line``. Imports plain Python, pydantic and PyYAML only, so a mistyped key is reported before torch is imported.
 """
 
+import os
 import re
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
+from kit.config.scripts import TYPED_AS
 from kit.config.validation import FLAGS, check_recipe, problems_with_secrets, validate
 from kit.console import show
 from kit.errors import Problem, UserError, did_you_mean, raise_if
@@ -143,10 +145,11 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
 
 def print_help(about: str = ABOUT, first: Sequence[str] = ()) -> NoReturn:
     """Print ``first``, then all other flags by group, with unit, default and meaning, and exit with status 0."""
+    script = f"accelerate launch recipes/{Path(sys.argv[0]).name}"
     lines = [
-        f"usage: accelerate launch recipes/{Path(sys.argv[0]).name} [--config C] [--recipe R] [--flag value ...]",
+        f"usage: {os.environ.get(TYPED_AS, script)} [--config C] [--recipe R] [--flag value ...]",
         "",
-        *about.strip().splitlines(),
+        *about.strip().replace(script, os.environ.get(TYPED_AS, script)).splitlines(),
     ]
     lines += ["", "What matters here"] if first else []
     group = None

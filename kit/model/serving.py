@@ -7,10 +7,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from kit.config.scripts import command_of
+
 
 def merge_command(adapter: str | Path) -> str:
     """Return the command that merges the adapter in the folder ``adapter`` into its base, as an ordinary model."""
-    return f"python recipes/export.py {shlex.quote(str(adapter))} --output_dir merged"
+    return f"{command_of('export.py')} {shlex.quote(str(adapter))} --output_dir merged"
 
 
 def why_not_served(config: Any) -> str:

@@ -6,6 +6,8 @@ Promises: each line gives the figures it follows from.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kit.config.scripts import command_of
+
 # Shares of the answers: of those that did not end; of different texts among those that are expected.
 MANY_UNENDED, FEW_TEXTS = 0.1, 0.1
 
@@ -27,7 +29,8 @@ def unended(row: Mapping[str, Any], method: str, max_new_tokens: int, stops: Ite
     names = ",".join(stops)
     if method == "full" or not names:
         return [f"{text}: train longer, or raise max_new_tokens"]
-    fix = f"--trainable_tokens '{names}' trains its row, and servers then need the adapter merged (recipes/export.py)"
+    fix = f"--trainable_tokens '{names}' trains its row, and servers then need the adapter merged"
+    fix += f" ({command_of('export.py')})"
     return [f"{text}: the model may need more steps, or its stop token was never trained; {fix}"]
 
 

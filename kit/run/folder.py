@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kit import durable, lock
 from kit.checkpoint.manifest import drop_after, in_the_way_after, list_checkpoints, read_state
 from kit.config.recipe import Recipe
+from kit.config.scripts import command_of
 from kit.config.settings.evaluation import EvalSettings
 from kit.console import is_main, say
 from kit.data.samples.bad_rows import SKIPPED_FILE, write_listed
@@ -119,7 +120,7 @@ class RunFolder:
         if self._manifest.get("weights_only"):
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
             ways = (
-                f"to train on from its weights in a new run: python recipes/export.py "
+                f"to train on from its weights in a new run: {command_of('export.py')} "
                 f"{shlex.quote(str(self.checkpoint))} --output_dir "
                 "model; or choose an earlier checkpoint, or --overwrite_output_dir to start again"
             )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import durable
 from kit.checkpoint.manifest import name_of
+from kit.config.scripts import command_of
 from kit.console import bar, say
 from kit.data.feed.feed import by_file
 from kit.run.answers import few_texts, unended
@@ -187,7 +188,7 @@ class Log:
         if self.recipe.keep_best and best.get("step"):  # before the first step there is no checkpoint
             path = self.path.parent / "checkpoints" / name_of(best["step"])
             lines.append(f"lowest eval_loss: {best['eval_loss']:.4f} after step {best['step']}; as a model:")
-            lines.append(f"    python recipes/export.py {shlex.quote(str(path))} --output_dir best")
+            lines.append(f"    {command_of('export.py')} {shlex.quote(str(path))} --output_dir best")
         return lines
 
     def end(self, stopped: bool, notes: Sequence[str] = ()) -> None:

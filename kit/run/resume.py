@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.checkpoint.manifest import NONE, find_checkpoint, list_checkpoints, read_manifest, verify
+from kit.config.scripts import command_of
 from kit.config.settings.output import OutputSettings
 from kit.console import say
 from kit.data.feed.order import ARGSORT
@@ -93,7 +94,7 @@ def _chosen(
         manifest = read_manifest(path)
     if changed := differences(manifest["identity"], identity):
         found = f"{path} is of another run ({'; '.join(changed)})"
-        fix = "to start a new run from its weights, export them: python recipes/export.py"
+        fix = f"to start a new run from its weights, export them: {command_of('export.py')}"
         raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint of a run with these settings", fix))
     return path, manifest
 

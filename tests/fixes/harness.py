@@ -28,6 +28,7 @@ from helpers import ROOT
 import kit.config.conflicts
 import kit.errors
 from kit.config.fields import is_switch
+from kit.config.scripts import COMMANDS
 from kit.config.validation import FLAGS
 from kit.errors import Problem, UserError
 
@@ -243,6 +244,8 @@ def typed(problem: Problem, way: str, command: str, values: dict[str, str]) -> s
 def as_command(text: str) -> str:
     """Return a command of a message in the form that ``World.run`` takes."""
     words = shlex.split(text)
+    if words[0] == "kit" and words[1] in COMMANDS:
+        return shlex.join([Path(COMMANDS[words[1]]).stem, *words[2:]])
     script = next((i for i, word in enumerate(words) if word.endswith(("finetune.py", "score.py", "export.py"))), None)
     return text if script is None else shlex.join([Path(words[script]).stem, *words[script + 1 :]])
 

@@ -18,11 +18,13 @@ from kit.errors import UserError
 pytestmark = pytest.mark.slow
 
 ACCELERATE = ["-m", "accelerate.commands.accelerate_cli", "launch"]
+KIT = ["-m", "kit.cli.main", "train"]
 FORMS = {
     "accelerate, single": (ACCELERATE, "single"),
     "accelerate, ddp": (ACCELERATE, "ddp"),
     "python, single": ([], "single"),
     "python, ddp": ([], "ddp"),
+    "kit train, ddp": (KIT, "ddp"),
 }
 
 
@@ -32,7 +34,7 @@ def test_ctrl_c_loses_no_step_and_leaves_a_report(finetune, request, form):
     launcher, config = FORMS[form]
     flags = {**finetune.defaults, "output_dir": finetune.folder / "run", "config": config, "max_steps": 100_000}
     flags |= {"method": "lora", "lora_dropout": 0.1}
-    command = [sys.executable, *launcher, str(ROOT / "recipes/finetune.py")]
+    command = [sys.executable, *launcher, *([] if launcher == KIT else [str(ROOT / "recipes/finetune.py")])]
     command += [f"--{name}={value}" for name, value in flags.items()]
     rng, log = random.Random(form), finetune.folder / "log"
     steps = 0

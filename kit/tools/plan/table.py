@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 from kit.config.recipe import Recipe
+from kit.config.scripts import command_of
 from kit.memory.formulas import ASSUMED, Memory
 from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask, Question
@@ -91,7 +92,7 @@ def parts(memory: Memory) -> list[str]:
 def command(option: Option, question: Question) -> str:
     """The command that runs ``option``."""
     own, recipe = option.workload, question.recipe
-    words = ["accelerate", "launch", "recipes/finetune.py", "--config", own.config]
+    words = [*command_of("finetune.py").split(), "--config", own.config]
     if question.recipe_name:
         words += ["--recipe", question.recipe_name]
         words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in question.typed else []

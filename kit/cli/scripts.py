@@ -1,0 +1,25 @@
+"""``kit train``, ``kit score`` and ``kit export``: start the scripts in ``recipes/``, wherever the kit is installed.
+
+Each replaces this process by the script. So flags, exit statuses, signals and the start of several processes are those
+of the script.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+from kit.config.recipe import RECIPES
+from kit.config.scripts import COMMANDS, TYPED_AS
+
+HELP = {
+    "train": "fine-tune a model: recipes/finetune.py",
+    "score": "score a model, an adapter or a checkpoint on a data set: recipes/score.py",
+    "export": "make a model of a checkpoint, or merge an adapter: recipes/export.py",
+}
+
+
+def start(command: str, argv: list[str]) -> NoReturn:
+    """Replace this process by the script of ``command``, with the words ``argv``."""
+    words = [sys.executable, str(RECIPES / COMMANDS[command]), *argv]
+    sys.stdout.flush()
+    os.execve(sys.executable, words, {**os.environ, TYPED_AS: f"kit {command}"})
