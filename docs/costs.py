@@ -159,7 +159,7 @@ ROWS = [
     Row("all mistakes before a weight is read", "preflight errors", "one list of mistakes, before minutes of loading"),
     Row(
         "plain models at the end",
-        "export/final export/shards export/stops",
+        "export/card export/final export/shards export/stops",
         "`final/`, which plain transformers and peft open, written shard by shard",
     ),
     Row("exports and merges", "export/checkpoint", "a checkpoint as a model, an adapter merged into its base"),

@@ -34,7 +34,8 @@ def main() -> None:
     from kit.checkpoint.save import Saver
     from kit.data.open import pad_id
     from kit.evaluate import evaluate
-    from kit.export.final import describe_serving, model_card, save_final
+    from kit.export.card import model_card
+    from kit.export.final import describe_serving, save_final
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
@@ -186,7 +187,7 @@ def main() -> None:
     saver.wait()
     if not is_stopped:
         guard.enter(phases.WRITING_FINAL)
-        card = model_card(recipe, prepared.strategy, state.current_evaluation, state.step, stops)
+        card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops)
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
     log.end(is_stopped, feed.closing_notes())

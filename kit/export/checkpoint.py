@@ -19,7 +19,8 @@ from kit.config.settings.method import MethodSettings
 from kit.console import say
 from kit.data.chat.template import resolve_template
 from kit.errors import Problem, UserError, raise_if
-from kit.export.final import check_learned, describe_serving, give_usual_mode, model_card, write_model
+from kit.export.card import model_card
+from kit.export.final import check_learned, describe_serving, give_usual_mode, write_model
 from kit.export.stops import describe_stops, new_stops, open_generation_config, read_stops, write_stops
 from kit.model.adapter import attach_adapter
 from kit.model.load import build_meta_model, build_model, check_model, open_config
@@ -55,8 +56,8 @@ def export_checkpoint(
     tokenizer, config, model = _open(settings)
     open_generation_config(settings, model)
     stops = new_stops(model, read_stop_tokens(run_file))
-    card = model_card(run, strategy, state.current_evaluation, state.step, stops)
     tokenizer.chat_template = resolve_template(tokenizer, run.chat_template, run.chat_template_kwargs)
+    card = model_card(run, strategy, state, bool(tokenizer.chat_template), stops)
     with _new_folder(output_dir) as folder:
         if settings.method == "full":
             model = build_model(settings, config, LoadPlan(compute_dtype="float32", device="cpu"))

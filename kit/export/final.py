@@ -5,34 +5,26 @@ temporary name and then renamed, so it is complete or absent.
 """
 
 import copy
-import math
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
 from kit import durable
-from kit.config.recipe import Recipe
 from kit.console import say
 from kit.errors import TrainingError, listed
+from kit.export.card import NO_STOPS, PLACEHOLDER
 from kit.export.shards import write_weights
 from kit.export.stops import describe_stops, write_stops
 from kit.model.adapter import module_adapted_by
 from kit.model.serving import merge_command, why_not_served
-from kit.strategy.topology import ActualStrategy
 from kit.strategy.weights import gather_trainable, rank_and_world, whole_state
-from kit.visible import one_line
 
 if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
-
-NO_STOPS: Mapping[str, int] = MappingProxyType({})
 
 
 def save_final(
@@ -133,7 +125,7 @@ def _card_for_servers(model: Any) -> str:
     """The end of a model card that says the same."""
     reason = _why_not_served(model)
     return (
-        f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command('path/to/this/folder')}\n```\n"
+        f"\n{reason}. Merged, it is a model like any other:\n\n```bash\n{merge_command(PLACEHOLDER)}\n```\n"
         if reason
         else ""
     )
@@ -188,73 +180,3 @@ def check_learned(state: dict[str, torch.Tensor]) -> None:
             f"warning: {len(still)} of {len(has_learned)} adapters never moved, their lora_B is zero: {listed(still)}; "
             "no gradient has reached them"
         )
-
-
-def model_card(
-    recipe: Recipe, strategy: ActualStrategy, metrics: dict[str, float], steps: int, stops: Mapping[str, int] = NO_STOPS
-) -> str:
-    """Return a short model card: base, data, training settings, strategy and evaluation.
-
-    Args:
-        metrics: of the evaluation after the last step; empty if there was none.
-        steps: optimiser steps done.
-        stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
-    """
-    is_full = recipe.method == "full"
-    library = "transformers" if is_full else "peft"
-    base = recipe.model_name_or_path
-    if os.path.exists(os.path.expanduser(base)):
-        base = Path(base).name
-    datasets = ", ".join(_code(entry.name) for entry in recipe.dataset_entries)
-    items = "packs" if recipe.packing else "samples"
-    about = {"library_name": library, "base_model": one_line(base)}
-    front = yaml.safe_dump(about, sort_keys=False, allow_unicode=True, width=math.inf)
-    lines = ["---", *front.splitlines(), "---", ""]
-    lines += [f"# {_plain(Path(base).name)}, fine-tuned ({recipe.method})", ""]
-    lines += [f"- data: {datasets}, {steps} steps of {recipe.global_batch_size} {items}"]
-    lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
-    num_processes, precision = strategy.num_processes, strategy.mixed_precision
-    lines += [f"- {strategy.type.name} on {num_processes} process(es), mixed_precision {precision}"]
-    lines += [f"- {_plain(name)}: {value:.6g}" for name, value in metrics.items()]
-    if recipe.new_tokens:
-        tokens = ", ".join(map(_code, recipe.new_tokens))
-        lines += [f"- new tokens: {tokens}"]
-        if not is_full:
-            resize = "base.resize_token_embeddings(len(tokenizer))"
-            lines += [
-                f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
-            ]
-    if stops:
-        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
-    return "\n".join([*lines, "", "```python", *_code_to_open(is_full, bool(stops)), "```", ""])
-
-
-def _code(text: str) -> str:
-    """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
-    text = one_line(text)
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    space = " " if longest else ""  # else a mark at the end would belong to the fence
-    return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
-
-
-def _plain(name: str) -> str:
-    """A name for running text of Markdown; as code if it has other characters than names usually have."""
-    return name if re.fullmatch(r"[\w./ -]+", name) else _code(name)
-
-
-def _code_to_open(is_full: bool, has_stops: bool) -> list[str]:
-    """Lines of Python that open the model of a card.
-
-    Args:
-        has_stops: whether there are tokens that end answers, at which the base does not stop.
-    """
-    library = "transformers" if is_full else "peft"
-    class_name = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
-    opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
-    lines = [f"from {library} import {class_name}"]
-    if opens_stops:
-        lines += ["from transformers import GenerationConfig"]
-    lines += [f'model = {class_name}.from_pretrained("path/to/this/folder")']
-    if opens_stops:
-        lines += ['model.generation_config = GenerationConfig.from_pretrained("path/to/this/folder")  # where it stops']
-    return lines

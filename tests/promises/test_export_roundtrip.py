@@ -183,7 +183,7 @@ def test_an_earlier_checkpoint_gives_the_final_of_a_run_that_ended_there(finetun
     assert contents(tmp_path / "model") == contents(short.folder / "final") != contents(long.folder / "final")
     export(last_checkpoint(long, 3), tmp_path / "third")  # after an evaluation of other weights
     card = (tmp_path / "third/README.md").read_text()
-    assert ", 3 steps of" in card and "eval_loss" not in card
+    assert "\n- 3 steps of" in card and "eval_loss" not in card
     opened: dict[str, Any] = {}
     snippet = card.split("```python")[1].split("```")[0]
     exec(snippet.replace("path/to/this/folder", str(tmp_path / "third")), opened)  # what its reader would do

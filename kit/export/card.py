@@ -1,0 +1,247 @@
+"""The model card of ``final/`` and of exported checkpoints: ``README.md``.
+
+Promises: the metadata are valid for the Hub, and name only what others can open: no path of this machine, no
+credential. The code on the card runs as it stands, apart from the name of the folder.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from kit.config.dataset_entry import DatasetEntry
+from kit.config.recipe import Recipe
+from kit.data.read.sources import hub_id
+from kit.durable import read_small
+from kit.errors import UserError
+from kit.secrets import redacted
+from kit.strategy.topology import ActualStrategy
+from kit.train.loop_state import LoopState
+from kit.visible import one_line
+
+NO_STOPS: Mapping[str, int] = {}
+PLACEHOLDER = "path/to/this/folder"
+_IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
+_COUNT = "eval_tokens"  # beside the metrics: the number of tokens that they are means over
+_LICENCE = re.compile(r"[\w.+-]{1,80}")
+
+
+def model_card(
+    recipe: Recipe,
+    strategy: ActualStrategy,
+    state: LoopState,
+    has_chat_template: bool,
+    stops: Mapping[str, int] = NO_STOPS,
+) -> str:
+    """Return the model card: base, data, training settings, strategy, evaluation, and how to use the model.
+
+    Args:
+        state: after the last step.
+        has_chat_template: whether the tokenizer beside the card has one.
+        stops: the tokens that end answers, but for those at which the base stops too, see ``new_stops``.
+    """
+    is_full = recipe.method == "full"
+    base = _base_id(recipe.model_name_or_path)
+    base_name = (base or Path(os.path.expanduser(recipe.model_name_or_path)).name).rpartition("/")[2]
+    title = f"{base_name}, fine-tuned ({recipe.method})"
+    entries = recipe.dataset_entries
+    ids = {entry.name: found for entry in entries if (found := _data_id(entry))}
+    licence = _licence_of(recipe.model_name_or_path, "model", recipe.model_revision)
+    evaluations = _evaluations(state)
+    # Hub ids only: the Hub links what it finds here.
+    about = ModelCardData(
+        library_name="transformers" if is_full else "peft",
+        pipeline_tag="text-generation",
+        base_model=base,
+        datasets=list(dict.fromkeys(ids.values())) or None,
+        **licence,
+        **_results(title, recipe, evaluations, state.step),
+    )
+    items = "packs" if recipe.packing else "samples"
+    num, precision = strategy.num_processes, strategy.mixed_precision
+    lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
+    lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
+    lines += [_licence_line("base", licence)]
+    for entry in entries:
+        known = f", {_code(ids[entry.name])}" if ids.get(entry.name, entry.name) != entry.name else ""
+        data_licence = _licence_of(ids[entry.name], "dataset", entry.revision) if entry.name in ids else {}
+        lines += [f"- data: {_code(entry.name)}{known}", _licence_line("data", data_licence)]
+    lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
+    lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
+    processes = "1 process" if num == 1 else f"{num} processes"
+    lines += [f"- {strategy.type.name} on {processes}, mixed_precision {precision}"]
+    if recipe.new_tokens:
+        tokens = ", ".join(map(_code, recipe.new_tokens))
+        lines += [f"- new tokens: {tokens}"]
+        if not is_full:
+            resize = "base.resize_token_embeddings(len(tokenizer))"
+            lines += [
+                f"- the class below gives the base their rows; before `PeftModel.from_pretrained`, call `{resize}`"
+            ]
+    if stops:
+        lines += [f"- answers end with {' or '.join(map(_code, stops))}"]
+    lines += ["", *_table(evaluations), *([""] if evaluations else [])]
+    code = _code_to_use(is_full, has_chat_template, bool(stops), recipe.trust_remote_code)
+    lines += ["```python", *code, "```", ""]
+    if not is_full and not base:
+        lines += [
+            "The adapter needs its base: `base_model_name_or_path` in `adapter_config.json` is the folder that has it.",
+            "",
+        ]
+    return redacted("\n".join(lines))
+
+
+def _base_id(name: str) -> str | None:
+    """The hub id of the base; None for a folder that is not from the Hub."""
+    folder = os.path.expanduser(name)
+    if not os.path.exists(folder):
+        return _valid_id(name)
+    found = _IN_CACHE.search(f"{os.path.realpath(folder)}/".replace(os.sep, "/"))
+    return _valid_id(f"{found[1]}/{found[2]}") if found else None
+
+
+def _data_id(entry: DatasetEntry) -> str | None:
+    """The hub id of a data set; None for files."""
+    with suppress(UserError, OSError):  # an export may come after the files have moved
+        found = hub_id(entry.path, entry.split or "", "dataset")
+        return _valid_id(found) if found else None
+    return None
+
+
+def _valid_id(name: str) -> str | None:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def _licence_of(name: str, kind: Literal["model", "dataset"], revision: str | None) -> dict[str, Any]:
+    """The licence that the card beside a model or data set names, as metadata; empty if there is none here.
+
+    Makes no request: the card is that of a folder, or one in the hub's cache.
+    """
+    folder = os.path.expanduser(name)
+    path: Any = os.path.join(folder, "README.md")
+    if not os.path.isdir(folder):
+        path = try_to_load_from_cache(name, "README.md", revision=revision, repo_type=kind) if _valid_id(name) else None
+    if not isinstance(path, str):
+        return {}
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        about = ModelCard(str(read_small(Path(path))), ignore_metadata_errors=True).data.to_dict()
+        found = {key: about[key] for key in ("license", "license_name", "license_link") if key in about}
+        is_usual = all(isinstance(value, str) for value in found.values())
+        if is_usual and _LICENCE.fullmatch(found.get("license", "")):
+            return found
+    return {}
+
+
+def _licence_line(what: str, licence: Mapping[str, str]) -> str:
+    if not licence:
+        return f"- licence of the {what}: not in the files here; look it up before you publish"
+    name = licence.get("license_name", licence["license"])
+    link = f", {_code(licence['license_link'])}" if "license_link" in licence else ""
+    return f"- licence of the {what}: {_code(name)}{link}"
+
+
+def _evaluations(state: LoopState) -> dict[str, dict[str, float]]:
+    """The metrics of the first and the last evaluation, by when they were; empty if the last step had none."""
+    found = {}
+    if state.current_evaluation:
+        if state.first_evaluated_step < state.step and state.first_evaluation:
+            first = state.first_evaluated_step
+            found["before training" if first == 0 else f"after step {first}"] = state.first_evaluation
+        found[f"after step {state.step}"] = state.current_evaluation
+    return found
+
+
+def _results(title: str, recipe: Recipe, evaluations: Mapping[str, Mapping[str, float]], step: int) -> dict[str, Any]:
+    """The metrics after the last step as metadata; the Hub shows them beside the card."""
+    last = evaluations.get(f"after step {step}", {})
+    names = [entry.name for entry in recipe.eval_dataset_entries or recipe.dataset_entries]
+    results = []
+    for name, value in last.items():
+        metric, _, dataset = name.removeprefix("eval_").partition("/")
+        dataset = one_line(dataset or ", ".join(names))
+        if not name.startswith(_COUNT):
+            results.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type="evaluation data of the run",
+                    dataset_name=dataset,
+                    metric_type=metric,
+                    metric_value=float(f"{value:.6g}"),
+                )
+            )
+    return {"model_name": one_line(title), "eval_results": results} if results else {}
+
+
+def _table(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if not evaluations:
+        return []
+    *_, last = evaluations.values()
+    lines = [f"| | {' | '.join(evaluations)} |", "|---" * (1 + len(evaluations)) + "|"]
+    for name in last:
+        if not name.startswith(_COUNT):
+            values = (_number(each[name]) if name in each else "" for each in evaluations.values())
+            lines.append(f"| {_plain(name)} | {' | '.join(values)} |")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e5 else f"{value:.5g}"
+
+
+def _code(text: str) -> str:
+    """Text of strangers as a code span of Markdown, on one line: nothing in it is a mark or HTML."""
+    text = one_line(text)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    space = " " if longest else ""  # else a mark at the end would belong to the fence
+    return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
+
+
+def _plain(name: str) -> str:
+    """A name for running text of Markdown; as code if it has other characters than names usually have."""
+    return name if re.fullmatch(r"[\w./(), -]+", name) else _code(name)
+
+
+def _code_to_use(is_full: bool, has_chat_template: bool, has_stops: bool, trust: bool) -> list[str]:
+    """Lines of Python that open the model of a card, and generate.
+
+    Args:
+        has_stops: whether there are tokens that end answers, at which the base does not stop.
+        trust: whether the model runs code of its own.
+    """
+    class_name = "AutoModelForCausalLM" if is_full else "AutoPeftModelForCausalLM"
+    opens_stops = has_stops and not is_full  # PEFT opens the base's generation_config.json, not the adapter's
+    own = ["AutoModelForCausalLM"] if is_full else ["GenerationConfig"] if opens_stops else []
+    lines = ["from peft import AutoPeftModelForCausalLM"] if not is_full else []
+    lines += [f"from transformers import {', '.join(sorted([*own, 'AutoTokenizer']))}", ""]
+    more = ", trust_remote_code=True" if trust else ""
+    lines += [
+        f'folder = "{PLACEHOLDER}"',
+        f"tokenizer = AutoTokenizer.from_pretrained(folder{more})",
+        f'model = {class_name}.from_pretrained(folder, dtype="auto", device_map="auto"{more})',
+    ]
+    if opens_stops:
+        lines += ["model.generation_config = GenerationConfig.from_pretrained(folder)  # where it stops"]
+    if has_chat_template:
+        lines += [
+            'messages = [{"role": "user", "content": "Hello!"}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            ").to(model.device)",
+        ]
+    else:
+        lines += ['inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)']
+    return [
+        *lines,
+        "output = model.generate(**inputs, max_new_tokens=200)",
+        'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+    ]

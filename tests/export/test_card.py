@@ -1,0 +1,171 @@
+"""The model card names what others can open, and shows how to use what lies beside it."""
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+
+from kit.config.recipe import Recipe
+from kit.config.settings.method import MethodSettings
+from kit.export.card import PLACEHOLDER, model_card
+from kit.export.final import write_model
+from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
+from kit.strategy.strategies import SINGLE
+from kit.train.loop_state import LoopState
+
+STRATEGY = SimpleNamespace(type=SINGLE, num_processes=1, mixed_precision="no")
+
+
+def state(last=None, first=None, step=160):
+    """After ``step`` steps: the metrics of the last evaluation, and of the one before training."""
+    evaluated = {"last_evaluation": last or {}, "evaluated_step": step if last else -1}
+    return LoopState(step=step, first_evaluation=first or {}, first_evaluated_step=0 if first else -1, **evaluated)
+
+
+def card_of(model="some/base-1.5B_v2", stops=None, loop=None, is_chat=True, **changes):
+    values = {"model_name_or_path": str(model), "dataset": "d.jsonl", "max_length": 8, **changes}
+    return model_card(Recipe(**values), STRATEGY, loop or state(), is_chat, stops or {})
+
+
+def about(card):
+    """The metadata, as the Hub's library reads them."""
+    return ModelCard(card).data
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_snippet_loads_generation_settings_only_where_plain_loading_does_not(method):
+    card = card_of(method=method, stops={"<|im_end|>": 2})
+    assert "answers end with `<|im_end|>`" in card
+    assert ("GenerationConfig.from_pretrained" in card) == (method == "lora")
+    bare = card_of(method=method)
+    assert "answers end" not in bare and "GenerationConfig" not in bare
+
+
+def test_a_card_of_usual_names_has_no_marks_around_them():
+    card = card_of(loop=state({"eval_loss/d": 1.0}, step=1))
+    assert "\n# base-1.5B_v2, fine-tuned (lora)\n" in card and "\n- base: `some/base-1.5B_v2`\n" in card
+    assert "\n- data: `d`\n" in card and "\n| eval_loss/d | 1 |\n" in card
+
+
+def test_metrics_before_and_after_are_in_the_card_and_the_last_ones_in_the_metadata():
+    first = {"eval_loss": 2.5, "eval_exact_match": 0.0, "eval_tokens": 90}
+    last = {"eval_loss": 0.125, "eval_exact_match": 0.75, "eval_tokens": 90}
+    card = card_of(loop=state(last, first))
+    assert "| | before training | after step 160 |\n|---|---|---|\n| eval_loss | 2.5 | 0.125 |" in card
+    assert "eval_tokens" not in card
+    results = about(card).eval_results
+    assert {result.metric_type: result.metric_value for result in results} == {"loss": 0.125, "exact_match": 0.75}
+    late = state(last, first)
+    late.first_evaluated_step = 40
+    assert "| | after step 40 | after step 160 |" in card_of(loop=late)
+    assert about(card_of()).eval_results is None and "| |" not in card_of()
+
+
+def test_a_folder_is_no_base_of_the_metadata_and_its_path_is_not_on_the_card(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    card = card_of(folder, dataset=str(tmp_path / "orders.jsonl"))
+    assert about(card).base_model is None and about(card).datasets is None and str(tmp_path) not in card
+    assert "- base: a folder named `my-model`, not from the Hub" in card and "- data: `orders`" in card
+    cached = tmp_path / "models--some--base/snapshots/12ab"
+    cached.mkdir(parents=True)
+    assert about(card_of(cached)).base_model == "some/base" and about(card_of("some/base")).base_model == "some/base"
+
+
+@pytest.mark.parametrize(
+    ("front", "licence"),
+    [
+        ("license: apache-2.0", {"license": "apache-2.0"}),
+        (
+            "license: other\nlicense_name: own\nlicense_link: LICENSE",
+            {"license": "other", "license_name": "own", "license_link": "LICENSE"},
+        ),
+        ("license: [a, b]", {}),
+        ("license: 'a b <script>'", {}),
+        ("license: {a: b", {}),
+        ("tags: [a]", {}),
+    ],
+)
+def test_the_licence_of_the_base_is_that_of_its_own_card_or_is_left_out(tmp_path, front, licence):
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A base\n")
+    card = card_of(tmp_path)
+    found = about(card).to_dict()
+    assert {key: value for key, value in found.items() if key.startswith("license")} == licence
+    shown = licence.get("license_name", licence.get("license"))
+    assert (f"- licence of the base: `{shown}`" if licence else "- licence of the base: not in the files") in card
+
+
+def test_the_card_of_a_data_set_of_the_hub_is_read_from_the_cache(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    asked = []
+
+    def in_cache(name, file, revision=None, repo_type=None):
+        asked.append((name, file, repo_type))
+        return str(tmp_path / file) if repo_type == "dataset" else None
+
+    monkeypatch.setattr("kit.export.card.try_to_load_from_cache", in_cache)
+    card = card_of(dataset="some/data")
+    assert ("some/data", "README.md", "dataset") in asked and about(card).datasets == ["some/data"]
+    assert "- data: `some/data`\n- licence of the data: `cc-by-nc-4.0`" in card and about(card).license is None
+
+
+HOSTILE = [
+    "a\nlicense: mit\n---\n# b",
+    "---",
+    "a: b # c",
+    "`a` <script>b</script> ``",
+    "[a](https://b.c)\x1b[2J\u202e",
+    "{a: !!python/object b}",
+]
+
+
+def hostile_card(name):
+    loop = state({f"eval_loss/{name}": 1.0}, step=1)
+    dataset = [{"path": "d.jsonl", "name": name}]
+    return card_of(name, {name: 2}, loop, dataset=dataset, new_tokens=[name])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_strangers_are_only_names_in_a_card(name):
+    card, usual = hostile_card(name), hostile_card("/a")
+    assert "\x1b" not in card and "\u202e" not in card
+    front, body = card.removeprefix("---\n").split("\n---\n", 1)
+    usual_front, usual_body = usual.removeprefix("---\n").split("\n---\n", 1)
+    assert set(yaml.safe_load(front)) == set(yaml.safe_load(usual_front))
+    assert len(body.splitlines()) == len(usual_body.splitlines())
+    outside = re.sub(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", body.split("```python")[0])  # of code spans
+    assert not re.search(r"[<>\[\]{!`\\]", outside)
+
+
+def test_a_card_holds_no_credential(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "0123456789abcdef")
+    assert "0123456789abcdef" not in card_of(dataset=[{"path": "d.jsonl", "name": "0123456789abcdef"}])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "is_chat"), [("full", True), ("full", False), ("lora", True)])
+def test_the_code_on_the_card_answers_without_the_kit(model_folder, tmp_path, method, is_chat):
+    settings = MethodSettings(model_name_or_path=str(model_folder), method=method)
+    model = build_model(settings, open_config(settings), LoadPlan(compute_dtype="float32", device="cpu"))
+    weights = {name: torch.ones_like(p) / 64 for name, p in model.named_parameters() if p.requires_grad}
+    tokenizer = open_tokenizer(settings)
+    if is_chat:
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    stops = {"red": 7}
+    folder = tmp_path / "final"
+    folder.mkdir()
+    card = card_of(model_folder, stops, is_chat=is_chat, method=method)
+    write_model(folder, model, model.state_dict() if method == "full" else weights, tokenizer, card, None, stops)
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    code = code.replace(PLACEHOLDER, str(folder)) + "\nprint('sampled', output.shape)\n"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "sampled torch.Size([1, " in result.stdout
