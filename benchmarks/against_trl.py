@@ -4,7 +4,7 @@
     python benchmarks/against_trl.py --model FOLDER --dataset rows.jsonl --columns question,answer
 
 The data set is one file of JSON Lines with a prompt and a completion, between which a newline is put. Both sides take
-its rows in the order of the file, learn from the completions alone, and update all weights in float32 (on a GPU: with
+its rows in the order of the file, learn from the completions alone (or, as said, from all tokens), and update all weights in float32 (on a GPU: with
 bf16 autocast) or adapters of the same shape; what is not named here is each side's default. The sides alternate, each
 run in a new process. The first steps are left out of the speed. Losses are compared step by step: where they differ by
 more than 1 %, the two sides did not do the same work, and the table says so instead of a ratio.
@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of a causal language model with its tokenizer")
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--columns", default="prompt,completion", help="their names in the data set")
-    parser.add_argument("--cases", nargs="+", default=["full", "lora"], help="full, lora; with +packing: packed")
+    cases = "full, lora; with +all: the prompts are learned from too; with +packing: packed"
+    parser.add_argument("--cases", nargs="+", default=["full", "lora"], help=cases)
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--micro_batch", type=int, default=4)
     parser.add_argument("--global_batch_size", type=int, default=16)
@@ -102,14 +103,15 @@ def row(case: str, args: argparse.Namespace) -> str:
 
 
 def run_kit(case: str, args: argparse.Namespace) -> dict[str, Any]:
-    method, _, packing = case.partition("+")
+    method, *options = case.split("+")
     with tempfile.TemporaryDirectory() as folder:
         flags = {
             "model_name_or_path": args.model,
             "dataset": args.data,
             "method": method,
             "max_length": args.max_length,
-            "packing": "true" if packing else "false",
+            "packing": "true" if "packing" in options else "false",
+            "train_on": "all" if "all" in options else "assistant",
             "per_device_train_batch_size": args.micro_batch,
             "global_batch_size": args.global_batch_size,
             "max_steps": args.steps,
@@ -176,14 +178,15 @@ def train_with_trl(folder: str, args: argparse.Namespace) -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
-    method, _, packing = args.case.partition("+")
+    method, *options = args.case.split("+")
     on_gpu = torch.cuda.is_available()
     data = load_dataset("json", data_files=args.data, split="train")
     config = SFTConfig(
         output_dir=f"{folder}/run",
         model_init_kwargs={"dtype": "float32"},
         max_length=args.max_length,
-        packing=bool(packing),
+        packing="packing" in options,
+        completion_only_loss="all" not in options,
         per_device_train_batch_size=args.micro_batch,
         gradient_accumulation_steps=args.global_batch_size // args.micro_batch,
         max_steps=args.steps,

@@ -1,4 +1,4 @@
-"""Writes the tables in the headers of the recipes, and that of docs/questions.md.
+"""Writes the tables in the headers of the recipes, and those of docs/questions.md and README.md.
 
 python docs/recipe_headers.py
 """
@@ -12,10 +12,11 @@ from kit.config.hints import recipe_names
 from kit.config.recipe import DEFAULT_RECIPE, RECIPES, Recipe
 from kit.config.validation import load_recipe
 from kit.memory.shape import Shape
-from kit.tools.plan.headers import largest, renewed, row
+from kit.tools.plan.headers import FEW_MACHINES, MACHINES, largest, renewed, row
 from kit.tools.plan.models import find_shape
 
 QUESTIONS = Path(__file__).with_name("questions.md")
+README = Path(__file__).parents[1] / "README.md"
 
 
 def recipes() -> dict[str, tuple[Recipe, Shape]]:
@@ -32,9 +33,10 @@ def pages() -> dict[Path, str]:
         rows = [row(*known[name]) for name in known if name.rpartition("-")[0] == path.stem]
         text = path.read_text(encoding="utf-8")
         found[path] = renewed(text, load_recipe(path.stem).method, [each for each in rows if each])
-    before, begin, rest = QUESTIONS.read_text(encoding="utf-8").partition("<!-- table -->\n")
-    _, end, after = rest.partition("<!-- end -->\n")
-    found[QUESTIONS] = before + begin + "\n".join(["", *largest(known), "", ""]) + end + after
+    for path, machines in {QUESTIONS: MACHINES, README: FEW_MACHINES}.items():
+        before, begin, rest = path.read_text(encoding="utf-8").partition("<!-- table -->\n")
+        _, end, after = rest.partition("<!-- end -->\n")
+        found[path] = before + begin + "\n".join(["", *largest(known, machines), "", ""]) + end + after
     return found
 
 

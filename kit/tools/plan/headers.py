@@ -30,6 +30,7 @@ MACHINES: tuple[Machine, ...] = (
     ("h100", "80 GB", 16, 2048),
     ("h100", "80 GB", 32, 2048),
 )
+FEW_MACHINES = tuple(each for each in MACHINES if each[0] in ("rtx3060", "rtx4090", "h100") and each[2] in (1, 4, 8))
 TITLES = ("method", "config", "GPUs", "GiB of a GPU", "tokens/s of a GPU")
 
 
@@ -49,14 +50,14 @@ class Row:
         return [own.method, own.config, self.machine, peak, f"{_rounded(low)} to {_rounded(high)}"]
 
 
-def largest(recipes: Mapping[str, tuple[Recipe, Shape]]) -> list[str]:
+def largest(recipes: Mapping[str, tuple[Recipe, Shape]], machines: Sequence[Machine] = MACHINES) -> list[str]:
     """Return a table in Markdown: for each machine and method the largest model whose recipe fits, and its config.
 
     Args:
         recipes: by their names, which end with the method.
     """
     lines = [f"| GPUs | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
-    for machine in MACHINES:
+    for machine in machines:
         cells = [_name(machine)]
         for method in METHODS:
             own = [name for name, (recipe, _) in recipes.items() if recipe.method == method]

@@ -23,11 +23,11 @@ def row_of(name):
     return row(recipe, find_shape(recipe.model_name_or_path))
 
 
-def test_the_headers_of_the_recipes_and_the_table_of_the_questions_are_current(monkeypatch):
+def test_the_headers_of_the_recipes_and_the_tables_of_the_pages_are_current(monkeypatch):
     """Else: python docs/recipe_headers.py"""
     monkeypatch.setattr("sys.path", [*sys.path])
     pages = runpy.run_path(str(ROOT / "docs/recipe_headers.py"))["pages"]()
-    assert {path.stem for path in pages} == {name.rpartition("-")[0] for name in NAMES} | {"questions"}
+    assert {path.stem for path in pages} == {name.rpartition("-")[0] for name in NAMES} | {"questions", "README"}
     assert [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text] == []
 
 
