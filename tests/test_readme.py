@@ -95,6 +95,7 @@ def test_every_flag_named_in_the_pages_exists():
     }
     theirs |= {*OWN, *SWITCHES}  # of kit plan
     theirs |= {"mixed_precision", "max_lora_rank"}  # of accelerate launch, of vLLM
+    theirs |= {"model", "model_args", "tasks", "apply_chat_template"}  # of lm_eval
     theirs |= {"learning_rte"}  # the mistake that is answered
     theirs |= {"simulate"}  # of kit plan
     theirs |= {"older_than", "keep"}  # of kit cache

@@ -85,6 +85,9 @@ def read_command_line(
             dropped |= {"early_stopping_patience", "early_stopping_threshold"}
         for key in dropped:
             values.pop(key, None)
+    for flag, other in (("eval_dataset", "eval_split_size"), ("eval_split_size", "eval_dataset")):
+        if flag in flags and other not in flags:  # a flag wins over the recipe's other source of evaluation data
+            values.pop(other, None)
     values |= flags
     where |= {flag: f"--{flag}" for flag in flags}
     recipe, more = check_recipe(values, where, uncertain)

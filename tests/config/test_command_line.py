@@ -75,6 +75,15 @@ def test_own_data_is_not_judged_by_the_evaluation_of_the_recipe_s():
     assert read_command_line([]).recipe.eval_dataset.endswith("eval.jsonl")
 
 
+def test_a_flag_replaces_the_other_source_of_evaluation_data_of_the_recipe():
+    own = read_command_line(["--recipe", "llama-1b-lora", "--dataset", "mine.jsonl", "--eval_dataset", "theirs.jsonl"])
+    assert not own.problems and own.recipe.eval_split_size == 0
+    split = read_command_line(["--eval_split_size", "0.1"])
+    assert not split.problems and split.recipe.eval_dataset is None
+    both = read_command_line(["--eval_split_size", "0.1", "--eval_dataset", "theirs.jsonl"])
+    assert [problem.where for problem in both.problems] == ["--eval_split_size"]
+
+
 @pytest.mark.parametrize("argv", [["--max_steps="], ["--max_steps", ""], ["--max_steps"], ["--config="]])
 def test_a_flag_without_a_value_is_refused(argv):
     (text,) = problems(argv).values()
