@@ -1,4 +1,7 @@
-"""Names of settings in other kits, each with what to use instead in this kit."""
+"""Names of settings in other kits, each with what to use instead in this kit.
+
+They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Factory, torchtune and Unsloth.
+"""
 
 from typing import Any
 
@@ -14,140 +17,344 @@ _NOT_OFFERED = {
         *(f"{name}_model_parallel_size", f"parallelism_config_{short}_size"),
     )
 }
-_MACHINES = "a key of the Accelerate config (--config); docs/multi-node.md"
 _OWN_LOSS = "the loss is code: docs/architecture.md#an-objective-or-another-loss shows how to write another"
-_FLASH = "use --attn_implementation flash_attention_2; the default needs no package"
-_GROUPS = "processes are grouped by the Accelerate config: --config fsdp_hybrid"
-_NO_COMPRESSION = "gradients are always reduced in float32: compression changes what is learned"
-_STATIC_GRAPH = "not offered: with it, torch's DDP cannot accumulate micro-batches"
-_UNUSED = "not needed: weights that no text reaches are frozen, and others without a gradient are refused by name"
-_OTHER_TRAINING = ("dpo", "orpo", "kto", "cpo", "simpo", "ipo", "ppo", "grpo", "rloo", "rl", "reward", "ref", "pref")
+_OTHER_TRAINING = (
+    "dpo orpo kto cpo simpo ipo ppo grpo rloo rl reward ref pref gkd gspo dapo nca online judge vllm trl ebft".split()
+)
 _PRECISION = "precision comes from the Accelerate config: mixed_precision"
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
 GGUF = "a GGUF file holds weights for inference; take the model that it was made from"
-OTHER_KITS = {
-    "beta": _SUPERVISED,
-    "loss_type": _SUPERVISED,
-    "use_vllm": "nothing is generated for training; vLLM opens final/ afterwards",
-    "loss": _OWN_LOSS,
-    "custom_loss": _OWN_LOSS,
-    "loss_function": _OWN_LOSS,
-    "gradient_accumulation_steps": "it is global_batch_size / (processes x per_device_train_batch_size)",
-    "eval_batch_size": "use per_device_eval_batch_size",
-    "max_samples": "use max_train_samples",
-    "bf16": f"{_PRECISION}: bf16, as in --config single",
-    "fp16": f"{_PRECISION}; {FP16}",
-    "dtype": _PRECISION,
-    "torch_dtype": _PRECISION,
-    "mixed_precision": "it belongs in the Accelerate config (--config)",
-    "load_in_4bit": "use --method qlora",
-    "load_in_8bit": "8-bit bases are not offered; use --method qlora",
-    "use_peft": "use --method lora",
-    "use_lora": "use --method lora",
-    "adapter": "use --method lora or qlora",
-    "finetuning_type": "use --method full, lora or qlora",
-    "fsdp": "strategy comes from the Accelerate config: --config fsdp",
-    "fsdp_config": "strategy comes from the Accelerate config: --config fsdp",
-    "deepspeed": _DEEPSPEED,
-    "zero_stage": _DEEPSPEED,
-    **_NOT_OFFERED,
-    "dp_replicate_size": _GROUPS,
-    "dp_shard_size": _GROUPS,
-    "bucket_cap_mb": "use ddp_bucket_cap_mb",
-    "find_unused_parameters": _UNUSED,
-    "ddp_find_unused_parameters": _UNUSED,
-    "static_graph": _STATIC_GRAPH,
-    "ddp_static_graph": _STATIC_GRAPH,
-    "gradient_as_bucket_view": "always on: gradients lie in DDP's buckets",
-    "ddp_broadcast_buffers": "always on, as torch's default",
-    "ddp_comm_hook": _NO_COMPRESSION,
-    "comm_hook": _NO_COMPRESSION,
-    "ddp_backend": "it is NCCL on GPUs and gloo on CPUs",
-    "num_machines": _MACHINES,
-    "machine_rank": _MACHINES,
-    "main_process_ip": _MACHINES,
-    "main_process_port": _MACHINES,
-    "device": "devices are chosen by --config, and on a Mac it is the CPU: docs/strategies.md",
-    "flash_attn": _FLASH,
-    "flash_attention": _FLASH,
-    "use_flash_attention_2": _FLASH,
-    "config_file": "after the script it is --config; accelerate launch takes --config_file before it",
-    "base_model": "use model_name_or_path",
-    "model": "use model_name_or_path",
-    "model_name": "use model_name_or_path",
-    "datasets": "use dataset",
-    "dataset_name": "use dataset",
-    "dataset_path": "use dataset",
-    "train_file": "use dataset",
-    "validation_file": "use eval_dataset",
-    "val_set_size": "use eval_split_size",
-    "max_seq_length": "use max_length",
-    "sequence_len": "use max_length",
-    "cutoff_len": "use max_length",
-    "batch_size": "use global_batch_size (a step) or per_device_train_batch_size (a micro-batch)",
-    "train_batch_size": "use global_batch_size (a step) or per_device_train_batch_size (a micro-batch)",
-    "micro_batch_size": "use per_device_train_batch_size",
-    "num_epochs": "use num_train_epochs",
-    "epochs": "use num_train_epochs",
-    "lr": "use learning_rate",
-    "lr_scheduler": "use lr_scheduler_type",
-    "lr_scheduler_kwargs": "use min_lr_rate and lr_decay_steps",
-    "min_lr": "use min_lr_rate: a share of learning_rate",
-    "min_lr_ratio": "use min_lr_rate",
-    "cosine_min_lr_ratio": "use min_lr_rate, with lr_scheduler_type cosine_with_min_lr",
-    "num_decay_steps": "use lr_decay_steps",
-    "warmup_ratio": "use warmup_steps: below 1 it is a share of all steps",
-    "optimizer": "use optim",
-    "lora_rank": "use lora_r",
-    "lora_target": "use lora_target_modules",
-    "target_modules": "use lora_target_modules",
-    "unfrozen_parameters": "use train_only",
-    "freeze_trainable_modules": "use train_only",
-    "template": "use chat_template",
-    "do_eval": "use eval_dataset or eval_split_size",
-    "ignore_data_skip": "a resumed run never repeats or skips data; use resume_from_checkpoint",
-    "resume": "use resume_from_checkpoint (default auto)",
-    "push_to_hub": "nothing is uploaded; the run's final/ is an ordinary model folder",
-    "local_rank": "ranks come from the launcher's environment",
-    "num_gpus": "use num_processes",
-    "nproc_per_node": "before the script it is torchrun's; after it use --num_processes",
-    "dataset_config_name": "use dataset_config",
-    "revision": "use model_revision, or dataset_revision",
-    "dataset_mixer": "use dataset: a list of {path: ..., weight: ...}",
-    "dataset_mixture": "use dataset: a list of {path: ..., weight: ...}",
-    "interleave_probs": "use dataset: a list of {path: ..., weight: ...}",
-    "mix_strategy": "use dataset: a list of {path: ..., weight: ...}, and mixing",
-    "sample_packing": "use packing",
-    "neat_packing": "use packing",
-    "packed": "use packing",
-    "pack_sequences": "use packing",
-    "packing_strategy": "use packing: best fit over the whole data set",
-    "padding_free": "use packing",
-    "group_by_length": "always on: a micro-batch has samples of similar length; packing has no padding at all",
-    "train_on_inputs": "use train_on: all",
-    "train_on_input": "use train_on: all",
-    "train_on_prompt": "use train_on: all",
-    "assistant_only_loss": "use train_on: assistant, the default",
-    "completion_only_loss": "use train_on: assistant, the default",
-    "mask_history": "use train_on: last",
-    "roles_to_train": "use train_on: assistant, last or all; or give a message train: false",
-    "truncation_mode": "use excess_length_strategy: the end is what is cut off",
-    "preprocessing_num_workers": "use dataset_num_proc",
-    "dataset_processes": "use dataset_num_proc",
-    "buffer_size": "use shuffle_buffer_size",
-    "dataset_streaming": "use streaming",
-    "dataset_text_field": "use dataset_columns: column=text",
-    "dataset_prepared_path": "`kit prepare` fills the cache, which is in $KIT_CACHE",
+_MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
+_OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"
+_LORA = "not offered: adapters are LoRA, also with use_rslora or use_dora"
+_COMPILE = "not offered: nothing is compiled"
+_KERNELS = (
+    "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
+)
+_TOKENIZER = "the tokenizer is that of the model, as it is; use new_tokens to add tokens, chat_template for a template"
+_VISION = "text only: towers for images and sound stay as they are (docs/models.md)"
+_UPLOAD = "a run uploads nothing; afterwards `hf upload OWNER/NAME runs/NAME/final` does"
+_LOGIN = "the hub's token is never a setting: `hf auth login`, or the variable HF_TOKEN"
+_MERGE = "not a setting of a run; afterwards `kit export runs/NAME/final --output_dir merged` merges an adapter"
+_GENERATE = "a run generates only for predict_with_generate, greedily; other programs open final/"
+_NF4 = "use method: qlora; its 4-bit weights are always NF4 with double quantisation"
+_FROM_CONFIG = "leave it out: it is read from the model's config"
+_IN_A_RUN = "leave it out: the kit does it in every run"
+_TRAINER = "leave it out: it steers the Trainer of transformers, which is not used here"
+_CACHE = "tokenised data are cached in $KIT_CACHE, and made anew when anything changes: `kit cache` lists them"
+_BEST = "use keep_best: the best is the lowest eval_loss"
+_WANDB = "it is wandb's own: the variables WANDB_ENTITY, WANDB_MODE, ... reach it"
+
+# Answer to words. "use NAME" names a setting of this kit, for programs too.
+_ANSWERS = {
+    # --- the model
+    "use model_name_or_path": """
+        base_model model model_name model_id model_path pretrained_model_name_or_path base_model_name_or_path
+        model_dir""",
+    "use model_revision, or dataset_revision": "revision revision_of_model",
+    "use adapter_name_or_path": "lora_model_dir adapter_path lora_path lora_name_or_path peft_model_id adapter_folder",
+    "use chat_template": "template chat_template_path chat_template_jinja prompt_template prompt_style conversation",
+    "use chat_template_kwargs: enable_thinking=false, or true": "enable_thinking preserve_thinking",
+    "use new_tokens": """
+        tokens special_tokens additional_special_tokens add_tokens add_special_tokens added_tokens_overrides
+        resize_vocab
+        resize_token_embeddings resize_token_embeddings_to_32x new_special_tokens_config""",
+    _TOKENIZER: """
+        tokenizer tokenizer_name tokenizer_name_or_path tokenizer_path tokenizer_config tokenizer_type
+        tokenizer_use_fast
+        use_fast_tokenizer tokenizer_legacy tokenizer_use_mistral_common tokenizer_kwargs eos_token pad_token bos_token
+        unk_token eot_tokens padding_side split_special_tokens""",
+    "the system message is in the data, or in a chat template (use chat_template)": """
+        default_system default_system_message system_prompt system_message""",
+    _FROM_CONFIG: """
+        model_type model_class model_config model_init_kwargs processor_type processor_config base_model_config
+        is_llama_derived_model is_mistral_derived_model is_qwen_derived_model is_falcon_derived_model rope_scaling
+        rope_theta experts_implementation output_router_logits""",
+    "causal language models only: they have no labels or classes": """
+        num_labels label_names id2label label2id problem_type""",
+    "not offered: weights come from model_name_or_path": "train_from_scratch reinit_weights init_config",
+    "use attn_implementation": "attention attn_impl sdp_attention eager_attention attn_type",
+    "not offered: attn_implementation lists the kernels": """
+        flex_attention xformers_attention s2_attention shift_attn sage_attention use_sage_attention ring_attn_func""",
+    "use --attn_implementation flash_attention_2; the default needs no package": """
+        flash_attn flash_attention use_flash_attention_2 use_flash_attn flash_attention_2""",
+    _VISION: """
+        freeze_vision_tower freeze_multi_modal_projector freeze_language_model freeze_mm_modules media_dir
+        finetune_vision_layers finetune_language_layers image_size image_resize_algorithm processor_kwargs""",
+    # --- the method
+    "use method: full": "full_finetuning full_finetune",
+    "use method: lora": "use_peft use_lora peft",
+    "use --method qlora": "load_in_4bit quantization_bit use_qlora",
+    "8-bit bases are not offered; use --method qlora": "load_in_8bit",
+    "use method: lora or qlora": "adapter adapter_type peft_type",
+    "use --method full, lora or qlora": "finetuning_type train_type tuner_type training_type",
+    _NF4: """
+        quantization_method quantization_type double_quantization use_bnb_nested_quant quantization quant_config
+        bnb_config_kwargs quantization_config compute_dtype""",
+    "use lora_r": "lora_rank r rank",
+    "use lora_alpha": "alpha",
+    "use lora_target_modules": """
+        lora_target target_modules lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_target_parameters
+        target_parameters""",
+    "use lora_target_modules: all-linear, the default": "lora_target_linear target_all_linear",
+    "use lora_modules_to_save": "modules_to_save additional_target",
+    "use use_rslora": "peft_use_rslora rslora",
+    "use use_dora": "peft_use_dora dora",
+    _LORA: """
+        loftq_config loftq_bits init_lora_weights peft_init_lora_weights lora_bias lora_task_type task_type bias
+        lora_fan_in_fan_out relora_steps module_dropout layers_to_transform peft_layers_to_transform layers_pattern
+        loraplus_lr_ratio loraplus_lr_embedding use_vera use_oft lora_alpha_pattern lora_rank_pattern""",
+    "use train_only": """
+        unfrozen_parameters freeze_trainable_modules freeze_trainable_layers freeze_extra_modules
+        trainable_parameters""",
+    "use freeze": "freeze_layers freeze_parameters frozen_parameters",
+    _MERGE: "merge_lora create_new_adapter lora_on_cpu merge_method merge_weights save_merged",
+    "not offered: methods are full, lora and qlora": "use_llama_pro mixture_of_depths qat relora",
+    # --- the data
+    "use dataset": """
+        datasets dataset_name dataset_path train_file train_files train_dataset train_data train_path
+        train_datasets data
+        data_path data_files data_dir dataset_dir pretraining_dataset dataset_id train_split_file data_file""",
+    "use eval_dataset": """
+        validation_file dataset_val val_dataset val_data val_file valid_file validation_dataset validation_data
+        test_dataset test_datasets test_file eval_data eval_file eval_path dev_file dev_data""",
+    "use eval_split_size": "val_set_size val_size validation_split test_size eval_split validation_split_percentage",
+    "use eval_dataset or eval_split_size": "do_eval",
+    "use dataset_split": "dataset_train_split train_split",
+    "use eval_dataset_split": "dataset_test_split test_split dataset_eval_split",
+    "use dataset_config": "dataset_config_name subset dataset_subset",
+    _MIXTURE: "dataset_mixer dataset_mixture interleave_probs",
+    f"{_MIXTURE}, and mixing": "mix_strategy",
+    "use max_train_samples": "max_samples num_samples num_train_samples",
+    "use max_eval_samples": "num_eval_samples",
+    "use dataset_columns: column=text": "dataset_text_field text_column text_field",
+    "use dataset_columns": """
+        column_mapping field_messages field_instruction field_input field_output message_property_mappings
+        instruction_column output_column prompt_column columns""",
+    "use dataset_num_proc": "preprocessing_num_workers dataset_processes num_proc",
+    "use shuffle_buffer_size": "buffer_size streaming_multipack_buffer_size",
+    "use streaming": "dataset_streaming",
+    "use shuffle": "shuffle_dataset disable_shuffling shuffle_merged_datasets shuffle_data data_shuffle",
+    "use dedup": "dataset_exact_deduplication",
+    "use max_length": """
+        max_seq_length sequence_len cutoff_len seq_len seq_length sequence_length max_seq_len block_size context_length
+        model_max_length max_token_length max_tokens max_input_length eval_sequence_len""",
+    "use excess_length_strategy": "truncation truncation_side truncate",
+    "use excess_length_strategy: the end is what is cut off": "truncation_mode",
+    "use packing": "sample_packing neat_packing packed pack_sequences padding_free use_packing use_packed_sequences",
+    "use packing: best fit over the whole data set": "packing_strategy",
+    "leave it out: evaluation data are not packed, which changes no loss": "eval_sample_packing eval_packing",
+    "leave it out: a micro-batch is as wide as its longest row; packing fills rows": """
+        pad_to_sequence_len pad_to_multiple_of pad_to_max_length""",
+    "always on: a micro-batch has samples of similar length; packing has no padding at all": """
+        group_by_length length_column_name train_sampling_strategy""",
+    "use train_on: all": "train_on_inputs train_on_input train_on_prompt",
+    "use train_on: assistant, the default": "assistant_only_loss completion_only_loss train_on_responses_only",
+    "use train_on: last": "mask_history train_on_last_step_only",
+    "use train_on: assistant, last or all; or give a message train: false": "roles_to_train",
+    "leave it out: the token that ends a turn is learned, as the chat template has it": "train_on_eos train_on_eot",
+    "`kit prepare` fills the cache, which is in $KIT_CACHE": "dataset_prepared_path tokenized_path",
+    _CACHE: """
+        overwrite_cache preprocessing_batch_size skip_prepare_dataset dataset_kwargs dataset_keep_in_memory
+        preprocess_iterable data_shared_file_system""",
+    "the hub's cache is where the variable HF_HOME says": "cache_dir",
+    "a chat template writes tools, as it was made to: use chat_template": "tool_format",
+    "leave it out: columns that are not used do no harm, and are named": "remove_unused_columns",
+    # --- the steps
+    "it is global_batch_size / (processes x per_device_train_batch_size)": """
+        gradient_accumulation_steps gradient_accumulation gradient_accumulation_iters accumulate_grad_batches""",
+    "use global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",
+    "use global_batch_size (a step) or per_device_train_batch_size (a micro-batch)": "batch_size train_batch_size",
+    "use per_device_train_batch_size": "micro_batch_size train_micro_batch_size_per_gpu per_gpu_train_batch_size",
+    "use per_device_train_batch_size: auto": "auto_find_batch_size",
+    "use per_device_eval_batch_size": "eval_batch_size val_batch_size per_gpu_eval_batch_size",
+    "use num_train_epochs": "num_epochs epochs max_epochs n_epochs num_train_epoch epoch",
+    "use max_steps": "max_train_steps num_train_steps max_steps_per_epoch num_steps train_steps total_steps max_iters",
+    "use learning_rate": "lr learning_rates",
+    "use lr_scheduler_type": "lr_scheduler scheduler lr_schedule",
+    "use min_lr_rate and lr_decay_steps": "lr_scheduler_kwargs",
+    "use min_lr_rate: a share of learning_rate": "min_lr eta_min",
+    "use min_lr_rate": "min_lr_ratio",
+    "use min_lr_rate, with lr_scheduler_type cosine_with_min_lr": "cosine_min_lr_ratio",
+    "use lr_decay_steps, with lr_scheduler_type warmup_stable_decay": "cosine_constant_lr_ratio",
+    "use lr_decay_steps": "num_decay_steps",
+    "use warmup_steps: below 1 it is a share of all steps": "warmup_ratio lr_warmup_ratio",
+    "use warmup_steps": "num_warmup_steps lr_warmup_steps warmup",
+    "use optim": "optimizer optim_type optimizer_type",
+    "use adam_epsilon": "adam_eps adam_epsilon2 eps",
+    "use max_grad_norm": "clip_grad_norm gradient_clipping grad_clip gradient_clip_val max_norm",
+    "use router_aux_loss_coef": "moe_aux_loss_coef aux_loss_coef",
+    _OPTIMISERS: """
+        optim_args optim_target_modules optimizer_in_bwd use_galore use_apollo use_badam use_muon
+        use_adam_mini adam_beta3
+        dion_lr dion_momentum embedding_lr embedding_learning_rate lr_groups lr_quadratic_warmup""",
+    "not offered: the loss is cross-entropy, as it is": "label_smoothing_factor label_smoothing",
+    "not offered: no noise is added to embeddings": "neftune_noise_alpha neft_alpha noisy_embedding_alpha",
+    _SUPERVISED: "beta rlhf dpo_beta reference_model precompute_ref_log_probs max_prompt_length kd_ratio",
+    _OWN_LOSS: """
+        loss custom_loss loss_function loss_type use_dft_loss use_eaft_loss use_asft_loss asft_alpha eaft_alpha use_eaft
+        compute_loss_func""",
+    "always: the loss of a step is a mean over the tokens of all processes": "average_tokens_across_devices",
+    "nothing is generated for training; vLLM opens final/ afterwards": "use_vllm",
+    "use gradient_checkpointing": """
+        activation_checkpointing enable_activation_checkpointing use_gradient_checkpointing
+        disable_gradient_checkpointing activation_checkpoint selective_checkpointing""",
+    "leave it out: checkpointing is never reentrant": """
+        gradient_checkpointing_kwargs activation_checkpointing_kwargs use_reentrant_gc use_reentrant""",
+    "not offered: use gradient_checkpointing, or --config fsdp_offload": """
+        activation_offloading enable_activation_offloading cpu_offload offload layer_offloading offload_folder""",
+    _COMPILE: "compile",
+    _KERNELS: """
+        use_liger_kernel enable_liger_kernel use_liger liger liger_kernel_config use_unsloth use_unsloth_gc
+        cut_cross_entropy
+        use_kernels use_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel tiled_mlp plugins
+        chunked_cross_entropy use_v1_kernels kernel_config use_scattermoe use_sonicmoe fused_attn_kernel""",
+    # --- evaluation, output
+    "use eval_on_start": "eval_on_begin eval_before_training sanity_check",
+    "use eval_strategy": "evaluation_strategy do_train_eval",
+    "use eval_strategy: epoch, or eval_steps": "evals_per_epoch val_check_interval eval_every eval_interval",
+    "use save_strategy: epoch, or save_steps": "saves_per_epoch save_every save_interval save_freq save_every_n_epochs",
+    "use save_steps": "checkpointing_steps",
+    "use save_total_limit": "keep_checkpoints max_checkpoints checkpoints_total_limit",
+    "use save_only_model": "save_adapter_weights_only save_model_only save_weights_only",
+    "use logging_steps": "log_every_n_steps log_interval log_steps logging_interval",
+    "use logging_steps: 1, the default": "logging_first_step logging_strategy",
+    "use keep_best: the checkpoint with the lowest eval_loss is kept, and the run prints the command that exports it": (
+        "load_best_model_at_end save_best"
+    ),
+    _BEST: "metric_for_best_model greater_is_better",
+    "use early_stopping_patience": "early_stopping early_stopping_steps patience",
+    "use loss_spike_ratio, or max_nonfinite_steps": "loss_watchdog_threshold loss_watchdog_patience",
+    "use predict_with_generate": """
+        compute_accuracy do_predict eval_causal_lm_metrics do_causal_lm_eval compute_metrics metrics""",
+    "use max_new_tokens": "generation_max_length max_gen_length eval_max_new_tokens",
+    _GENERATE: """
+        eval_num_beams num_beams temperature top_p top_k do_sample infer_backend infer_dtype use_cache
+        use_kv_cache""",
+    "use output_dir": "out_dir save_dir logging_dir output_path output output_folder log_dir save_path",
+    "use overwrite_output_dir": "overwrite",
+    "use resume_from_checkpoint (default auto)": """
+        resume auto_resume_from_checkpoints resume_training resume_checkpoint checkpoint checkpoint_dir
+        checkpoint_path""",
+    "a resumed run never repeats or skips data; use resume_from_checkpoint": "ignore_data_skip",
+    "use report_to": "use_tensorboard use_wandb log_with metric_logger logger trackers",
+    "use run_name": "wandb_name wandb_run_name trackio_run_name wandb_run experiment_name",
+    "use project": "wandb_project trackio_project_name project_name wandb_project_name",
+    "always: report.html has the curves": """
+        plot_loss include_tkps include_tokens_per_second include_num_input_tokens_seen""",
+    _UPLOAD: "push_to_hub push_dataset_to_hub wandb_log_model save_to_hub",
+    _LOGIN: "hf_use_auth_token token use_auth_token hf_token hf_hub_token api_key",
+    "always: weights are saved as safetensors": "save_safetensors",
+    "always: an unknown key is refused": "strict",
+    # --- processes and precision
+    "use seed": "random_state data_seed random_seed",
+    "use deterministic": "full_determinism",
+    f"{_PRECISION}: bf16, as in --config single": "bf16 bfloat16 pure_bf16",
+    f"{_PRECISION}; {FP16}": "fp16 float16 half",
+    _PRECISION: """
+        dtype torch_dtype precision float32 upcast_layernorm upcast_lmhead_output bf16_full_eval
+        fp16_full_eval""",
+    "it belongs in the Accelerate config (--config)": "mixed_precision",
+    "not offered: fp8 needs layers of another library": "fp8",
+    "strategy comes from the Accelerate config: --config fsdp": """
+        fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap fsdp_final_state_dict_type device_map
+        distributed_type accelerator_config parallelism_config dist_config ddp distributed_backend""",
+    "a key of an Accelerate config, which --config names": """
+        compute_environment rdzv_backend same_network downcast_bf16 main_training_function tpu_env""",
+    _DEEPSPEED: "deepspeed zero_stage deepspeed_config ds_config deepcompile",
+    "processes are grouped by the Accelerate config: --config fsdp_hybrid": "dp_replicate_size dp_shard_size",
+    "use ddp_bucket_cap_mb": "bucket_cap_mb",
+    "not needed: weights that no text reaches are frozen, and others without a gradient are refused by name": """
+        find_unused_parameters ddp_find_unused_parameters""",
+    "not offered: with it, torch's DDP cannot accumulate micro-batches": "static_graph ddp_static_graph",
+    "always on: gradients lie in DDP's buckets": "gradient_as_bucket_view",
+    "always on, as torch's default": "ddp_broadcast_buffers",
+    "gradients are always reduced in float32: compression changes what is learned": "ddp_comm_hook comm_hook",
+    "it is NCCL on GPUs and gloo on CPUs": "ddp_backend",
+    "a key of the Accelerate config (--config); docs/multi-node.md": """
+        num_machines machine_rank main_process_ip main_process_port nnodes num_nodes nodes node_rank master_addr
+        master_port""",
+    "the devices are those of the machine; use_cpu in the Accelerate config keeps to the CPU: docs/strategies.md": """
+        device use_cpu no_cuda use_mps_device""",
+    "after the script it is --config; accelerate launch takes --config_file before it": "config_file",
+    "ranks come from the launcher's environment": "local_rank world_size",
+    "use num_processes": "num_gpus gpus n_gpus n_gpu gpu_count world_size_per_node devices num_devices gpu_ids",
+    "before the script it is torchrun's; after it use --num_processes": "nproc_per_node",
+    "use debug_distributed": "debug",
+    _IN_A_RUN: "do_train low_cpu_mem_usage",
+    _TRAINER: """
+        prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
+        batch_eval_metrics eval_delay enable_jit_checkpoint restore_callback_states_from_checkpoint
+        torch_empty_cache_steps
+        log_on_each_node log_level log_level_replica disable_tqdm trainer_cls callbacks ignore_pad_token_for_loss
+        gc_steps gc_collect_steps skip_memory_metrics logging_nan_inf_filter save_on_each_node""",
+    "use objective: sft, the default": "stage trainer task training_objective",
 }
+# Answers to all names that begin so.
+_FAMILIES = {
+    **dict.fromkeys(_OTHER_TRAINING, _SUPERVISED),
+    "torch_compile": _COMPILE,
+    "dataloader": "leave it out: samples are tokenised ahead, and the next batch is read while a step runs",
+    "hub": _UPLOAD,
+    "wandb": _WANDB,
+    "trackio": "trackio's own variables reach it; use report_to, run_name and project",
+    "swanlab": "not offered: report_to lists the trackers",
+    **dict.fromkeys(("bnb_4bit", "bnb"), _NF4),
+    **dict.fromkeys(("galore", "apollo", "badam", "qgalore", "dion", "muon", "lomo"), _OPTIMISERS),
+    **dict.fromkeys(("pissa", "oft", "relora", "loftq", "vera"), _LORA),
+    **dict.fromkeys(("liger", "flash_attn"), _KERNELS),
+    **dict.fromkeys(("image", "video", "audio"), _VISION),
+    **dict.fromkeys(("export", "gptq", "awq"), _MERGE),
+    **dict.fromkeys(("fp8", "nvfp4"), "not offered: fp8 needs layers of another library"),
+    **dict.fromkeys(("megatron", "hyper_parallel", "kt", "tpu"), "not offered: one loop, on Accelerate"),
+    "sglang": _GENERATE,
+}
+OTHER_KITS = {word: answer for answer, words in _ANSWERS.items() for word in words.split()} | {
+    "hub_token": _LOGIN,
+    **_NOT_OFFERED,
+}
+# What other kits switch off with false, and this kit does unless another setting says so: false asks for something.
+_FALSE_ASKS = set(
+    """
+    group_by_length assistant_only_loss completion_only_loss train_on_responses_only shuffle_dataset
+    shuffle_merged_datasets shuffle_data data_shuffle resume auto_resume_from_checkpoints save_safetensors
+    double_quantization use_bnb_nested_quant enable_thinking preserve_thinking use_fast_tokenizer tokenizer_use_fast
+    lora_target_linear bf16 bfloat16 gradient_as_bucket_view ddp_broadcast_buffers average_tokens_across_devices
+    greater_is_better strict use_reentrant remove_unused_columns
+    """.split()
+)
+_LEFT_OUT = "leave it out: it is off without it"
 
 
-def other_kits_word(name: str, value: Any = None) -> str:
+def is_other_kits_word(name: str) -> bool:
+    """Return whether another kit has a setting ``name``, and this kit has none."""
+    return bool(_answer(name))
+
+
+def other_kits_word(name: str, value: Any = True) -> str:
     """Return what to use instead of the setting ``name`` of another kit; empty if no kit known here has it.
 
     Args:
-        value: what the user gave it.
+        value: what the user gave it, as YAML or the command line has it.
     """
-    if name not in OTHER_KITS and name.partition("_")[0] in _OTHER_TRAINING:
-        return _SUPERVISED
-    return OTHER_KITS.get(name, "") + (f"; {GGUF}" if name in OTHER_KITS and str(value).endswith(".gguf") else "")
+    answer, text = _answer(name), str(value).strip().lower()
+    if not answer:
+        return answer
+    if text in ("", "none", "null", "~", "[]", "{}"):
+        return "leave it out: it has no value"
+    if text in ("false", "no", "off") and name not in _FALSE_ASKS:
+        return _LEFT_OUT
+    if name in ("assistant_only_loss", "completion_only_loss", "train_on_responses_only") and text == "false":
+        return "use train_on: all"
+    if name in ("stage", "trainer", "task") and text not in ("sft", "true"):
+        return "use train_on: all, for text" if text in ("pt", "pretrain", "pretraining") else _SUPERVISED
+    if answer.startswith("not offered") and text.strip("0.") == "":
+        return _LEFT_OUT
+    return answer + (f"; {GGUF}" if text.endswith(".gguf") else "")
+
+
+def _answer(name: str) -> str:
+    if name in OTHER_KITS:
+        return OTHER_KITS[name]
+    return next((answer for start, answer in _FAMILIES.items() if name == start or name.startswith(f"{start}_")), "")

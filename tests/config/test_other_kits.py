@@ -1,5 +1,6 @@
 """What users of other kits type is answered with what it is called here."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,16 +8,64 @@ from config_helpers import problems
 from helpers import ROOT
 
 from kit.config.launch_flags import Launch
-from kit.config.other_kits import OTHER_KITS
+from kit.config.other_kits import OTHER_KITS, is_other_kits_word, other_kits_word
 from kit.config.recipe import Recipe
+from kit.config.validation import FLAGS
 
 
 def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exist():
-    settings = set(Recipe.model_fields) | set(Launch.model_fields)
-    assert not settings & set(OTHER_KITS)
+    assert not [flag for flag in FLAGS if is_other_kits_word(flag)]
     for word, answer in OTHER_KITS.items():
         for used in re.findall(r"\buse (?:--)?(\w+)", answer):
-            assert used in settings, (word, used)
+            assert used in FLAGS, (word, used)
+
+
+def test_each_training_argument_of_transformers_is_a_flag_or_is_answered():
+    """A new version of transformers that brings a field fails here until the field has an answer."""
+    from transformers import TrainingArguments
+
+    names = [field.name for field in dataclasses.fields(TrainingArguments)]
+    assert [name for name in names if name not in FLAGS and not is_other_kits_word(name)] == []
+
+
+# The 40 most frequent keys of the examples of axolotl and LLaMA-Factory that are no settings here, and what was asked.
+FREQUENT = """
+    saves_per_epoch wandb_name wandb_log_model wandb_watch wandb_entity wandb_project evals_per_epoch special_tokens
+    lora_model_dir plugins lora_target_linear model_type tokenizer_type gradient_checkpointing_kwargs pad_to_sequence_len
+    eval_sample_packing strict liger_rms_norm eot_tokens lora_mlp_kernel loss_watchdog_threshold activation_offloading
+    stage do_train plot_loss dataloader_num_workers overwrite_cache model_class train_dataset kernel_config
+    image_max_pixels quant_config debug use_v1_kernels export_dir quantization_bit pure_bf16 freeze_vision_tower
+    galore_rank apollo_rank max_epochs dataset_val use_dft_loss num_labels hub_token torch_compile_mode
+""".split()
+
+
+@pytest.mark.parametrize("word", FREQUENT)
+def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
+    answer = problems([f"--{word}", "1"])[f"--{word}"]
+    assert "-> " in answer and "did you mean" not in answer and "unknown flag" not in answer
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "answer"),
+    [
+        ("load_in_4bit", "true", "use --method qlora"),
+        ("load_in_4bit", "false", "leave it out"),
+        ("train_on_inputs", "False", "leave it out"),
+        ("wandb_project", "", "leave it out: it has no value"),
+        ("neftune_noise_alpha", "null", "leave it out: it has no value"),
+        ("label_smoothing_factor", "0.0", "leave it out"),
+        ("label_smoothing_factor", "0.1", "not offered"),
+        ("assistant_only_loss", "false", "use train_on: all"),
+        ("group_by_length", "false", "always on"),
+        ("warmup_ratio", "0", "use warmup_steps"),
+        ("stage", "sft", "objective"),
+        ("stage", "dpo", "supervised fine-tuning only"),
+        ("stage", "pt", "use train_on: all"),
+    ],
+)
+def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, answer):
+    assert answer in problems(recipe_file(f"{word}: {value}"))[f"mine.yaml:3 {word}"]
+    assert answer in other_kits_word(word, value)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +85,25 @@ def test_words_of_other_kits_are_no_settings_here_and_point_at_settings_that_exi
         ("main_process_ip", "docs/multi-node.md"),
         ("custom_loss", "docs/architecture.md#an-objective-or-another-loss"),
         ("flash_attn", "--attn_implementation"),
-        ("device", "--config"),
+        ("device", "use_cpu in the Accelerate config"),
         ("dp_replicate_size", "--config fsdp_hybrid"),
         ("ddp_find_unused_parameters", "refused by name"),
         ("bucket_cap_mb", "ddp_bucket_cap_mb"),
         ("ddp_comm_hook", "float32"),
+        ("load_best_model_at_end", "use keep_best"),
+        ("metric_for_best_model", "lowest eval_loss"),
+        ("torch_compile", "nothing is compiled"),
+        ("neftune_noise_alpha", "no noise"),
+        ("label_smoothing_factor", "cross-entropy"),
+        ("hub_model_id", "hf upload"),
+        ("hub_token", "hf auth login"),
+        ("num_labels", "no labels or classes"),
+        ("use_liger_kernel", "computed in chunks"),
+        ("lora_model_dir", "use adapter_name_or_path"),
+        ("train_dataset", "use dataset"),
+        ("dataset_val", "use eval_dataset"),
+        ("max_epochs", "use num_train_epochs"),
+        ("use_dft_loss", "docs/architecture.md"),
     ],
 )
 def test_words_of_other_kits_are_answered(recipe_file, word, answer):
