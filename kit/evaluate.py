@@ -18,6 +18,7 @@ from kit.console import progress
 from kit.data.feed.batches import evaluation_batches, on_device
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
+from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.weights import generating
 
 if TYPE_CHECKING:
@@ -115,16 +116,16 @@ def _loss(
     """Compute the metrics that need no generation; see ``Evaluation.metrics``."""
     accelerator, ranks = prepared.accelerator, prepared.ranks
     num_datasets = len(samples.stores)
-    sums = torch.zeros(3, num_datasets, dtype=torch.float64, device=accelerator.device)
+    sums = torch.zeros(3, num_datasets, dtype=torch.float64, device=float64_device(accelerator.device))
     batches = evaluation_batches(samples, ranks, batch_size, pad_id(tokenizer))
     num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
     with torch.no_grad():
         with_bar = progress(batches, "evaluation loss", num_batches)
         for batch in on_device(with_bar, accelerator.device):
-            weights = batch.weights.double()
-            losses = prepared.model(**batch.model_inputs())
+            weights = in_float64(batch.weights)
+            losses = in_float64(prepared.model(**batch.model_inputs()))
             values = torch.stack([losses * weights, weights, torch.ones_like(weights)])  # [3, S]; the ones count tokens
-            sums += values @ F.one_hot(batch.dataset_ids, num_datasets).double()
+            sums += values @ in_float64(F.one_hot(batch.dataset_ids, num_datasets))
     sums = ranks.sum(sums)
     loss_sum, weight, num_tokens = sums.sum(dim=1).tolist()
     loss = loss_sum / weight
@@ -157,7 +158,7 @@ def _answers(
     # sharded weights.
     mine = mine[np.argsort(samples.lengths[mine], kind="stable")]
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
-    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # exact, unended
+    sums = torch.zeros(2, dtype=torch.float64, device=float64_device(accelerator.device))  # exact, unended
     shown: list[tuple[int, Answer]] = []
     with torch.no_grad(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):

@@ -28,32 +28,32 @@ def compiler() -> str | None:
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, source: Path = SOURCE) -> Path:
     """Compile the library for the installed torch into ``folder``, unless it is there; some 15 s."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations
     torch = Path(spec.submodule_search_locations[0])
     version = (torch / "version.py").read_bytes()
-    library = folder / f"libfake_cuda-{hashlib.sha256(SOURCE.read_bytes() + version).hexdigest()[:16]}.so"
+    library = folder / f"lib{source.stem}-{hashlib.sha256(source.read_bytes() + version).hexdigest()[:16]}.so"
     if not library.exists():
         found = compiler()
         assert found, "no C++ compiler: install g++ or clang++"
         includes = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
         libraries = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch}/lib"]
         partial = library.with_suffix(".partial")
-        command = [found, "-std=c++20", "-O1", "-fPIC", "-shared", *includes, str(SOURCE), *libraries, "-o", partial]
+        command = [found, "-std=c++20", "-O1", "-fPIC", "-shared", *includes, str(source), *libraries, "-o", partial]
         subprocess.run(command, check=True)
         partial.rename(library)
     return library
 
 
-def load(library: Path) -> None:
-    """Load the library. Call this before torch is imported: torch looks for CUDA's hooks once."""
+def load(library: Path) -> ctypes.CDLL:
+    """Load the library. Call this before torch is imported: torch looks for a device's hooks once."""
     assert "torch" not in sys.modules, "torch is already imported"
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations
     ctypes.CDLL(f"{spec.submodule_search_locations[0]}/lib/libtorch_cpu.so", mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def stub_runtime(waited: Callable[[str], None], pinned: Callable[[int], None]) -> None:

@@ -45,7 +45,7 @@ def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     if best is not None:
         rows, checkpointing = best.rows, best.gradient_checkpointing
     elif checkpointing is None:
-        checkpointing = total is not None
+        checkpointing = topology.device_type != "cpu"
     return recipe.model_copy(update={"per_device_train_batch_size": rows or 1, "gradient_checkpointing": checkpointing})
 
 

@@ -225,7 +225,12 @@ def _device(error: BaseException) -> Device:
         limit = min((limit for limit in limits if 0 < limit[0] < memory.total), default=None)
         return Device("CPU", memory.total, memory.available, peak, limit=limit)
     free = total = peak = unused = in_use = index = 0
-    if torch.accelerator.is_available():
+    if torch.backends.mps.is_available():
+        peak = in_use = torch.mps.driver_allocated_memory()
+        unused = in_use - torch.mps.current_allocated_memory()
+        total = torch.mps.recommended_max_memory()
+        free = max(0, total - in_use)
+    elif torch.accelerator.is_available():
         index = torch.accelerator.current_device_index()
         peak, in_use = torch.accelerator.max_memory_allocated(), torch.accelerator.memory_reserved()
         unused = in_use - torch.accelerator.memory_allocated()

@@ -159,7 +159,12 @@ def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:
 
 
 def _peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated on its GPU; of a run on the CPU, GPU or not, resident memory."""
+    """Peak memory of this process: allocated on its GPU; of a run on the CPU, GPU or not, resident memory.
+
+    Of MPS, which counts no peak: what its driver has given, which falls only when the allocator returns its cache.
+    """
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

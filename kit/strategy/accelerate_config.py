@@ -39,8 +39,7 @@ _MEGATRON = (
 )
 _TPU = "TPUs need torch_xla, with which this kit was never run; use GPUs, or --config single with use_cpu: true"
 _FP8 = "fp8 needs layers of another library in place of the model's, and their scales in every checkpoint; use bf16"
-_OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, "TPU": _TPU, "MPS": (
-    "MPS has no float64, in which losses are summed; use NO, which trains on the Mac's CPU")}  # fmt: skip
+_OTHER_KINDS = {"DEEPSPEED": _DEEPSPEED, "MEGATRON_LM": _MEGATRON, "XLA": _TPU, "TPU": _TPU}
 _OTHER_KEYS = {"deepspeed_config": _DEEPSPEED, "megatron_lm_config": _MEGATRON, "fp8_config": _FP8} | dict.fromkeys(
     "tpu_name tpu_zone tpu_vm command_file commands".split(), _TPU
 )
@@ -126,7 +125,13 @@ def make_config(
     # YAML reads an unquoted `NO` as false.
     kind = str(values.get("distributed_type") or "NO")
     version = str(fsdp.get("fsdp_version", 1))
-    kinds: dict[str, StrategyName] = {"NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
+    kinds: dict[str, StrategyName] = {
+        "NO": "single",
+        "MPS": "single",
+        "MULTI_GPU": "ddp",
+        "MULTI_CPU": "ddp",
+        "FSDP": "fsdp2",
+    }
     if kind not in kinds:
         fix = _OTHER_KINDS.get(kind, "this kit was never run on such devices")
         refuse("distributed_type", kind, "NO, MULTI_GPU or FSDP", fix.format(_like_deepspeed(values)))

@@ -272,6 +272,8 @@ def data_ranks(accelerator: "Accelerator") -> Ranks:
     """
 
     def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
+        if accelerator.num_processes == 1:  # the device may have no float64
+            return tensor
         return accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device)
 
     return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks, comparison())

@@ -188,7 +188,7 @@ def _decide(
 ) -> tuple[Topology, int | None, list[Problem]]:
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
-    num_devices, device_type = (0, "cpu") if config.use_cpu else _devices()
+    num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
     launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
     num_processes = wanted or launched or _default_num_processes(config, num_devices)
     problems = launch_problems(request, config, num_processes, launched, num_devices)
@@ -246,13 +246,27 @@ def _package_problems(recipe: Recipe) -> list[Problem]:
     needed: list[tuple[str, str]] = [("report_to", package) for package in recipe.report_to]
     if recipe.attn_implementation == "flash_attention_2":
         needed += [("attn_implementation", "flash_attn")]
-    if recipe.method == "qlora" or "8bit" in recipe.optim:
-        needed.append(("method" if recipe.method == "qlora" else "optim", "bitsandbytes"))
-    return [
-        Problem(key, f"needs {package}, which is not installed", fix=f"pip install {package.replace('_', '-')}")
-        for key, package in needed
-        if find_spec(package) is None
-    ]
+    of_bitsandbytes = [("method", recipe.method == "qlora"), ("optim", "8bit" in recipe.optim)]
+    wanting = [(key, "bitsandbytes") for key, wants in of_bitsandbytes if wants]
+    needed += wanting if sys.platform == "darwin" else wanting[:1]  # one installation is enough for both
+    # pyproject.toml leaves bitsandbytes out on a Mac, and flash-attn is written for CUDA.
+    instead = {
+        "method": "--method lora",
+        "optim": "--optim adamw_torch",
+        "attn_implementation": "--attn_implementation auto",
+    }
+    problems = []
+    for key, package in needed:
+        if find_spec(package) is not None:
+            continue
+        if sys.platform == "darwin" and key in instead:
+            problems.append(
+                Problem(key, f"needs {package}, which this kit does not install on a Mac", fix=instead[key])
+            )
+        else:
+            fix = f"pip install {package.replace('_', '-')}"
+            problems.append(Problem(key, f"needs {package}, which is not installed", fix=fix))
+    return problems
 
 
 def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem]:
@@ -267,15 +281,18 @@ def _batch_problems(settings: OptimSettings, num_processes: int) -> list[Problem
     return [Problem("global_batch_size", found, fix=fix)]
 
 
-def _devices() -> tuple[int, str]:
+def _devices(strategy: Strategy) -> tuple[int, str]:
     """The number of GPUs of this machine that a run can use, and their device type; 0 and "cpu" without."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None or accelerator.type not in ("cuda", "xpu"):
-        if accelerator:
-            reason = ": it has no float64, in which losses are summed" if accelerator.type == "mps" else ""
-            say(f"{accelerator.type} is not used{reason}. Training on the CPU")
+    if accelerator is None:
+        return 0, "cpu"
+    if accelerator.type == "mps" and strategy != SINGLE:
+        say(f"mps is not used: a Mac has one GPU, and {strategy.title} is for several; --config single takes it")
+        return 0, "cpu"
+    if accelerator.type not in ("cuda", "xpu", "mps"):
+        say(f"{accelerator.type} is not used. Training on the CPU")
         return 0, "cpu"
     return torch.accelerator.device_count(), accelerator.type
 

@@ -7,11 +7,16 @@ from kit.config.other_kits import FLOAT32
 from kit.errors import Problem
 from kit.strategy.topology import Topology
 
+_MACOS_WITH_BF16 = 14
+
 
 def check_precision(topology: Topology) -> list[Problem]:
     """Return a problem if the run is to compute in bf16, and its GPU does not have it: torch would emulate it."""
     if topology.mixed_precision != "bf16" or _has_bf16(topology.device_type):
         return []
+    if topology.device_type == "mps":
+        found = f"bf16, which MPS has from macOS {_MACOS_WITH_BF16} on"
+        return [Problem("mixed_precision", found, "no", FLOAT32)]
     return [Problem("mixed_precision", f"bf16, which {_gpu_name(topology)} does not have", "no", FLOAT32)]
 
 
@@ -37,6 +42,8 @@ def _has_bf16(device_type: str) -> bool:
     """Whether a run on such devices computes in bf16 without emulation. A CPU rehearses it, at whatever speed."""
     import torch
 
+    if device_type == "mps":
+        return torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0)
     return device_type != "cuda" or torch.cuda.is_bf16_supported(False)  # False: not by emulation
 
 

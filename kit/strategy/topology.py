@@ -30,7 +30,7 @@ class Topology:
     config_name: str  # stem of the Accelerate config file; without ``--config`` the name of the strategy
     num_processes: int  # over all machines
     mixed_precision: Precision
-    device_type: str  # "cuda", "xpu" or "cpu"
+    device_type: str  # "cuda", "xpu", "mps" or "cpu"
     rehearsal: bool = False  # the config is for GPUs, but this machine has none
     layer_classes: tuple[str, ...] = ()  # classes to shard; empty: the model's own decoder layer
     reshard_after_forward: bool = True
@@ -64,7 +64,7 @@ class ActualStrategy:
     num_processes: int
     num_replicas: int  # copies of a sharded model; 1 where it is sharded over all processes, or not at all
     mixed_precision: str
-    device: str  # name of the GPU, or "cpu"
+    device: str  # name of the GPU, "mps" or "cpu"
     rehearsal: bool
     sharded_layers: ShardedLayers | None  # None where nothing is sharded
     num_threads: int  # torch's threads per process; the number affects the order of sums, and so rounding
@@ -120,8 +120,8 @@ class ActualStrategy:
         device = ""
         if self.rehearsal:
             device = " rehearsed on CPU"
-        elif self.device == "cpu":
-            device = " on CPU"
+        elif self.device in ("cpu", "mps"):
+            device = f" on {self.device.upper()}"
         parts = [
             f"{self.type.title}{device}",
             f"{self.num_processes} process{'es' if self.num_processes > 1 else ''}",

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kit.data.feed.batches import MicroBatch
+from kit.strategy.float64 import in_float64
 from kit.strategy.weights import reshard
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def prove_head(prepared: "Prepared", vocab_size: int) -> list[str]:
         base.uses_own_logits = own
         try:
             with _magnifying(base.get_output_embeddings(), magnified), _same_random_numbers(accelerator.device):
-                return model(**inputs).double()
+                return in_float64(model(**inputs))
         finally:
             base.uses_own_logits = False
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.config.settings.objective import ObjectiveSettings
+from kit.strategy.float64 import in_float64
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
@@ -66,7 +67,7 @@ class Objective(Protocol):
 
         Returns:
             For each term its part of the sum, shape [], to be differentiated; and numbers for the metrics, float64 [n],
-            detached, which are summed over the micro-batches of all ranks.
+            detached (``in_float64``), which are summed over the micro-batches of all ranks.
         """
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
@@ -99,7 +100,8 @@ class SupervisedLoss:
     def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Return the sum of the weighted losses, and the same sum for each data set."""
         weighted = losses * micro_batch.weights  # [S]
-        by_dataset = weighted.detach().double() @ F.one_hot(micro_batch.dataset_ids, len(self.dataset_names)).double()
+        datasets = F.one_hot(micro_batch.dataset_ids, len(self.dataset_names))
+        by_dataset = in_float64(weighted.detach()) @ in_float64(datasets)
         return [weighted.sum()], by_dataset
 
     def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:

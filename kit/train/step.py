@@ -21,6 +21,7 @@ from kit.data.feed.batches import on_device
 from kit.data.feed.feed import by_file
 from kit.errors import Problem, TrainingError, UserError, listed
 from kit.model.adapter import module_adapted_by
+from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.waiting import waited_seconds
 from kit.strategy.weights import own_part, plain_name
@@ -44,7 +45,7 @@ class StepResult:
     stop: bool = False  # whether any rank was asked to stop
     objective: str = "SupervisedLoss"  # the class of the objective; only this one's loss compares with eval_loss
     # How long this rank computed before the backward pass that waits for gradients of others. None if the weights are
-    # sharded, because then already its forward passes wait for others.
+    # sharded, because then already its forward passes wait for others, and on MPS, where there are no others.
     own_seconds: float | None = None
     # How long this rank waited in the step, for collectives and so for the network and for slower ranks. None on a GPU,
     # which does not tell the host, and on a single process.
@@ -91,7 +92,9 @@ def train_step(
     batch = objective.begin_step(prepared, batch)
     # DDP and FSDP average the gradients over the data ranks, but each term of the objective is a sum over them.
     scales = [prepared.ranks.count / divisor for divisor in objective.divisors(batch)]
-    stopwatch = None if prepared.strategy.sharded_layers else Stopwatch(model, accelerator.device)
+    # MPS has one rank, which waits for no other.
+    has_clock = not prepared.strategy.sharded_layers and accelerator.device.type != "mps"
+    stopwatch = Stopwatch(model, accelerator.device) if has_clock else None
     numbers = []  # for the metrics, float64 [n] of each micro-batch
     # Each micro-batch's part of the mean of the routers' losses, weighted by the targets. They are no sums over tokens,
     # so this mean depends on how the global batch is cut into micro-batches.
@@ -107,21 +110,24 @@ def train_step(
             minimised = sum(term * scale for term, scale in zip(terms, scales, strict=True))
             if router_loss is not None:
                 part = router_loss * (micro_batch.weights.sum() / total_weight)
-                router_parts.append(part.detach().double())
+                router_parts.append(in_float64(part.detach()))
                 minimised = minimised + part * prepared.ranks.count
             if is_last and stopwatch:
                 stopwatch.stop()
             accelerator.backward(minimised)
         numbers.append(of_micro_batch)
-    stop_requested = torch.full((), float(stop), dtype=torch.float64, device=accelerator.device)
+    stop_requested = torch.full((), float(stop), dtype=torch.float64, device=float64_device(accelerator.device))
     of_routers = sum(router_parts, start=torch.zeros_like(stop_requested))
     # One collective for everything that is summed over the ranks.
     sums = prepared.ranks.sum(
         torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, stop_requested])])
     )
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
-    # The only synchronisation of the host with the device. With offloaded weights the norm is on the CPU.
-    *values, router_loss, num_stop_requests, grad_norm = torch.cat([sums, norm.to(sums).reshape(1)]).tolist()
+    # The only synchronisation of the host with the device, but for ``in_float64`` on MPS. With offloaded weights the
+    # norm is on the CPU.
+    *values, router_loss, num_stop_requests, grad_norm = torch.cat(
+        [sums, in_float64(norm).to(sums).reshape(1)]
+    ).tolist()
     if waited is not None:
         waited = (waited_seconds() or waited) - waited
     metrics = objective.metrics(values, batch)
@@ -200,7 +206,7 @@ def _report_still_adapters(prepared: "Prepared") -> None:
             moves[module] = torch.tensor(prepared.ranks.count == 1, device=device)
     if not moves:
         return
-    num_ranks = prepared.ranks.sum(torch.stack(list(moves.values())).double()).tolist()
+    num_ranks = prepared.ranks.sum(in_float64(torch.stack(list(moves.values())))).tolist()
     still = [module for module, count in zip(moves, num_ranks, strict=True) if not count]
     if still:
         found = f"in the first step no gradient reached {len(still)} of {len(moves)} adapters: {listed(still)}"

@@ -100,6 +100,7 @@ use_cpu: false
         ("", "single", "no"),
         ("distributed_type: NO\nmixed_precision: no\n", "single", "no"),  # YAML makes both false
         ('distributed_type: "NO"\nmixed_precision: "no"\n', "single", "no"),
+        ("distributed_type: MPS\n", "single", "no"),  # of earlier versions, on a Mac
         ("distributed_type: MULTI_CPU\n", "ddp", "no"),
         ("distributed_type: FSDP\n", "fsdp1", "no"),  # accelerate's default version
         ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: '2'\n", "fsdp2", "no"),
@@ -140,7 +141,6 @@ REFUSED = [
     (DDP + "deepspeed_config:\n  zero_stage: 2\n", 3, ["deepspeed_config: not offered", "or remove these lines"]),
     ("distributed_type: MEGATRON_LM\nmegatron_lm_config: {tp: 2}\n", 1, ["written for it", "--config fsdp"]),
     ("distributed_type: XLA\n", 1, ["TPUs need torch_xla"]),
-    ("distributed_type: MPS\n", 1, ["MPS has no float64", "CPU"]),
     ("distributed_type: MULTI_NPU\n", 1, ["never run on such devices"]),
     (FSDP + "  fsdp_auto_wrap_policy: NO_WRAP\n", 5, ["NO_WRAP", "TRANSFORMER_BASED_WRAP"]),
     (FSDP + "  fsdp_activation_checkpointing: true\n", 5, ["--gradient_checkpointing", "wrong gradients"]),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from helpers import ROOT
 
 from kit.config.command_line import read_command_line
@@ -82,7 +83,7 @@ def resolve(monkeypatch):
             argv += [] if any(word.startswith(flag.partition("=")[0]) for word in argv) else [flag]
         monkeypatch.setattr(sys, "argv", argv)
         monkeypatch.setattr(os, "environ", {"PATH": "/bin", "HOME": "/", **(env or {})})
-        monkeypatch.setattr(launch, "_devices", lambda: (gpus, "cuda" if gpus else "cpu"))
+        monkeypatch.setattr(launch, "_devices", lambda strategy: (gpus, "cuda" if gpus else "cpu"))
 
         def execve(*arguments):
             raise Relaunched(*arguments)
@@ -572,7 +573,7 @@ def test_processes_that_accelerate_was_asked_for_and_did_not_start_are_reported(
 def test_plan_launch_starts_nothing_and_has_the_problems_of_a_run(resolve, monkeypatch, capsys):
     monkeypatch.setattr(os, "execve", lambda *args: pytest.fail("started"))
     monkeypatch.setattr(os, "environ", {"ACCELERATE_MIXED_PRECISION": "bf16", "HOME": "/"})
-    monkeypatch.setattr(launch, "_devices", lambda: (2, "cuda"))
+    monkeypatch.setattr(launch, "_devices", lambda strategy: (2, "cuda"))
     planned = launch.plan_launch(read_command_line(["--config", "fsdp", "--num_processes", "4"]))
     assert planned.topology.num_processes == 4 and planned.topology.strategy == FSDP2
     assert [problem.found for problem in planned.problems] == ["4 on a machine with 2 GPUs"]
@@ -580,3 +581,21 @@ def test_plan_launch_starts_nothing_and_has_the_problems_of_a_run(resolve, monke
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16" and capsys.readouterr().out == ""
     with pytest.raises(UserError, match="no config 'dpp'"):
         launch.plan_launch(read_command_line(["--config", "dpp"]))
+
+
+def test_a_mac_gives_its_gpu_to_a_single_process_only(monkeypatch, capsys):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    assert launch._devices(SINGLE) == (1, "mps") and capsys.readouterr().out == ""
+    assert launch._devices(DDP) == (0, "cpu")
+    assert "--config single takes it" in capsys.readouterr().out
+
+
+def test_on_a_mac_nothing_is_to_be_installed_that_does_not_run_there(resolve, monkeypatch):
+    monkeypatch.setattr(launch, "find_spec", lambda package: None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UserError) as caught:
+        resolve("--config", "single", "--method", "qlora", "--optim", "paged_adamw_8bit")
+    fixes = [problem.fix for problem in caught.value.problems]
+    assert fixes == ["--method lora", "--optim adamw_torch"]
+    resolve("--config", "single", *" ".join(fixes).split())  # they work when typed

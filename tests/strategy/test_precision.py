@@ -3,6 +3,8 @@
 The GPUs are torch's answers about them. No number of a T4 was measured.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,3 +80,13 @@ def test_the_command_that_the_fix_names_gives_float32(monkeypatch):
     assert "accelerate launch --mixed_precision no" in FLOAT32
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     assert config_from_environment().mixed_precision == "no"
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_mac_computes_in_bf16_from_macos_14_on(monkeypatch, has_bf16):
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: has_bf16 or major < 14)
+    topology = Topology(strategy=SINGLE, config_name="single", num_processes=1, mixed_precision="bf16",
+                        device_type="mps")  # fmt: skip
+    assert bool(check_precision(topology)) is not has_bf16
+    (line,) = describe_precision(replace(topology, mixed_precision="no"), None, "full")
+    assert ("--config single" in line) is has_bf16

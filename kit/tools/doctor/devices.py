@@ -32,6 +32,8 @@ _TIGHT = 0.8
 def check_driver(topology: Topology) -> Result:
     """Fail if this machine has NVIDIA GPUs that torch cannot use."""
     build = f"torch {torch.__version__}"
+    if topology.device_type == "mps":
+        return ok("driver", f"{build} reaches the Mac's GPU (MPS)")
     if topology.device_type != "cpu":
         runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
         runtime = runtime if topology.device_type == "cuda" else topology.device_type
@@ -73,7 +75,9 @@ def check_gpus(topology: Topology, needs: RunNeeds | None, local_world: int, ref
             return Result("GPUs", "warn", f"none: {topology.config_name} runs on the CPU", fix)
         return ok("GPUs", "none: the run takes the CPU")
     names, memory = [], []
-    for index in range(local_world):
+    if topology.device_type == "mps":
+        names, memory = ["MPS"], [torch.mps.recommended_max_memory()]  # of the memory that it shares with the CPU
+    for index in range(local_world if not names else 0):
         properties = torch.get_device_module(topology.device_type).get_device_properties(index)
         names.append(properties.name)
         memory.append(int(properties.total_memory))

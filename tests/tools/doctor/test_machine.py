@@ -127,7 +127,7 @@ def test_too_few_gpus_fail_as_the_run_would(checked, monkeypatch):
     from kit.tools.doctor import devices
     from kit.tools.doctor.result import ok
 
-    monkeypatch.setattr("kit.strategy.launch._devices", lambda: (2, "cuda"))
+    monkeypatch.setattr("kit.strategy.launch._devices", lambda strategy: (2, "cuda"))
     for name in ("check_driver", "check_bf16", "check_four_bit", "check_gpus", "check_attention"):
         monkeypatch.setattr(devices, name, lambda *args, name=name: ok(name, ""))
     results = checked("--config", "ddp", "--num_processes", "4")

@@ -1,0 +1,79 @@
+"""On an imitation of Apple's GPU (tests/fake_mps.py), which has no float64, a run learns what it learns on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fake_cuda
+import pytest
+from helpers import ROOT, matrix
+
+pytestmark = pytest.mark.slow
+
+CASES = [
+    {"method": "full", "predict_with_generate": True},
+    {"method": "lora", "packing": True},
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, finetune: Any, fp32: dict[str, str]) -> Any:
+    """Runs the script as its own process, on the imitation if ``mac``, and returns its rows of metrics and output."""
+    if not fake_cuda.compiler():
+        pytest.skip("NO C++ COMPILER: NOTHING WAS RUN ON AN IMITATION OF A MAC. Install g++ or clang++")
+    own = tmp_path_factory.getbasetemp()
+
+    def run(output: str, mac: bool = True, **flags: Any) -> tuple[list[dict[str, Any]], str]:
+        folder = tmp_path / output
+        values = finetune.defaults | {"config": fp32["single"], "eval_dataset": finetune.defaults["dataset"]}
+        values |= {"lr_scheduler_type": "constant", "eval_strategy": "no", "max_new_tokens": 8, "max_steps": 4}
+        values |= {"output_dir": folder} | flags
+        words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        wrapper = [str(ROOT / "tests/fake_mps.py")] if mac else []
+        env = os.environ | {
+            "FAKE_MPS_FOLDER": str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own),
+            "FAKE_MPS_REPORT": f"{folder}.json",
+        }
+        command = [sys.executable, *wrapper, str(ROOT / "recipes/finetune.py"), *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], done.stdout
+
+    return run
+
+
+def numbers(rows: list[dict[str, Any]], *keys: str) -> list[float]:
+    return [row[key] for row in rows for key in keys if key in row]
+
+
+@pytest.mark.parametrize("case", matrix([(case,) for case in CASES]))
+def test_losses_are_those_of_the_cpu(run, tmp_path, case):
+    on_mac, output = run("mac", **case)
+    on_cpu, _ = run("cpu", mac=False, **case)
+    assert "Single on MPS" in output
+    for keys in (("loss", "eval_loss"), ("grad_norm",), ("eval_exact_match",)):
+        assert numbers(on_mac, *keys) == pytest.approx(numbers(on_cpu, *keys), rel=1e-6), keys
+    report = json.loads((tmp_path / "mac.json").read_text())
+    assert "aten::mm.out" in report["operators"]
+    assert not report["without_kernel"]  # by torch's own table, MPS computes each operator
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_run_continues_with_the_same_bits(run, method):
+    whole, _ = run("whole", method=method)
+    run("parted", method=method, max_steps=2)
+    parted, _ = run("parted", method=method)
+    assert numbers(parted, "loss", "grad_norm")[-4:] == numbers(whole, "loss", "grad_norm")[-4:]
+
+
+@pytest.mark.long
+def test_in_bf16_and_with_a_config_for_the_cpu(run, tmp_path):
+    _, output = run("bf16", config="single", max_steps=1)
+    assert "Single on MPS, 1 process, bf16" in output
+    (tmp_path / "cpu.yaml").write_text("use_cpu: true\n")
+    _, output = run("cpu", config=tmp_path / "cpu.yaml", max_steps=1)
+    assert "Single on CPU" in output
