@@ -13,13 +13,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
 from kit.config.command_line import read_command_line
-from kit.config.recipe import DEFAULT_RECIPE, RECIPES
+from kit.config.recipe import DEFAULT_RECIPE, PACKAGE, RECIPES
 from kit.config.scripts import command_of
 from kit.console import say
 from kit.failures import exits
 from kit.strategy import launch
 
-HAS_TOOLS = (RECIPES.parent / "kit/tools").is_dir()  # a run needs none of them
+HAS_TOOLS = (PACKAGE / "tools").is_dir()  # a run needs none of them
 NEXT_FLAGS = "--config single --recipe llama-8b-lora --dataset my.jsonl"
 
 

@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+from kit import __version__
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import is_identity
 from kit.config.settings.data import DataSettings, entries_of
@@ -15,7 +16,14 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]  # kit/
+_IN_WHEEL = PACKAGE / "shipped"  # made when a wheel is built (pyproject.toml), and in no clone
+# The folder of recipes/ and accelerate_configs/: of the clone, also where pip installed it editable, or in the wheel.
+ROOT = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE.parent
+# Installs the versions again that the kit was tested with.
+REINSTALL = "python -m pip install " + (
+    f"accelerate-recipes=={__version__}" if ROOT == _IN_WHEEL else "-c constraints.txt -e ."
+)
 RECIPES = ROOT / "recipes"
 ACCELERATE_CONFIGS = ROOT / "accelerate_configs"
 DEFAULT_RECIPE = "tiny"

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from kit.config.recipe import ROOT, Recipe
+from kit.config.recipe import PACKAGE, REINSTALL, Recipe
 from kit.run.record import versions
 from kit.strategy.agreement import Fact
 from kit.strategy.topology import Topology
@@ -28,7 +28,7 @@ _ENVIRONMENT = ("NCCL_", "TORCH_NCCL_", "CUBLAS_", "PYTORCH_ALLOC_CONF", "PYTORC
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 _SAME_COMMAND = "the same command and recipe file on every machine: make it once, and copy it"
-_SAME_CLONE = "the same clone and environment on every machine: python -m pip install -c constraints.txt -e ."
+_SAME_CLONE = f"the same kit and environment on every machine: {REINSTALL}"
 
 
 def compared_facts(recipe: Recipe, topology: Topology, content: dict[str, Any]) -> list[Fact]:
@@ -37,7 +37,7 @@ def compared_facts(recipe: Recipe, topology: Topology, content: dict[str, Any]) 
     Args:
         content: fingerprints of what the paths of the recipe hold, by the field that a message names.
     """
-    code = code_digest(ROOT / "kit")
+    code = code_digest(PACKAGE)
     script = Path(sys.argv[0])
     settings = recipe.model_dump(mode="json", exclude=set(_OWN_OF_MACHINE))
     settings["learning_rate"] = recipe.peak_learning_rate

@@ -5,7 +5,7 @@ from typing import Any
 
 import xxhash
 
-from kit.config.recipe import IDENTITY, ROOT, Recipe
+from kit.config.recipe import IDENTITY, PACKAGE, REINSTALL, Recipe
 from kit.run.facts import code_digest, machine_versions
 from kit.tools.doctor.result import Result, ok
 
@@ -22,7 +22,7 @@ def machine_facts(recipe: Recipe, device: str) -> dict[str, Any]:
     settings = {key: getattr(recipe, key) for key in IDENTITY}
     return {
         **machine_versions(),
-        "code of kit/": code_digest(ROOT / "kit"),
+        "code of kit/": code_digest(PACKAGE),
         "recipe": xxhash.xxh3_64(repr(settings).encode()).hexdigest(),
         "device": device,
     }
@@ -50,7 +50,7 @@ def compare_facts(all_facts: list[dict[str, Any]], hosts: list[str]) -> Result:
     only_device = all(name == "device" for name, _ in differences)
     if only_device:
         return Result("machines", "warn", shown + more, "all ranks wait for the slowest")
-    fix = "the same clone and environment on every machine, and the same command: pip install -c constraints.txt -e ."
+    fix = f"the same kit and environment on every machine, and the same command: {REINSTALL}"
     return Result("machines", "fail", shown + more, fix)
 
 

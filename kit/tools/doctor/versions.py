@@ -3,7 +3,7 @@
 import platform
 import re
 
-from kit.config.recipe import ROOT
+from kit.config.recipe import REINSTALL, ROOT
 from kit.run.record import versions
 from kit.tools.doctor.result import Result, ok
 
@@ -12,7 +12,7 @@ _ROW = re.compile(r"^\| ([\w.-]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 
 
 def read_table() -> dict[str, tuple[str, str]]:
-    """Return the oldest and the newest tested version of each library. Empty where the kit lies without its docs."""
+    """Return the oldest and the newest tested version of each library. Empty where the kit lies without that file."""
     try:
         text = _TABLE.read_text(encoding="utf-8")
     except OSError:
@@ -26,9 +26,7 @@ def check_versions() -> Result:
     shown = [f"{name} {version}" for name, version in installed.items() if name in table and version]
     found = ", ".join([f"Python {platform.python_version()}", *shown])
     if not table:
-        return Result(
-            "versions", "warn", f"{found}; docs/versions.md is not there to compare", "use a clone of the kit"
-        )
+        return Result("versions", "warn", f"{found}; docs/versions.md is not there to compare", REINSTALL)
     old, new = [], []
     for name, (oldest, newest) in table.items():
         if name not in installed:
@@ -38,7 +36,7 @@ def check_versions() -> Result:
             old.append(f"{name} {version or 'not installed'} (tested {oldest} to {newest})")
         elif _number(version) > _number(newest):
             new.append(f"{name} {version} (tested {oldest} to {newest})")
-    fix = "python -m pip install -c constraints.txt -e . takes the tested versions"
+    fix = f"{REINSTALL} takes the tested versions"
     if old:
         return Result("versions", "fail", ", ".join(old + new), fix)
     if new:

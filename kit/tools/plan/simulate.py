@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kit.config.recipe import ACCELERATE_CONFIGS, ROOT, Recipe
+from kit.config.recipe import ACCELERATE_CONFIGS, PACKAGE, Recipe
 from kit.console import show_error
 from kit.errors import Problem, TrainingError, UserError
 from kit.memory.workload import Workload
@@ -85,7 +85,12 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     show_error("simulation: started; the imports alone take some seconds")
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=deadline_seconds
+            command,
+            input=json.dumps(request),
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=PACKAGE.parent,
+            timeout=deadline_seconds,
         )
     except subprocess.TimeoutExpired:
         raise TrainingError(f"the simulation took longer than {deadline_seconds:g} s") from None

@@ -1,0 +1,106 @@
+"""What pip installs without a clone: the scripts, recipes and configs are in the wheel, and the commands find them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from helpers import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel of this clone, built from a copy in which nothing stands that git does not know."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.rstrip("\0").split("\0"):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "benchmarks/")):
+            (folder / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "clone" / name)
+    code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=folder / "clone", check=True, timeout=120)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A folder for ``PYTHONPATH`` with the files of the wheel, as pip puts them into site-packages."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def call(installed, tmp_path):
+    """Run ``kit WORDS`` where there is no clone; return what was printed."""
+
+    def run(*words, status=0):
+        environment = {**os.environ, "PYTHONPATH": str(installed)}
+        command = [sys.executable, "-P", "-m", "kit.cli.main", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_a_wheel_has_every_file_that_the_kit_opens_and_no_other_package(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"kit"}
+    for folder, inside in (("kit", "kit"), ("recipes", "kit/shipped/recipes")):
+        tracked = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True).stdout.split()
+        wanted = {inside + name.removeprefix(folder) for name in tracked if (ROOT / name).is_file()}
+        assert wanted and wanted - names == set()
+    assert "kit/shipped/accelerate_configs/fsdp.yaml" in names and "kit/shipped/docs/versions.md" in names
+
+
+def test_the_metadata_name_the_licence_the_command_and_bounds_of_the_libraries(installed):
+    (folder,) = installed.glob("*.dist-info")
+    metadata = (folder / "METADATA").read_text()
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert re.search(r"^Requires-Dist: peft<[\d.]+,>=[\d.]+$", metadata, re.M)
+    assert "kit = kit.cli.main:main" in (folder / "entry_points.txt").read_text()
+
+
+def test_the_recipes_of_a_wheel_are_listed_and_planned(call, installed):
+    assert {"tiny", "llama-8b-qlora"} <= {line.split(" ")[0] for line in call("recipes").splitlines()}
+    assert json.loads(call("recipes", "--schema")) == json.loads((ROOT / "recipes/recipe.schema.json").read_text())
+    assert "--recipe llama-8b-qlora" in call("plan", "--recipe", "llama-8b-qlora", "--gpu", "rtx4090")
+    assert "did you mean" in call("plan", "--recipe", "llama-8b-qlorra", "--gpu", "rtx4090", status=2)
+
+
+def test_a_recipe_of_a_wheel_names_its_schema_for_editors(installed):
+    for recipe in (installed / "kit/shipped/recipes").glob("*.yaml"):
+        (schema,) = re.findall(r"\$schema=(\S+)", recipe.read_text())
+        assert (recipe.parent / schema).is_file()
+
+
+def test_the_first_command_runs_from_a_wheel(installed, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    script = installed / "kit/shipped/recipes/finetune.py"
+    command = [sys.executable, script, "--config", "ddp", "--max_steps", "2", "--max_eval_samples", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/tiny-ddp/final/model.safetensors").is_file()
+    assert (tmp_path / "runs/tiny-ddp/report.html").is_file()
+
+
+def test_an_editable_install_takes_the_files_of_the_clone(tmp_path):
+    """It is a line in a .pth file: the clone. Copies of recipes in site-packages would hide what a user edits."""
+    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, timeout=120)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as files:
+        packed = {name: files.read(name).decode() for name in files.namelist() if ".dist-info/" not in name}
+    assert list(packed.values()) == [str(ROOT)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = "from kit.config import recipe; print(recipe.RECIPES, recipe.ACCELERATE_CONFIGS)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(ROOT / "recipes"), str(ROOT / "accelerate_configs")]
