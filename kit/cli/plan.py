@@ -21,14 +21,17 @@ from kit.tools.plan.table import (
     changes,
     command,
     explanation,
+    fitted,
     gib,
+    needs,
     on_machines,
     parts,
     scale,
     time_lines,
+    to_type,
     ways,
 )
-from kit.visible import joined, one_line
+from kit.visible import joined
 
 MAX_ERROR = 0.05  # of the formulas against a simulation; beyond it both are shown by component
 HELP = "what fits a GPU, how long it takes, and the command to type"
@@ -67,13 +70,13 @@ def run(argv: list[str]) -> int:
         return 0
     _show_plan(ask, question, found, recommended, lengths)
     if simulated:
-        show(joined(simulated))
+        show(fitted(["", *simulated]))
     if "explain" in ask.switches:
-        show(joined(["", *explanation(recommended[0] if recommended else found[0])]))
+        show(fitted(["", *explanation(recommended[0] if recommended else found[0])]))
     if "scale" in ask.switches:
         lines = scale(scaled, grown) if scaled else ["--scale needs a GPU by its name: --gpu h100"]
-        show(joined(["", *lines]))
-    show(NOTE)
+        show(fitted(["", *lines]))
+    show(joined(["", NOTE]))
     return 0
 
 
@@ -91,19 +94,18 @@ def _show_plan(
     where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
     shape = question.shape
-    show(f"{one_line(shape.name)}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens; {where}\n")
-    show(joined(ways(found)))
+    title = f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens"
     if recommended is None:
-        show(f"\nNothing fits. {_fix(found)}")
+        show(fitted([title, where, "", *ways(found), "", f"Nothing fits. {_fix(found)}"]))
         return
     option, reason = recommended
-    show(f"\nRecommended: {option.workload.method} with {option.workload.config}: {reason}.")
-    times = time_lines(option, question.recipe.max_steps, ask.price, lengths)
-    show(joined(["", *parts(option.memory), "", *times]))
-    show(f"\n    {one_line(command(option, question))}\n")
-    lines = on_machines(option)
-    if lines:
-        show(joined([*lines, ""]))
+    lines = [title, where, "", f"Recommended: {option.workload.method} with {option.workload.config}: {reason}."]
+    lines += [*needs(option), *time_lines(option, question.recipe.max_steps, ask.price, lengths), ""]
+    show(joined([fitted(lines), *to_type(command(option, question))]))
+    machines = on_machines(option)
+    lines = ["", *machines] if machines else []
+    show(fitted([*lines, "", "All ways:", *ways(found), "", "What takes it, in the recommended way:"]))
+    show(fitted(parts(option.memory)))
 
 
 def _fix(found: list[Option]) -> str:
@@ -131,7 +133,7 @@ def _show_usual(ask: Ask) -> int:
         return 0
     if ask.gpu is None:
         show("No GPU here: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
-    show(joined([*all_recipes(ask, gpus), "", NOTE]))
+    show(fitted([*all_recipes(ask, gpus), "", NOTE]))
     return 0
 
 

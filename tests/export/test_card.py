@@ -88,6 +88,7 @@ def test_a_folder_is_no_base_of_the_metadata_and_its_path_is_not_on_the_card(tmp
             {"license": "other", "license_name": "own", "license_link": "LICENSE"},
         ),
         ("license: [a, b]", {}),
+        ("license: other\nlicense_name: {a: b}", {}),
         ("license: 'a b <script>'", {}),
         ("license: {a: b", {}),
         ("tags: [a]", {}),

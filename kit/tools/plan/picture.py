@@ -7,8 +7,8 @@ import math
 
 from kit.tools.plan.search import ScaledStep
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 56, 48  # margins
+WIDTH, HEIGHT = 720, 440
+LEFT, RIGHT, TOP, BOTTOM = 84, 24, 56, 76  # margins
 ALL, GROUPS = ("#1f6fb2", "sharded over all GPUs"), ("#c2571a", "best group for hybrid sharding, its size below")
 
 
@@ -37,8 +37,15 @@ def picture(rows: list[ScaledStep], title: str) -> str:
         height = y(10.0**number)
         parts.append(_line(LEFT, height, WIDTH - RIGHT, height, "#dddddd"))
         parts.append(_text(LEFT - 8, height + 4, f"{10.0**number:.0%}", "end"))
-    parts += [_text(x(row), HEIGHT - BOTTOM + 20, f"{row.num_gpus:,}", "middle") for row in rows]
-    parts.append(_text(WIDTH - RIGHT, HEIGHT - 8, "GPUs", "end"))
+    under = (
+        ("GPUs", [f"{row.num_gpus:,}" for row in rows]),
+        ("machines", [f"{row.num_machines:,}" for row in rows]),
+        ("host GiB", [f"{row.host / 2**30:,.0f}" for row in rows]),  # memory of each machine
+    )
+    for i, (name, shown) in enumerate(under):
+        height = HEIGHT - BOTTOM + 22 + 18 * i
+        parts.append(_text(LEFT - 26, height, name, "end"))
+        parts += [_text(x(row), height, value, "middle") for row, value in zip(rows, shown, strict=True)]
     parts.append(_line(LEFT, y(1.0), WIDTH - RIGHT, y(1.0), "#444444", " stroke-dasharray='5 4'"))
     parts.append(_text(LEFT + 8, y(1.0) - 6, "above: communication takes longer than computation"))
     lines = ((ALL, [row.sent_share for row in rows]), (GROUPS, [row.group_sent_share for row in rows]))

@@ -219,6 +219,8 @@ class ScaledStep:
     """A step of one micro-batch, sharded over a number of GPUs."""
 
     num_gpus: int
+    num_machines: int
+    host: int  # bytes of the memory of one machine
     peak: int  # bytes of one GPU
     tokens_per_second: tuple[float, float]  # of one GPU
     sent_share: float  # seconds of the collectives, over those of the computation at its fastest; above 1 it waits
@@ -227,10 +229,16 @@ class ScaledStep:
 
 
 def scaling(base: Workload, gpu: Gpu) -> list[ScaledStep]:
-    """Return a sharded step of one micro-batch on each of 8 to 4,096 GPUs; empty if the GPU's speed is not known."""
+    """Return a sharded step of one micro-batch on each of 8 to 4,096 GPUs; empty if the GPU's speed is not known.
+
+    The machines are those of ``base``; if it has one GPU, they have the usual number of GPUs.
+    """
     rows = []
+    per_machine = base.gpus_per_machine if base.num_gpus > 1 else Workload.gpus_per_machine
     for num in (2**power for power in range(3, 13)):
-        workload = replace(base, strategy=FSDP2, num_gpus=num, num_replicas=1, micro_batches=1)
+        workload = replace(
+            base, strategy=FSDP2, num_gpus=num, num_replicas=1, micro_batches=1, gpus_per_machine=per_machine
+        )
         option = try_out(workload, gpu)
         if option.step is None:
             return []
@@ -242,6 +250,8 @@ def scaling(base: Workload, gpu: Gpu) -> list[ScaledStep]:
         rows.append(
             ScaledStep(
                 num_gpus=num,
+                num_machines=workload.num_machines,
+                host=sum(option.memory.host.values()),
                 peak=option.memory.peak,
                 tokens_per_second=option.step.tokens_per_second,
                 sent_share=option.step.sent / alone,

@@ -1,7 +1,15 @@
-"""A plan as lines: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does."""
+"""A plan as lines: the ways to run a recipe, the recommended one, all recipes at a glance, and what scale does.
+
+Promises: ``fitted`` lines have at most ``WIDTH`` columns, unless a single word has more; commands stay commands.
+"""
 
 import json
+import math
+import re
 import shlex
+import textwrap
+from collections.abc import Container, Iterable
+from itertools import pairwise
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -13,8 +21,10 @@ from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import MARGIN, Option, ScaledStep, fewest
 from kit.tools.plan.speed import SOURCE
+from kit.visible import Layout, one_line
 
 GIB = 2**30
+WIDTH = 100  # columns of a terminal that most people have
 UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 NOTE = "Planned by formulas, not measured: --explain says from what."
 
@@ -24,24 +34,53 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
 
 
-def verdict(option: Option) -> str:
-    """Whether it fits, with what, and what is left or missing."""
-    if not option.fits:
-        return f"does not fit, {missing(option)} missing"
-    how = " with checkpointing" if option.workload.gradient_checkpointing else ""
-    return f"fits{how}, {gib(option.spare)} free"
-
-
 def missing(option: Option) -> str:
-    """What is missing where a way does not fit: memory of a GPU, or of a machine."""
-    return gib(-option.spare) if option.spare < 0 else f"{gib(option.missing_host)} of host memory"
+    """What is missing where a way does not fit: memory of a GPU, or of a machine. Rounded up, so it is never 0."""
+    num_bytes = -option.spare if option.spare < 0 else option.missing_host
+    return f"{math.ceil(10 * num_bytes / GIB) / 10:.1f} GiB{'' if option.spare < 0 else ' of host memory'}"
 
 
-def table(titles: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a table with aligned columns."""
+def fitted(lines: Iterable[str]) -> Layout:
+    """Return ``lines``, each as one or several of at most ``WIDTH`` columns, as text for ``kit.console.show``."""
+    found = []
+    for line in map(one_line, lines):
+        indent = re.match(r" *(?:\S+(?: \S+){0,3} {2,})?", line)  # of the second column, or of the line
+        wrapped = textwrap.wrap(
+            line,
+            WIDTH,
+            subsequent_indent=" " * (indent.end() if indent else 0) or "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+        found += wrapped if len(line) > WIDTH else [line]
+    return Layout("\n".join(found))
+
+
+def to_type(text: str) -> list[str]:
+    """Return a command as lines of a shell that fit ``WIDTH`` columns, each flag beside its value."""
+    words = [shlex.quote(word) for word in shlex.split(one_line(text))]
+    starts = [0, *(i for i, word in enumerate(words) if word.startswith("--") and i), len(words)]
+    groups = [" ".join(words[start:end]) for start, end in pairwise(starts)]
+    lines = ["    " + groups[0]]
+    for group in groups[1:]:
+        if len(lines[-1]) + len(group) + 3 <= WIDTH:
+            lines[-1] += f" {group}"
+        else:
+            lines[-1] += " \\"
+            lines.append(" " * 8 + group)
+    return lines
+
+
+def table(titles: list[str], rows: list[list[str]], numbers: Container[int] = ()) -> list[str]:
+    """Lines of a table with aligned columns. ``numbers``: the columns that are aligned at the right."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [titles, *rows]]
-    return [line.rstrip() for line in lines]
+    lines = []
+    for row in [titles, *rows]:
+        cells = zip(row, widths, strict=True)
+        aligned = (cell.rjust(width) if i in numbers else cell.ljust(width) for i, (cell, width) in enumerate(cells))
+        lines.append("  ".join(aligned).rstrip())
+    return lines
 
 
 def ways(found: list[Option]) -> list[str]:
@@ -53,19 +92,28 @@ def ways(found: list[Option]) -> list[str]:
             [
                 own.method,
                 own.config,
-                verdict(option),
-                gib(option.memory.peak),
+                "yes" if option.fits else "no" if option.spare < 0 else "no, host",
+                _in_gib(option.memory.peak),
+                _in_gib(option.spare),
                 str(own.rows),
-                f"{option.largest_length:,}" if option.largest_length else "-",
-                checkpointing(option),
+                "on" if own.gradient_checkpointing else "off",
                 _range(option.step.tokens_per_second) if option.step else "-",
-                gib(sum(option.memory.host.values())),
+                _in_gib(sum(option.memory.host.values())),
             ]
         )
-    titles = ["method", "config", "memory of a GPU", "peak", "micro-batch", "max_length", "gradient checkpointing"]
-    margin = f"Free and missing leave {MARGIN:.0%} of a GPU's memory unused, since the formulas may be wrong"
-    notes = [f"{margin}.", "max_length: the longest that fits, with micro-batch 1 and gradient checkpointing."]
-    return [*table([*titles, "tokens/s per GPU", "host memory"], rows), *notes]
+    above = ["", "", "", "GPU GiB", "GPU GiB", "micro-", "check-", "tokens/s", "host"]
+    titles = ["method", "config", "fits", "peak", "free", "batch", "pointing", "per GPU", "GiB"]
+    notes = [
+        f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
+        "host: memory of each machine.",
+    ]
+    if any(option.spare >= 0 and option.missing_host for option in found):
+        notes.append("no, host: the GPUs are large enough, the machine's memory is not.")
+    return [*table(above, [titles, *rows], numbers=(3, 4, 5, 7, 8)), *notes]
+
+
+def _in_gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:,.1f}"
 
 
 def checkpointing(option: Option) -> str:
@@ -78,6 +126,21 @@ def checkpointing(option: Option) -> str:
             return f"not needed: costs {costs:.0%} time, spares {gib(off.memory.peak - on.memory.peak)}"
         return f"not needed: spares {gib(off.memory.peak - on.memory.peak)}"
     return "needed" if on.spare >= 0 else "not enough"
+
+
+def needs(option: Option) -> list[str]:
+    """What the recommended way takes of a GPU and of each machine, and how far it could go."""
+    memory, own = option.memory, option.workload
+    lines = [
+        f"each GPU: {gib(memory.peak)} of {gib(option.gpu.memory)}; gradient checkpointing {checkpointing(option)}"
+    ]
+    if own.rows * own.micro_batches > 1 or own.length < option.largest_length:
+        lines.append(
+            f"longest rows that fit: {option.largest_length:,} tokens, with micro-batch 1 and gradient checkpointing"
+        )
+    all_kept = "; and each further checkpoint" if own.num_checkpoints is None else ""
+    host, disk = sum(memory.host.values()), sum(memory.disk.values())
+    return [*lines, f"each machine: {gib(host)} of memory, {gib(disk)} of disk{all_kept}"]
 
 
 def parts(memory: Memory) -> list[str]:
@@ -119,8 +182,7 @@ def on_machines(option: Option) -> list[str]:
         keys.insert(0, f"parallelism_config_dp_replicate_size: {own.num_replicas}")
     return [
         f"On {own.num_machines} machines: the same command on each, its --config a copy of "
-        f"accelerate_configs/{own.config}.yaml that says",
-        f"{', '.join(keys)}: docs/multi-node.md.",
+        f"accelerate_configs/{own.config}.yaml that says {', '.join(keys)}: docs/multi-node.md.",
     ]
 
 
@@ -205,23 +267,28 @@ def _range(pair: tuple[float, float]) -> str:
 
 
 def all_recipes(ask: Ask, gpus: list[Gpu]) -> list[str]:
-    """A table of all recipes: on how many of each GPU they fit, and with which config."""
-    counts = [2**power for power in range(10)]
-    if ask.num_gpus:
-        counts = [*(n for n in counts if n < ask.num_gpus), ask.num_gpus]
+    """A table of all recipes: on how few of each GPU they fit, and with which config. Of one GPU it says more."""
     rows = []
     for question in ask.questions:
-        cells = [question.recipe_name or "", question.shape.name, question.recipe.method]
-        rows.append(
-            [
-                *cells,
-                *(
-                    _at_a_glance(fewest(ask.workload(question), question.recipe.global_batch_size, gpu, ask.num_gpus))
-                    for gpu in gpus
-                ),
-            ]
-        )
-    return table(["recipe", "model", "method", *(f"{gpu.name} ({gib(gpu.memory)})" for gpu in gpus)], rows)
+        base, batch = ask.workload(question), question.recipe.global_batch_size
+        found = [fewest(base, batch, gpu, ask.num_gpus) for gpu in gpus]
+        shown = map(_at_a_glance if len(gpus) == 1 else _in_short, found)
+        rows.append([question.recipe_name or question.shape.name, *shown])
+    if len(gpus) == 1:
+        return table(["recipe", f"{gpus[0].name} ({gib(gpus[0].memory)})"], rows)
+    return [
+        *table(["", *(gpu.name for gpu in gpus)], [["recipe", *(gib(gpu.memory) for gpu in gpus)], *rows]),
+        "*: with gradient checkpointing. offload: fsdp_offload, weights wait in the machine's memory.",
+        "Each is the fewest GPUs that fit. How long it takes, and what to type: kit plan --recipe R --gpu G",
+    ]
+
+
+def _in_short(option: Option) -> str:
+    own = option.workload
+    if not option.fits:
+        return f"no, {missing(option)} missing" if option.spare < 0 else "no, host too small"
+    config = own.config.removeprefix("fsdp_") if own.strategy.offloads else own.config
+    return f"{own.num_gpus} x {config}{' *' if own.gradient_checkpointing else ''}"
 
 
 def _at_a_glance(option: Option) -> str:
@@ -238,7 +305,9 @@ def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
     cells = [
         [
             f"{row.num_gpus:,}",
-            gib(row.peak),
+            f"{row.num_machines:,}",
+            _in_gib(row.host),
+            _in_gib(row.peak),
             _range(row.tokens_per_second),
             f"{row.sent_share:.0%}",
             f"{row.group:,}" if row.group < row.num_gpus else "all",
@@ -246,7 +315,8 @@ def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
         ]
         for row in rows
     ]
-    titles = ["GPUs", "peak", "tokens/s per GPU", "collectives / computation", "best group", "with it"]
+    above = ["", "", "host", "GPU", "tokens/s", "collectives /", "best", "with"]
+    titles = ["GPUs", "machines", "GiB", "GiB", "per GPU", "computation", "group", "it"]
     over = next((row.num_gpus for row in rows if row.sent_share > 1), None)
     end = f"Communication takes over at {over:,} GPUs." if over else "Computation hides the collectives at all of them."
     how = f"with{'' if own.gradient_checkpointing else 'out'} gradient checkpointing"
@@ -254,10 +324,11 @@ def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
     if own.micro_batches > 1:
         more = f"; the {own.micro_batches} of the plan above would keep gradients between them"
     return [
-        *table(titles, cells),
+        *table(above, [titles, *cells], numbers=range(8)),
         f"{end} At the links' full rate.",
         f"A step of one micro-batch of {own.rows} x {own.length:,} tokens on each GPU with fsdp, {how}{more}.",
-        "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size; a row",
+        "host: memory of each machine.",
+        "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size; a row "
         "fsdp_hybrid of a plan takes the GPUs of a machine.",
     ]
 
@@ -275,10 +346,10 @@ def explanation(option: Option) -> list[str]:
         "  gathered weights       of FSDP, two layers in bf16, and the head while the loss is computed",
         "  dequantised weights    of qlora, the largest matrix of a layer in bf16",
         "  logits                 of one chunk of 128 MiB in float32, with its gradient: kit/model/loss_head.py",
-        "  activations            what autograd keeps of each layer, by kit/memory/activations.py; of autocast also",
-        "                         the bf16 copies of the weights",
+        "  activations            what autograd keeps of each layer, by kit/memory/activations.py; of autocast also "
+        "the bf16 copies of the weights",
         *(f"  {name:<22} assumed {reason}" for name, reason in ASSUMED.items()),
-        "The formulas agree within 5 % with the kit's own step on fake tensors, and within 10 % with what other kits",
+        "The formulas agree within 5 % with the kit's own step on fake tensors, and within 10 % with what other kits "
         "published for theirs: benchmarks/plan_accuracy.py.",
         f"Time: {SOURCE}.",
     ]

@@ -23,4 +23,5 @@ def test_each_number_of_gpus_is_a_point_of_both_lines_and_a_higher_share_lies_hi
     assert alone[-1][1] < grouped[-1][1], "4,096 GPUs send less in groups"
     assert [x for x, _ in alone] == sorted(x for x, _ in alone)
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"8", "4,096", "64", "100%"} <= set(texts) and any("a <model> & more" in text for text in texts)
+    assert {"8", "4,096", "64", "100%", "machines", "512"} <= set(texts) and f"{rows[0].host / 2**30:,.0f}" in texts
+    assert any("a <model> & more" in text for text in texts)

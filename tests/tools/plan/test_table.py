@@ -19,13 +19,16 @@ from kit.tools.plan.table import (
     checkpointing,
     command,
     explanation,
+    fitted,
     gib,
+    missing,
+    needs,
     on_machines,
     parts,
     scale,
     table,
     time_lines,
-    verdict,
+    to_type,
     ways,
 )
 
@@ -41,15 +44,48 @@ def planned(*words, gpu="24GiB"):
 
 def test_columns_are_aligned():
     assert table(["a", "long"], [["wide", "b"], ["", "c"]]) == ["a     long", "wide  b", "      c"]
+    assert table(["a", "long"], [["1,000", "b"]], numbers=(0,)) == ["    a  long", "1,000  b"]
+
+
+def test_lines_fit_the_terminal_and_commands_stay_commands():
+    lines = fitted(["short  line", "  name       " + "word " * 40, "\x1b[31m" + "sentence " * 20]).split("\n")
+    assert max(map(len, lines)) <= 100 and lines[0] == "short  line" and "\x1b" not in lines[-1]
+    assert lines[2].startswith("             word word")  # below the second column
+    text = "accelerate launch recipes/finetune.py --dataset 'my data.jsonl' --columns 'a=b,c=d' " + "--flag value " * 20
+    lines = to_type(text)
+    assert len(lines) > 2 and all(len(line) <= 100 for line in lines)
+    typed = "\n".join(lines)
+    assert shlex.split(typed.replace("\\\n", " ")) == shlex.split(text)
+    assert all("--flag" not in line or line.count("--flag") == line.count("value") for line in lines)
 
 
 def test_each_way_says_whether_it_fits_and_by_how_much():
     _, found, _ = planned("--recipe", "llama-8b-qlora")
-    lines = ways(found)
-    assert len(lines) == 3 + len(found)
-    for line, option in zip(lines[1:-2], found, strict=True):
-        assert verdict(option) in line
-        assert ("does not fit, " in line and "missing" in line) != option.fits
+    lines = ways(found)[2:]
+    for line, option in zip(lines, found, strict=False):
+        words = line.split()
+        assert words[:3] == [option.workload.method, option.workload.config, "yes" if option.fits else "no"]
+        assert words[3:5] == [f"{size / 2**30:,.1f}" for size in (option.memory.peak, option.spare)]
+        assert (float(words[4]) < 0) == (not option.fits)
+
+
+def test_a_way_that_lacks_host_memory_says_so():
+    _, _, option = planned("--recipe", "llama-8b-lora")
+    small = replace(option, gpu=replace(option.gpu, host=2**30))
+    assert "  no, host  " in ways([small])[2] and "machine's memory is not" in ways([small])[-1]
+    assert "machine's memory" not in "".join(ways([option]))
+    assert missing(small).endswith("GiB of host memory") and not missing(small).startswith("0.0")
+    barely = replace(option, gpu=replace(option.gpu, memory=int((option.memory.peak - 2**20) / 0.95)))
+    assert -(2**25) < barely.spare < 0 and missing(barely) == "0.1 GiB"
+
+
+def test_the_recommended_way_says_what_each_machine_needs():
+    _, _, option = planned("--recipe", "llama-8b-qlora")
+    text = "\n".join(needs(option))
+    host, disk = (gib(sum(sizes.values())) for sizes in (option.memory.host, option.memory.disk))
+    assert f"each machine: {host} of memory, {disk} of disk" in text and f"{option.largest_length:,} tokens" in text
+    _, _, option = planned("--recipe", "llama-8b-qlora", "--save_total_limit", "0")
+    assert "of disk; and each further checkpoint" in "\n".join(needs(option))
 
 
 def test_checkpointing_is_needed_or_costs_time_or_is_not_enough():
@@ -174,8 +210,8 @@ def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
 def test_scale_says_where_communication_takes_over():
     _, found, _ = planned("--recipe", "llama-8b-full", gpu="h100")
     lines = scale(scaling(found[0].workload, GPUS["h100"]), found[0].workload)
-    assert lines[0].startswith("GPUs") and lines[10].startswith("4,096")
-    assert "Communication takes over at" in lines[11]
+    assert lines[1].split()[:2] == ["GPUs", "machines"] and lines[11].split()[:2] == ["4,096", "512"]
+    assert "Communication takes over at" in lines[12]
 
 
 def test_an_explanation_names_every_component_and_its_source():
