@@ -4,7 +4,17 @@
 code (docs/python.md); everything else may change. Importing ``kit`` imports nothing else.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # the first import of fcntl would end in a traceback
+    from kit.console import show_error
+
+    show_error(
+        "error: Windows: the kit locks files and stops processes as Linux and macOS do\n"
+        "    -> wsl --install, then the same commands in the shell of WSL2 (docs/versions.md)"
+    )
+    raise SystemExit(2)
 
 if TYPE_CHECKING:
     from kit.tools.api import Recipe, Run, RunFailed, UserError, finetune, open_run, read_recipe

@@ -10,6 +10,7 @@ import traceback
 from importlib import import_module
 from types import ModuleType
 
+from kit import __version__
 from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
@@ -48,7 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         lines = [f"  {command:<14} {meaning}" for command, meaning in meanings().items()]
-        show("\n".join(["usage: kit <command> [--help]", "", *lines]))
+        show("\n".join(["usage: kit <command> [--help], or kit --version", "", *lines]))
+        return 0
+    if name in ("-V", "--version", "version"):
+        show(f"kit {__version__}")
         return 0
     guard_libraries()
     try:

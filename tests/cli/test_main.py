@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit import __version__
 from kit.cli.main import ANSWERS, COMMANDS, SCRIPTS, main
 
 
@@ -10,6 +11,11 @@ def test_help_names_the_commands(capsys):
         assert main(argv) == 0
         text = capsys.readouterr().out
         assert [line.split()[0] for line in text.splitlines()[2:]] == [*SCRIPTS, *COMMANDS]
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kit {__version__}\n"
 
 
 def test_an_unknown_command_is_refused_with_a_hint(capsys):
