@@ -311,7 +311,8 @@ def tokenised_rows(num: int) -> Measured:
     from transformers import AutoTokenizer
 
     from kit.config.recipe import Recipe
-    from kit.data.open import open_data, open_datasets
+    from kit.data.open import open_data
+    from kit.data.samples.dataset import open_datasets
 
     recipe = Recipe(model_name_or_path=str(MODEL), dataset=str(_pairs(num)), dataset_num_proc=1, max_length=1024)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)

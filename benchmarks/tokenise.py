@@ -26,7 +26,8 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from kit.config.recipe import Recipe  # noqa: E402
 from kit.data.chat.template import resolve_template  # noqa: E402
-from kit.data.open import open_data, open_datasets  # noqa: E402
+from kit.data.open import open_data  # noqa: E402
+from kit.data.samples.dataset import open_datasets  # noqa: E402
 
 
 def main() -> None:

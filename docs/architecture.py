@@ -22,6 +22,7 @@ CORE = [
     ["memory"],
     ["train", "evaluate", "checkpoint", "failures"],
     ["run"],
+    ["inputs"],
     ["preflight", "export"],
 ]
 # Tools look at a machine, a plan, data or a run. The core imports none of them.

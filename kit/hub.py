@@ -6,14 +6,8 @@ Promises: each cause has its own message, with what to do; none makes a further 
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import HfApi, constants, get_token
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+import huggingface_hub  # loads its parts, which are slow to import, when they are used
+from huggingface_hub import constants
 
 from kit.errors import Problem, did_you_mean, first_line
 
@@ -28,7 +22,7 @@ def check_access(name: str, kind: Kind, info: Any) -> None:
         HfHubHTTPError: they may not.
     """
     if getattr(info, "gated", False):
-        HfApi().auth_check(name, repo_type=kind)
+        huggingface_hub.HfApi().auth_check(name, repo_type=kind)
 
 
 def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> Problem:
@@ -39,21 +33,23 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
         name: the hub id.
         field: the setting that names it.
     """
+    from huggingface_hub import errors
+
     title = _TITLES[kind]
     url = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
     reason = first_line(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, HFValidationError):
+    if isinstance(error, errors.HFValidationError):
         return Problem(field, f"{tried}, and it is no hub id ({reason})")
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         if "await" in str(error).lower():
             return Problem(field, f"{name}: your request for access awaits an answer", fix=f"see {url}")
-        login = "" if get_token() else ", and log in: `hf auth login`"
+        login = "" if huggingface_hub.get_token() else ", and log in: `hf auth login`"
         return Problem(field, f"{name}: its licence is not accepted", fix=f"accept it at {url}{login}")
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return Problem(f"{field}_revision" if kind == "dataset" else "model_revision", f"{name} has no such revision")
-    if isinstance(error, RepositoryNotFoundError):
-        if get_token():
+    if isinstance(error, errors.RepositoryNotFoundError):
+        if huggingface_hub.get_token():
             found = f"the hub has no such {title}, or your token may not see it"
             fix = "`hf auth whoami` says who you are"
         else:
@@ -65,7 +61,7 @@ def refusal(error: Exception, tried: str, name: str, kind: Kind, field: str) -> 
     if status == 403:
         fix = "give it read access: huggingface.co/settings/tokens"
         return Problem(field, f"{name}: your token may not read it", fix=fix)
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         return Problem(field, f"{tried}, and the hub refuses it ({reason})", fix="try again later")
     if name in cached(kind):
         fix = "it is in the cache: HF_HUB_OFFLINE=1 takes it from there"

@@ -13,8 +13,8 @@ from kit.config.recipe import Recipe
 from kit.console import silence_libraries
 from kit.data.feed.order import ARGSORT
 from kit.data.feed.stream import Stream
-from kit.data.open import Data, open_data, open_datasets, stop_ids
-from kit.data.samples.dataset import Dataset
+from kit.data.open import Data, open_data, stop_ids
+from kit.data.samples.dataset import Dataset, open_datasets
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.model.attention import describe_long_rows

@@ -17,6 +17,7 @@ from kit.config.recipe import DEFAULT_RECIPE, PACKAGE, RECIPES
 from kit.config.scripts import command_of
 from kit.console import say
 from kit.failures import exits
+from kit.inputs import check_inputs
 from kit.strategy import launch
 
 HAS_TOOLS = (PACKAGE / "tools").is_dir()  # a run needs none of them
@@ -26,7 +27,7 @@ NEXT_FLAGS = "--config single --recipe llama-8b-lora --dataset my.jsonl"
 def main() -> None:
     """One run, from top to bottom. If no launcher started its processes, ``resolve`` replaces this one by torchrun."""
     request = read_command_line(sys.argv[1:])
-    recipe, topology = launch.resolve(request)
+    recipe, topology = launch.resolve(request, check=check_inputs)
 
     # The slow imports come here, so that a mistyped flag is reported before them.
     from kit import phases, preflight

@@ -19,9 +19,10 @@ from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import to_sample
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.template import resolve_template
-from kit.data.open import open_data, open_datasets
+from kit.data.open import open_data
 from kit.data.read.archives import TAR_COMPRESSIONS
 from kit.data.read.sources import open_source, read_rows
+from kit.data.samples.dataset import open_datasets
 from kit.errors import Problem, UserError
 
 VOCAB_SIZE = 1000

@@ -22,7 +22,7 @@ LIGHT = """
 visible errors secrets console lock config.fields config.dataset_entry config.recipe config.recipe_file
 config.validation config.conflicts config.hints
 config.other_kits config.command_line strategy.topology strategy.accelerate_config strategy.launcher strategy.launch
-failures.exits phases train.schedule tools.doctor.result cli.doctor cli.main
+failures.exits inputs phases train.schedule tools.doctor.result cli.doctor cli.main
 """.split()
 HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "bitsandbytes", "numpy"]
 

@@ -39,14 +39,14 @@ def answer(kind, status, text="no"):
     ],
 )
 def test_every_answer_has_its_message(monkeypatch, error, token, words):
-    monkeypatch.setattr(hub, "get_token", lambda: token)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
     text = str(hub.refusal(answer(*error), "no folder 'a/b'", "a/b", "model", "model_name_or_path"))
     for word in words:
         assert word in text
 
 
 def test_a_data_set_is_called_one_and_has_its_own_page(monkeypatch):
-    monkeypatch.setattr(hub, "get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     gated = hub.refusal(answer(errors.GatedRepoError, 403), "no file 'a/b'", "a/b", "dataset", "dataset")
     assert "https://huggingface.co/datasets/a/b" in str(gated)
     absent = hub.refusal(answer(errors.RepositoryNotFoundError, 401), "no file 'a/b'", "a/b", "dataset", "dataset")
@@ -75,7 +75,9 @@ def test_what_is_in_the_cache_can_be_used_where_there_is_no_network(cache):
 
 def test_only_what_is_gated_is_asked_for_twice(monkeypatch):
     asked = []
-    monkeypatch.setattr(hub.HfApi, "auth_check", lambda self, name, repo_type: asked.append((name, repo_type)))
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.auth_check", lambda self, name, repo_type: asked.append((name, repo_type))
+    )
     hub.check_access("a/b", "model", SimpleNamespace(gated=False))
     hub.check_access("c/d", "dataset", SimpleNamespace(gated="manual"))
     assert asked == [("c/d", "dataset")]

@@ -6,6 +6,7 @@ from pathlib import Path
 from kit.config.command_line import read_recipe
 from kit.console import Parser, announce_wait, show
 from kit.errors import Problem, UserError, raise_if
+from kit.inputs import check_inputs
 from kit.visible import one_line
 
 HELP = "show samples as they are tokenised, with what is learned from marked"
@@ -25,6 +26,7 @@ def run(argv: list[str]) -> int:
     raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
     recipe = read_recipe(rest)
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
+    check_inputs(recipe)
     from kit import preflight
     from kit.tools.report import samples_page
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from kit.config.command_line import read_recipe
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError
+from kit.inputs import check_inputs
 from kit.visible import joined
 
 HELP = "tokenise the data of a run ahead of it, on a machine without a GPU"
@@ -18,6 +19,7 @@ def run(argv: list[str]) -> int:
         return 0
     recipe = read_recipe(argv)
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
+    check_inputs(recipe)
     from kit import preflight
     from kit.cache import ENTRY, cache_folder
     from kit.data.feed.ranks import Ranks

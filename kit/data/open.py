@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from kit.cache import allow_open_files, cache_folder, digest, exposure
-from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.optimisation import OptimSettings
@@ -30,12 +29,12 @@ from kit.data.feed.order import PACKING_VERSION, Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
 from kit.data.feed.subsets import hold_out, leak_notes, limited_evaluation, limited_training, without_repeats
-from kit.data.read.sources import open_source, read_rows
+from kit.data.read.sources import read_rows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import FILES_OF_STORE, Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.errors import Problem, Problems, UserError, raise_if
+from kit.errors import Problem, Problems, UserError
 
 
 @dataclass(frozen=True)
@@ -109,44 +108,6 @@ class Data:
         if self.evaluation is not None:  # what is held out has the stores of the training data
             stores += [store for store in self.evaluation.stores if not any(store is other for other in stores)]
         return stores
-
-
-def open_datasets(
-    entries: Sequence[DatasetEntry], eval_entries: Sequence[DatasetEntry], streaming: bool
-) -> list[Dataset]:
-    """Open the data sets to train on, then those to evaluate on, and choose the columns to read.
-
-    Args:
-        streaming: training data of the hub are read over the network later instead of downloaded now.
-
-    Raises:
-        UserError: with the problems of all data sets.
-    """
-    problems = Problems()
-    datasets: list[Dataset] = []
-    for entry in entries:
-        with problems.caught():
-            datasets.append(_open_dataset(entry, "dataset", streaming, is_alone=len(entries) == 1))
-    is_alone = not datasets  # the training data need a mapping too, probably the same one
-    for entry in eval_entries:
-        with problems.caught():
-            datasets.append(_open_dataset(entry, "eval_dataset", False, is_alone, is_evaluation=True))
-    # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
-    last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
-    raise_if(last_of_each.values())
-    return datasets
-
-
-def _open_dataset(
-    entry: DatasetEntry, flag: str, streaming: bool, is_alone: bool, is_evaluation: bool = False
-) -> Dataset:
-    """Open a data set. ``is_alone``: no other one of the run is known to need another mapping."""
-    source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
-    rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
-    fields = choose_fields(
-        source.columns, entry.columns or {}, source.name, is_evaluation, rows, "" if is_alone else entry.path
-    )
-    return Dataset(entry, source, fields, is_evaluation)
 
 
 def open_data(

@@ -16,7 +16,8 @@ import torch
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
-from kit.data.open import open_data, open_datasets
+from kit.data.open import open_data
+from kit.data.samples.dataset import open_datasets
 from kit.errors import UserError, raise_if
 from kit.model.load import build_meta_model, build_model, check_model, open_config
 from kit.model.plan import LoadPlan

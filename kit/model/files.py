@@ -66,10 +66,18 @@ def check_json(folder: Path, field: str) -> None:
             raise UserError(Problem(field, f"{path} is no JSON ({first_line(error)})")) from None
         if name == _CONFIG:
             raise_if(_too_many(values, path))
+            raise_if(_encoder(values, folder, field))
         elif not isinstance(values, dict):
             raise UserError(Problem(field, f"{path} holds {kind(values)}", "an object"))
         elif is_index:
             _check_index(values, path, field)
+
+
+def _encoder(values: Any, folder: Path, field: str) -> Iterator[Problem]:
+    """The problem of a model with an encoder and a decoder, which need not wait until transformers is imported."""
+    if isinstance(values, dict) and values.get("is_encoder_decoder") is True:
+        what = f"{values.get('model_type', 'it')} is an encoder and a decoder"
+        yield Problem(field, f"{folder} is not a causal language model: {what}")
 
 
 def check_config(path: Path) -> None:

@@ -32,7 +32,7 @@ from kit.model.attention import NOT_CAUSAL, VARLEN, longest_pack, register_varle
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
-from kit.model.locate import commit_of, has_weights, hint_trust, hub_options, locate_model
+from kit.model.locate import check_weight_files, commit_of, hint_trust, hub_options, locate_model
 from kit.model.loss_head import install_loss_head
 from kit.model.parts import aux_loss_coef, check_parts
 from kit.model.plan import LoadPlan
@@ -168,7 +168,7 @@ def check_model(
         router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
-    problems = _check_weight_files(settings, needs_weights)
+    problems = check_weight_files(settings, needs_weights)
     if getattr(config, "quantization_config", None):
         fix = "--method qlora quantises it"
         problems.append(Problem("model_name_or_path", "a quantised checkpoint", "the original one", fix))
@@ -191,17 +191,6 @@ def check_model(
     check_method = check_freeze if settings.method == "full" else check_adapter
     problems += check_parts(settings, meta_model, router_aux_loss_coef)
     return problems + check_method(settings, meta_model)
-
-
-def _check_weight_files(settings: ModelSettings, needs_weights: bool) -> list[Problem]:
-    folder = Path(os.path.expanduser(settings.model_name_or_path))
-    if not os.path.isdir(folder) or has_weights(settings):
-        return []
-    pickled = ", ".join(sorted(path.name for path in folder.glob("*.bin")))
-    if pickled:
-        fix = "convert them: pickled weights are never opened"
-        return [Problem("model_name_or_path", f"{pickled} in {folder}", "*.safetensors", fix)]
-    return [Problem("model_name_or_path", f"no weights in {folder}", "*.safetensors")] if needs_weights else []
 
 
 def build_model(

@@ -9,14 +9,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError
+import huggingface_hub  # loads its parts, which are slow to import, when they are used
+from huggingface_hub import constants
 
 from kit import hub
 from kit.config.other_kits import GGUF
+from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small
-from kit.errors import Problem, UserError, first_line, raise_if
+from kit.errors import Problem, Problems, UserError, first_line, raise_if
 from kit.model.files import check_config, check_files, check_json
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -49,7 +50,7 @@ def locate_model(name: str, revision: str | None) -> str:
         raise UserError(Problem(_MODEL, f"{name} is a file", expected, "give its folder"))
     if not _is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
-        if isinstance(config := try_to_load_from_cache(name, "config.json", revision=revision), str):
+        if isinstance(config := huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             check_config(Path(config))
         return name
     if os.path.isfile(os.path.join(folder, "config.json")):
@@ -68,7 +69,7 @@ def commit_of(name: str, revision: str | None) -> str | None:
     """
     if _is_local(name):
         return None
-    path = try_to_load_from_cache(name, "config.json", revision=revision)
+    path = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(path).parent.name if isinstance(path, str) else revision or "main"
 
 
@@ -77,8 +78,42 @@ def has_weights(settings: ModelSettings) -> bool:
     name = settings.model_name_or_path
     config: Any = os.path.join(os.path.expanduser(name), "config.json")
     if not _is_local(name):
-        config = try_to_load_from_cache(name, "config.json", revision=settings.model_revision)
+        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=settings.model_revision)
     return isinstance(config, str) and any(Path(config).parent.glob("*.safetensors"))
+
+
+def check_weight_files(settings: ModelSettings, needs_weights: bool) -> list[Problem]:
+    """Return a problem if the model's folder has no weights that can be opened.
+
+    Args:
+        needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
+    """
+    folder = Path(os.path.expanduser(settings.model_name_or_path))
+    if not os.path.isdir(folder) or has_weights(settings):
+        return []
+    pickled = ", ".join(sorted(path.name for path in folder.glob("*.bin")))
+    if pickled:
+        fix = "convert them: pickled weights are never opened"
+        return [Problem(_MODEL, f"{pickled} in {folder}", "*.safetensors", fix)]
+    return [Problem(_MODEL, f"no weights in {folder}", "*.safetensors")] if needs_weights else []
+
+
+def folder_problems(settings: MethodSettings, needs_weights: bool) -> list[Problem]:
+    """Return what is wrong with the model and the adapter, as far as their folders show it. Asks no hub.
+
+    Args:
+        needs_weights: see ``check_weight_files``.
+    """
+    problems = Problems()
+    name, adapter = settings.model_name_or_path, settings.adapter_name_or_path
+    with problems.caught():
+        if _is_local(name) or name.endswith(".gguf"):
+            locate_model(name, settings.model_revision)
+            problems += check_weight_files(settings, needs_weights)
+    with problems.caught():
+        if adapter and _is_local(adapter):
+            open_adapter(adapter)
+    return problems
 
 
 def hint_final(folder: str | Path) -> str:
@@ -114,7 +149,7 @@ def _download_adapter(name: str) -> Path:
     _check_hub_has(name, None, _ADAPTER, *files)
     try:
         # A path; None for a file that the cache does not know; an object for one that it knows not to exist.
-        paths = [try_to_load_from_cache(name, file) for file in files]
+        paths = [huggingface_hub.try_to_load_from_cache(name, file) for file in files]
         has_adapter = all(isinstance(path, str) for path in paths[: len(ADAPTER_FILES)])
         if not has_adapter or None in paths:
             paths = [_download(name, file) for file in files]
@@ -126,8 +161,8 @@ def _download_adapter(name: str) -> Path:
 def _download(name: str, file: str) -> str | None:
     """The path of a file of a hub id; None if the hub does not have it, and it is one of a tokenizer."""
     try:
-        return hf_hub_download(name, file)
-    except EntryNotFoundError:
+        return huggingface_hub.hf_hub_download(name, file)
+    except huggingface_hub.errors.EntryNotFoundError:
         if file in ADAPTER_FILES:
             raise
         return None
@@ -185,10 +220,12 @@ def _check_hub_has(name: str, revision: str | None, field: str, *files: str) -> 
     request, because transformers would retry for half a minute for each file, and a second one if the model is gated.
     """
     try:
-        if all(try_to_load_from_cache(name, file, revision=revision) for file in files):
+        if all(huggingface_hub.try_to_load_from_cache(name, file, revision=revision) for file in files):
             return
         if not constants.HF_HUB_OFFLINE:
-            hub.check_access(name, "model", HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS))
+            hub.check_access(
+                name, "model", huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+            )
             return
     except Exception as error:  # connection errors, whose classes depend on the HTTP library in use
         raise UserError(hub.refusal(error, f"no folder {name!r}", name, "model", field)) from None

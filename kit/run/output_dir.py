@@ -45,15 +45,11 @@ def check_writable(folder: Path) -> None:
         raise UserError(Problem("output_dir", found, "a folder to write to", _ANOTHER)) from None
 
 
-def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
-    """Raise ``UserError`` if the folder holds another run, or files that are no run.
-
-    Returns:
-        The number of steps after which the run in the folder finished; 0 if it did not, or will be overwritten.
+def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
+    """Return the record of the run that the folder holds; None for an empty folder, or none.
 
     Raises:
-        UserError: the folder holds another run (the message names the settings that differ), a run is at work in it,
-            or it cannot be used.
+        UserError: the folder holds files that are no run, a run is at work in it, or it cannot be used.
     """
     check_writable(folder)
     # A start that ended before it wrote run.json leaves at most these files.
@@ -61,7 +57,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if all(name in early or durable.is_leftover(name, (RUN_FILE, exits.ERROR_FILE)) for name in names):
         raise_if(_problems_with_kinds(folder, early))
-        return 0
+        return None
     # The kit only deletes what it wrote itself.
     ways = "choose another --output_dir, or empty it yourself"
     try:
@@ -71,7 +67,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
             own |= set() if recipe.overwrite_output_dir else {*OUTPUT_FILES, *OUTPUT_FOLDERS}
             raise_if(_problems_with_kinds(folder, own))
         old = json.loads(read_small(folder / RUN_FILE))
-        old_identity, finished_steps = dict(old["identity"]), int(old["finished_steps"])
+        record = {**old, "identity": dict(old["identity"]), "finished_steps": int(old["finished_steps"])}
     except FileNotFoundError:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
@@ -79,9 +75,23 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     lock.check_free(folder)
     if recipe.overwrite_output_dir:
         raise_if(_problems_with_inputs(recipe, folder))
+    return record
+
+
+def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> int:
+    """Raise ``UserError`` if the folder holds another run, or files that are no run.
+
+    Returns:
+        The number of steps after which the run in the folder finished; 0 if it did not, or will be overwritten.
+
+    Raises:
+        UserError: the folder holds another run (the message names the settings that differ), or as ``run_in``.
+    """
+    old = run_in(recipe, folder)
+    if old is None or recipe.overwrite_output_dir:
         return 0
     ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
-    if changed := differences(old_identity, identity):
+    if changed := differences(old["identity"], identity):
         was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
         if was != now:
             changed = [f"dataset: {was!r} -> {now!r}" if text == OTHER_DATA else text for text in changed]
@@ -90,7 +100,7 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
-    return finished_steps
+    return int(old["finished_steps"])
 
 
 def _former_commits(record: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ Promises:
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,7 +50,9 @@ from kit.strategy.torchrun import INHERITED, torchrun_command
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT".split()
 
 
-def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
+def resolve(
+    request: Request, trains: bool = True, check: Callable[[Recipe, bool], None] | None = None
+) -> tuple[Recipe, Topology]:
     """Return the final recipe and the topology of this process, and print what will be done.
 
     Does not return if the topology needs several processes and no launcher started them: the process is then replaced
@@ -57,9 +60,11 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
 
     Args:
         trains: the command trains a model, so it has an ``output_dir``.
+        check: called with the recipe, and whether the run needs weights, before torch is imported. Where this command
+            starts ranks it is called before that, and not again by each of them.
 
     Raises:
-        UserError: with all problems of the recipe, the flags, the config and the launcher.
+        UserError: with all problems of the recipe, the flags, the config and the launcher; or what ``check`` raises.
     """
     _prepare_process()
     recipe, config, config_name = resolve_config(request, starts_run=not request.launch.dry_run)
@@ -73,6 +78,9 @@ def resolve(request: Request, trains: bool = True) -> tuple[Recipe, Topology]:
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:
         debugging.set_variables(debugs, config.strategy)
+    if check and OWN_TORCHRUN not in os.environ:
+        raise_if(_problems_without_devices(request, config))
+        check(recipe, not request.launch.dry_run)
     topology, launched, problems = _decide(request, recipe, config, config_name)
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
@@ -189,7 +197,7 @@ def _decide(
     """The topology, the number of processes that a launcher started, and problems with these. Counts devices."""
     wanted = request.launch.num_processes or config.num_processes
     num_devices, device_type = (0, "cpu") if config.use_cpu else _devices(config.strategy)
-    launched = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+    launched = _launched()
     num_processes = wanted or launched or _default_num_processes(config, num_devices)
     problems = launch_problems(request, config, num_processes, launched, num_devices)
     num_replicas = config.groups.num_replicas(num_processes)
@@ -208,6 +216,20 @@ def _decide(
         backend="cuda:nccl,cpu:gloo" if device_type == "cuda" else None,
     )
     return topology, launched, problems
+
+
+def _launched() -> int | None:
+    """The number of processes that a launcher started; None without a launcher."""
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def _problems_without_devices(request: Request, config: AccelerateConfig) -> list[Problem]:
+    """The problems with how the command was launched that show without counting devices, for which torch is needed."""
+    launched = _launched()
+    num_processes = request.launch.num_processes or config.num_processes or launched
+    if num_processes is None and config.strategy != SINGLE:
+        return []
+    return launch_problems(request, config, num_processes or 1, launched, num_devices=0)
 
 
 def _default_num_processes(config: AccelerateConfig, num_devices: int) -> int:

@@ -2,11 +2,11 @@
 
 import shutil
 
+import huggingface_hub
 import pytest
 from model_helpers import FP32, TEMPLATE, build, problems
 
 from kit.errors import UserError
-from kit.model import locate
 from kit.model.load import open_config
 from kit.model.locate import HUB_SECONDS, base_of_adapter, has_weights, locate_model
 from kit.model.tokenizer import open_tokenizer
@@ -31,7 +31,7 @@ def test_weights_are_looked_for_in_the_folder_or_in_the_hubs_cache(recipe, model
         (str(model_folder / "config.json"), True),
         (None, False),
     ):
-        monkeypatch.setattr(locate, "try_to_load_from_cache", lambda *args, found=found, **kwargs: found)
+        monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, found=found, **kwargs: found)
         assert has_weights(recipe("someone/model")) is there
 
 
@@ -104,7 +104,7 @@ def test_an_adapter_from_the_hub_brings_its_tokenizer_too(recipe, with_template,
         return str(snapshot / file)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("kit.model.locate.hf_hub_download", hf_hub_download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     mine = recipe(adapter_name_or_path="some/adapter")
     assert open_tokenizer(mine).chat_template == TEMPLATE
     shutil.rmtree(snapshot)
@@ -124,7 +124,7 @@ def test_a_hub_that_cannot_be_reached_costs_one_short_request(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("kit.model.locate.HfApi.model_info", model_info)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     with pytest.raises(UserError, match=r"no folder 'some/model', and the hub cannot be reached \(no route\)"):
         locate_model("some/model", "v2")
     assert asked == [("some/model", "v2", HUB_SECONDS)] and HUB_SECONDS <= 10

@@ -27,10 +27,6 @@ from jinja2 import nodes
 from jinja2.runtime import markup_join, str_join
 from jinja2.visitor import NodeTransformer
 
-# Templates come from untrusted sources. This compiles them in the sandbox in which transformers renders them at
-# inference. The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date.
-from transformers.utils.chat_template_utils import _compile_jinja_template
-
 CPU_SECONDS = 3.0  # of one rendering; ordinary ones take less than a thousandth of a second
 MAX_STOPPED = 3  # renderings after which a template is not tried again: others would take as long
 MAX_BYTES = 1 << 30  # of memory that one rendering may add
@@ -66,6 +62,11 @@ def compile_tree(environment: jinja2.Environment, tree: nodes.Template, source: 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
     """The environment of transformers, with other operators, filters and methods where one call can be too much."""
+    # Templates come from untrusted sources. This compiles them in the sandbox in which transformers renders them at
+    # inference. The public `render_jinja_template` does not pass functions on to a template, so it cannot fix the date.
+    # Imported here, because the columns of data are checked before anything slow is imported.
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     environment: Any = _compile_jinja_template("").environment.overlay()
     checked = {name: _checked(environment.filters[name], check) for name, check in _FILTERS.items()}
     for name in ("batch", "slice", "groupby"):

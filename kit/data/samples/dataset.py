@@ -1,14 +1,20 @@
-"""A data set of the recipe, opened: its source, and the columns of it that are read."""
+"""A data set of the recipe, opened: its source, and the columns of it that are read.
 
+Imports no slow library, so that what is wrong with the files is reported at once.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
+from kit.data.chat.columns import choose_fields
 from kit.data.chat.formats import IGNORE
 from kit.data.chat.unused import read_keys
 from kit.data.chat.watched import is_watched
-from kit.data.read.sources import Source
+from kit.data.read.sources import Source, open_source, read_rows
+from kit.errors import Problems, raise_if
 
 
 @dataclass(frozen=True)
@@ -35,3 +41,41 @@ class Dataset:
         """The columns to read: those of the fields, and those that must not be ignored unseen."""
         watched = [name for name in self.source.columns if is_watched(name) and name not in self.ignored]
         return list(dict.fromkeys([*self.fields.values(), *watched]))
+
+
+def open_datasets(
+    entries: Sequence[DatasetEntry], eval_entries: Sequence[DatasetEntry], streaming: bool
+) -> list[Dataset]:
+    """Open the data sets to train on, then those to evaluate on, and choose the columns to read.
+
+    Args:
+        streaming: training data of the hub are read over the network later instead of downloaded now.
+
+    Raises:
+        UserError: with the problems of all data sets.
+    """
+    problems = Problems()
+    datasets: list[Dataset] = []
+    for entry in entries:
+        with problems.caught():
+            datasets.append(_open_dataset(entry, "dataset", streaming, is_alone=len(entries) == 1))
+    is_alone = not datasets  # the training data need a mapping too, probably the same one
+    for entry in eval_entries:
+        with problems.caught():
+            datasets.append(_open_dataset(entry, "eval_dataset", False, is_alone, is_evaluation=True))
+    # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
+    last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
+    raise_if(last_of_each.values())
+    return datasets
+
+
+def _open_dataset(
+    entry: DatasetEntry, flag: str, streaming: bool, is_alone: bool, is_evaluation: bool = False
+) -> Dataset:
+    """Open a data set. ``is_alone``: no other one of the run is known to need another mapping."""
+    source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
+    rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
+    fields = choose_fields(
+        source.columns, entry.columns or {}, source.name, is_evaluation, rows, "" if is_alone else entry.path
+    )
+    return Dataset(entry, source, fields, is_evaluation)

@@ -61,7 +61,8 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
         UserError: the data or the tokenizer cannot be opened, or rows cannot be used.
     """
     from kit.console import silence_libraries
-    from kit.data.open import Data, open_data, open_datasets
+    from kit.data.open import Data, open_data
+    from kit.data.samples.dataset import open_datasets
     from kit.model.tokenizer import open_tokenizer
 
     silence_libraries()

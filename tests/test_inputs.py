@@ -1,0 +1,102 @@
+"""What is wrong with a model's folder, the data's columns or the output folder is reported before torch is imported."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+from preflight_helpers import ONE_PROCESS
+
+from kit import preflight
+from kit.errors import UserError
+from kit.inputs import check_inputs
+
+
+def reported(check):
+    with pytest.raises(UserError) as caught:
+        check()
+    return caught.value.problems
+
+
+def test_what_is_right_is_no_problem(recipe):
+    check_inputs(recipe())
+    check_inputs(recipe(output_dir=None))
+
+
+@pytest.fixture
+def wrong(recipe, model_folder, chat_file, tmp_path):
+    """Recipes with one mistake each."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/thesis.txt").write_text("mine")
+    bare, encoder = tmp_path / "bare", tmp_path / "encoder"
+    for folder in (bare, encoder):
+        shutil.copytree(model_folder, folder)
+    (bare / "model.safetensors").unlink()
+    config = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps({**config, "model_type": "t5", "is_encoder_decoder": True}))
+    shutil.copy(chat_file, tmp_path / "other.jsonl")
+    return {
+        "model": recipe(model_name_or_path=str(tmp_path / "none")),
+        "weights": recipe(model_name_or_path=str(bare)),
+        "encoder": recipe(model_name_or_path=str(encoder)),
+        "adapter": recipe(adapter_name_or_path=str(tmp_path / "none"), method="lora"),
+        "data": recipe(dataset=str(tmp_path / "chat.jsonl")),
+        "archive": recipe(dataset=str(tmp_path / "none.zip")),
+        "column": recipe(dataset_columns="question=instruction"),
+        "output": recipe(output_dir=str(tmp_path / "taken")),
+    }
+
+
+MISTAKES = ["model", "weights", "encoder", "adapter", "data", "archive", "column", "output"]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_reported_as_the_later_checks_report_it(wrong, mistake):
+    problems = reported(lambda: check_inputs(wrong[mistake]))
+    assert problems == reported(lambda: preflight.check(wrong[mistake], ONE_PROCESS, "mine"))
+
+
+def test_all_mistakes_are_reported_at_once(wrong):
+    changes = {name: getattr(wrong[of], name) for name, of in (("dataset", "data"), ("output_dir", "output"))}
+    problems = reported(lambda: check_inputs(wrong["model"].model_copy(update=changes)))
+    assert [problem.where for problem in problems] == ["dataset", "model_name_or_path", "output_dir"]
+
+
+def test_a_dry_run_needs_no_weights(wrong):
+    check_inputs(wrong["weights"], needs_weights=False)
+
+
+def test_neither_a_hub_nor_a_whole_archive_is_opened(recipe, monkeypatch, tmp_path):
+    (tmp_path / "rows.zip").write_text("no archive")
+    monkeypatch.setattr("kit.data.samples.dataset.open_source", lambda *args, **options: pytest.fail("opened"))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: pytest.fail("asked"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for dataset in ("someone/chats", str(tmp_path / "rows.zip")):
+        check_inputs(recipe(dataset=dataset, model_name_or_path="someone/model", adapter_name_or_path="someone/adapter"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["single", "ddp"])
+def test_the_script_reports_them_without_torch_and_before_it_starts_ranks(config, tmp_path):
+    script = [str(ROOT / "recipes/finetune.py"), "--config", config, "--dataset", str(tmp_path / "none.jsonl")]
+    command = [sys.executable, "-X", "importtime", *script, "--output_dir", str(tmp_path / "run")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=own_environment())
+    imported = [line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if line.startswith("import time")]
+    assert result.returncode == 2 and result.stderr.count("error: dataset: no file or folder") == 1
+    assert "kit.inputs" in imported and not {"torch", "transformers"} & set(imported)
+
+
+@pytest.mark.slow
+def test_a_wrong_launch_is_reported_before_wrong_files(tmp_path):
+    script = [str(ROOT / "recipes/finetune.py"), "--config", "single", "--dataset", str(tmp_path / "none.jsonl")]
+    command = [sys.executable, *script, "--num_processes", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=own_environment())
+    assert result.returncode == 2 and "--num_processes: 2 with a single-process config" in result.stderr
+    assert "dataset" not in result.stderr
+
+
+def own_environment():
+    return {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
