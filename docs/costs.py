@@ -156,7 +156,11 @@ ROWS = [
     ),
     Row("no secrets in files", "secrets", "a log and `run.json` without tokens and passwords"),
     Row("text of strangers only says something", "visible", "names and rows that no terminal acts on"),
-    Row("all mistakes before a weight is read", "preflight inputs errors", "one list of mistakes, before minutes of loading"),
+    Row(
+        "all mistakes before a weight is read",
+        "preflight inputs errors",
+        "one list of mistakes, before minutes of loading",
+    ),
     Row(
         "plain models at the end",
         "export/card export/final export/shards export/stops",

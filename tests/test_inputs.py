@@ -75,7 +75,9 @@ def test_neither_a_hub_nor_a_whole_archive_is_opened(recipe, monkeypatch, tmp_pa
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: pytest.fail("asked"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for dataset in ("someone/chats", str(tmp_path / "rows.zip")):
-        check_inputs(recipe(dataset=dataset, model_name_or_path="someone/model", adapter_name_or_path="someone/adapter"))
+        check_inputs(
+            recipe(dataset=dataset, model_name_or_path="someone/model", adapter_name_or_path="someone/adapter")
+        )
 
 
 @pytest.mark.slow
