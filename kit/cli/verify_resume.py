@@ -90,7 +90,7 @@ def run(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> Options:
     """Parse the flags of this command and of the script. Raises ``UserError`` with all problems; writes nothing."""
-    flags, problems = read_flags(argv)
+    flags, problems, _ = read_flags(argv)
     given = dict(flags)
     for name in [name for name in given if name not in {*OWN_FLAGS, *FLAGS} and not is_other_kits_word(name)]:
         hint = did_you_mean(name, OWN_FLAGS)

@@ -8,6 +8,7 @@ Promises: whatever the user typed, there is no traceback, and all problems are r
 
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,14 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kit.config.fields import expected, is_switch
+from kit.config.dataset_entry import DATA_SUFFIXES, DatasetEntry, flag_of_list, with_all_weights
+from kit.config.fields import dataset_entries, expected, is_list, is_switch, is_text
 from kit.config.hints import hint_for_word
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import DEFAULT_RECIPE, Recipe
 from kit.config.recipe_file import read_recipe_file
 from kit.config.scripts import TYPED_AS
-from kit.config.validation import FLAGS, check_recipe, problems_with_secrets, validate
+from kit.config.validation import FLAGS, NAME, check_recipe, problems_with_secrets, validate
 from kit.console import show
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
@@ -37,13 +39,18 @@ class Request:
     recipe: Recipe | None
     recipe_name: str  # stem of the recipe file; without one, the last part of the model's name, or its run's name
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines for the user, such as which of two values is taken
 
 
 ABOUT = "Fine-tune a causal language model. Each flag below Launch is also a key of the recipe; flags win."
 
 
 def read_command_line(
-    argv: list[str], stands_for: dict[str, str] | None = None, about: str = ABOUT, first: Sequence[str] = ()
+    argv: list[str],
+    stands_for: dict[str, str] | None = None,
+    about: str = ABOUT,
+    first: Sequence[str] = (),
+    in_order: Sequence[str] = (),
 ) -> Request:
     """Merge the recipe file and the flags, and validate the result.
 
@@ -54,20 +61,23 @@ def read_command_line(
         stands_for: flag to other flag; if only the first is given, its value is also that of the other.
         about: what the script does, for ``--help``.
         first: the flags that matter most to it, which ``--help`` lists before the others.
+        in_order: flags that words without a flag are taken to mean, in this order, in what a message proposes.
     """
     if any(word in ("-h", "--help") for word in argv):
         print_help(about, first)
-    flags, problems = read_flags(argv)
+    flags, problems, notes = read_flags(argv, in_order)
+    flag_of = {name: f"--{name}" for name in flags}
     for flag, other in (stands_for or {}).items():
-        if flag in flags:
-            flags.setdefault(other, flags[flag])
+        if flag in flags and other not in flags:
+            flags[other], flag_of[other] = flags[flag], f"--{flag}"
     launch_flags = {name: flags.pop(name) for name in Launch.model_fields if name in flags}
     launch, more, _ = validate(Launch, launch_flags, {name: f"--{name}" for name in launch_flags})
     problems += more
 
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
-    uncertain: set[str] = set()  # keys that a recipe file which cannot be read may hold
+    # Keys that a word without a flag is taken for, or that a recipe file which cannot be read may hold.
+    uncertain = {name for problem in problems for name in re.findall(r"--(\w+)", problem.fix)}
     name = launch.recipe or (None if "model_name_or_path" in flags else DEFAULT_RECIPE)
     if name:
         try:
@@ -76,27 +86,35 @@ def read_command_line(
             problems += file.problems
         except UserError as error:
             problems += error.problems
-            uncertain = set(Recipe.model_fields) - set(flags)
+            uncertain |= set(Recipe.model_fields) - set(flags)
     if "dataset" in flags and "eval_dataset" in values and "eval_dataset" not in flags:
         # The recipe's evaluation settings are for its own data set, which ``--dataset`` replaces.
-        dropped = {"eval_dataset"}
+        dropped = {"eval_dataset", "eval_dataset_config", "eval_dataset_split", "eval_dataset_revision"}
         if "eval_split_size" not in flags:
             dropped |= {"eval_on_start", "eval_strategy", "eval_steps", "predict_with_generate", "max_eval_samples"}
-            dropped |= {"early_stopping_patience", "early_stopping_threshold"}
+            dropped |= {"early_stopping_patience", "early_stopping_threshold", "keep_best", "max_new_tokens"}
+            dropped.add("per_device_eval_batch_size")
         for key in dropped:
             values.pop(key, None)
     for flag, other in (("eval_dataset", "eval_split_size"), ("eval_split_size", "eval_dataset")):
         if flag in flags and other not in flags:  # a flag wins over the recipe's other source of evaluation data
             values.pop(other, None)
     values |= flags
-    where |= {flag: f"--{flag}" for flag in flags}
+    where |= {name: flag_of[name] for name in flags}
+    for flag, other in (stands_for or {}).items():
+        if flag in uncertain:
+            uncertain.add(other)
+        if other not in values and other not in uncertain:  # only what stands for it is missing to this command
+            meaning = Recipe.model_fields[flag].description or ""
+            problems.append(Problem(flag, "missing", meaning, f"--{flag} {NAME}"))
+            values[other] = NAME
     recipe, more = check_recipe(values, where, uncertain)
     secrets = problems_with_secrets({f"--{key}": value for key, value in launch_flags.items()}, {})
     secrets += problems_with_secrets(values, where)
     if secrets:
         return Request(launch, None, DEFAULT_RECIPE, secrets)  # no other problem: it might quote part of a credential
     name = name or _name_of(str(values["model_name_or_path"]))
-    return Request(launch, recipe, name, problems + more)
+    return Request(launch, recipe, name, problems + more, notes)
 
 
 def _name_of(model: str) -> str:
@@ -115,22 +133,27 @@ def read_recipe(argv: list[str]) -> Recipe:
     return request.recipe
 
 
-def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
+def read_flags(argv: list[str], in_order: Sequence[str] = ()) -> tuple[dict[str, str], list[Problem], list[str]]:
     """Split a command line into flags.
 
+    Args:
+        in_order: as ``read_command_line`` takes it.
+
     Returns:
-        The value of each flag, known or unknown, as typed, with ``-`` in its name read as ``_``; and a problem for each
-        word that is not a flag, and for each flag given twice.
+        The value of each flag, known or unknown, as typed, with ``-`` in its name read as ``_``; a problem for each
+        word that is not a flag, and for each list given twice; and a note for each other flag given twice, of which
+        the last value is taken: scripts append what they change.
     """
-    flags: dict[str, str] = {}
-    problems = []
+    given: dict[str, list[str]] = {}
+    strays: list[list[str]] = []  # words without a flag, those that stand together in one list after the flag before
     words = list(argv)
+    name = ""
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            name = word.lstrip("-").partition("=")[0]
-            hint = hint_for_word(word) or other_kits_word(name) or did_you_mean(name, FLAGS)
-            problems.append(Problem(repr(word), "a word without a flag", "--flag value", hint))
+            if not strays or strays[-1][0] != name or word.startswith("-"):
+                strays.append([name])
+            strays[-1].append(word)
             continue
         name, has_value, value = word[2:].partition("=")
         name = name.replace("-", "_")
@@ -139,11 +162,97 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], list[Problem]]:
             value = words.pop(0)
         elif not has_value and name in FLAGS and is_switch(FLAGS[name]):
             value = "true"
-        if name in flags:
-            problems.append(Problem(f"--{name}", f"given twice: {flags[name]!r} and {value!r}", fix="keep one"))
+        given.setdefault(name, []).append(value)
+    problems, notes = [], []
+    for name, values in given.items():
+        different = list(dict.fromkeys(values))
+        shown = " and ".join(map(repr, different))
+        if len(different) > 1 and name in FLAGS and is_list(FLAGS[name]):
+            problems.append(Problem(f"--{name}", f"given twice: {shown}", "one list", flag_of_values(name, different)))
+        elif len(different) > 1:
+            notes.append(f"note: --{name} given twice: {shown}; the last one is taken")
+    flags = {name: values[-1] for name, values in given.items()}
+    return flags, problems + _problems_with_words(strays, given, in_order), notes
+
+
+def _problems_with_words(
+    strays: list[list[str]], given: dict[str, list[str]], in_order: Sequence[str]
+) -> list[Problem]:
+    """Problems with words without a flag, each with the flag that it seems to belong to.
+
+    Args:
+        strays: words that stand together, with the name of the flag before them in front; it is empty for none.
+        given: the values of each flag.
+        in_order: as ``read_command_line`` takes it.
+    """
+    found, expected = "a word without a flag", "--flag value"
+    free = [name for name in in_order if name not in given]
+    if free and strays and not strays[0][0]:
+        words = strays.pop(0)[1:]
+        fix = " ".join(f"--{name} {shlex.quote(word)}" for name, word in _assigned(words, free).items())
+        return [Problem(_shown(words), found, expected, fix), *_problems_with_words(strays, given, ())]
+    problems = []
+    more: dict[str, list[str]] = {}  # words that belong to a list, by its flag
+    for before, *words in strays:
+        name = words[0].lstrip("-").partition("=")[0].replace("-", "_")
+        info = FLAGS.get(before)
+        if words[0].startswith("-"):
+            is_flag = name in FLAGS and len(words) == 2
+            hint = (
+                f"--{name} {shlex.quote(words[1])}" if is_flag else other_kits_word(name) or did_you_mean(name, FLAGS)
+            )
+        elif info and is_list(info):
+            more.setdefault(before, []).extend(words)
+            continue
         else:
-            flags[name] = value
-    return flags, problems
+            hint = " ".join(filter(None, map(hint_for_word, words))) or other_kits_word(name)
+            flag = hint.partition(" ")[0].removeprefix("--")
+            if flag in given and is_list(FLAGS[flag]):
+                more.setdefault(flag, []).extend(words)
+                continue
+            if not hint and info and is_text(info):
+                hint = f"--{before} {shlex.quote(' '.join([given[before][-1], *words]))}"
+            hint = hint or did_you_mean(name, FLAGS)
+        problems.append(Problem(_shown(words), found, expected, hint))
+    for flag, words in more.items():
+        problems.append(Problem(_shown(words), found, expected, flag_of_values(flag, [*given[flag], *words])))
+    return problems
+
+
+def _shown(words: Sequence[str]) -> str:
+    return " ".join(map(repr, words))
+
+
+def _assigned(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Each word with the flag that it is taken to mean: the next of ``names``, and the last for a file of data."""
+    assigned: dict[str, str] = {}
+    left = list(names)
+    for word in words:
+        name = left[-1] if left and word.lower().endswith(DATA_SUFFIXES) else next(iter(left), names[-1])
+        if name in left:
+            left.remove(name)
+        has_final = os.path.isfile(os.path.join(word, "run.json")) and os.path.isdir(os.path.join(word, "final"))
+        assigned.setdefault(name, os.path.join(word, "final") if has_final else word)
+    return assigned
+
+
+def flag_of_values(name: str, values: Sequence[str]) -> str:
+    """Return the flag that gives several values of a list at once: ``--dataset a.jsonl,b.jsonl``."""
+    if name in ("dataset", "eval_dataset"):
+        entries: list[DatasetEntry] = []
+        for value in values:
+            try:
+                # A name with a comma is one file if it stands alone, as after a shell's pattern.
+                parsed = value if os.path.exists(value) else dataset_entries(value)
+                parsed = [{"path": parsed}] if isinstance(parsed, str) else parsed
+                entries += [DatasetEntry.model_validate(each) for each in parsed]
+            except (ValueError, TypeError):  # not a list that YAML reads
+                return f"--{name} {shlex.quote(values[-1])}"
+        return flag_of_list(name, with_all_weights(entries))
+    joined = ",".join(values)
+    if any(value.lstrip().startswith("{") or value == "all-linear" or os.path.isfile(value) for value in values):
+        joined = values[-1]
+    return f"--{name} {shlex.quote(joined)}"
 
 
 def print_help(about: str = ABOUT, first: Sequence[str] = ()) -> NoReturn:

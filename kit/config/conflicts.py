@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kit.config.dataset_entry import DatasetEntry
+from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_all_weights, with_own_names
 from kit.config.recipe import Recipe
-from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem
@@ -53,7 +52,7 @@ def _conflicts_of_datasets(recipe: Recipe) -> list[Conflict]:
         if isinstance(entries, list):
             conflicts += _conflicts_of_entries(flag, entries)
     if not recipe.shuffle and isinstance(recipe.dataset, list) and recipe.dataset[0].weight is not None:
-        fix = "leave the weights out: the data sets then come one after another"
+        fix = f"--shuffle true; or {flag_of_list('dataset', _weighted(recipe.dataset, None))}, one after another"
         conflicts.append(Conflict(("shuffle", "dataset"), "false, with weights, which draw at random", fix))
     return conflicts
 
@@ -62,45 +61,54 @@ def _conflicts_of_entries(flag: str, entries: list[DatasetEntry]) -> list[Confli
     conflicts = []
     names = [entry.filled(None, "", {}).name for entry in entries]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        fix = "give each a name: {path: ..., name: ...}"
+        fix = flag_of_list(flag, with_own_names(entries))
         conflicts.append(Conflict((flag,), f"two data sets of the name {name!r}", fix))
     weights = [entry.weight for entry in entries]
+    without_weights = flag_of_list(flag, _weighted(entries, None))
     if flag == "eval_dataset" and any(weight is not None for weight in weights):
-        conflicts.append(Conflict((flag,), "weights, but each evaluation sample counts once", "leave weight out"))
+        conflicts.append(Conflict((flag,), "weights, but each evaluation sample counts once", without_weights))
     elif any(weight is None for weight in weights) and any(weight is not None for weight in weights):
         without = ", ".join(name for name, weight in zip(names, weights, strict=True) if weight is None)
-        conflicts.append(Conflict((flag,), f"some weights are missing: {without}", "give each a weight, or none"))
+        fix = f"{flag_of_list(flag, with_all_weights(entries))}; or {without_weights}, by their sizes"
+        conflicts.append(Conflict((flag,), f"some weights are missing: {without}", fix))
     elif all(weight == 0 for weight in weights):
-        conflicts.append(Conflict((flag,), "all weights are 0", "give at least one a weight above 0"))
+        conflicts.append(Conflict((flag,), "all weights are 0", flag_of_list(flag, _weighted(entries, 1))))
     return conflicts
+
+
+def _weighted(entries: list[DatasetEntry], weight: float | None) -> list[DatasetEntry]:
+    """The entries with another weight each."""
+    return [entry.model_copy(update={"weight": weight}) for entry in entries]
 
 
 def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     conflicts = []
     if recipe.max_steps is None:
-        fix = "a stream has no known end: give max_steps"
+        fix = "--max_steps 1000, or another number: a stream has no known end"
         conflicts.append(Conflict(("streaming", "max_steps"), "without max_steps", fix))
     if recipe.max_train_samples:
-        fix = "give max_steps only: a run reads no more of a stream than its steps need"
+        fix = "leave out --max_train_samples: a run reads no more of a stream than its steps need"
         conflicts.append(Conflict(("streaming", "max_train_samples"), "with max_train_samples", fix))
     if recipe.dedup:
-        fix = "remove repeated rows beforehand: only data that is read as a whole can be searched for them"
+        fix = "--dedup false, and remove repeated rows beforehand: only data that is read as a whole can be searched"
         conflicts.append(Conflict(("streaming", "dedup"), "with dedup", fix))
     if not recipe.shuffle:
-        fix = "use shuffle_buffer_size 1: rows keep the order of their file, and only files come in random order"
+        fix = (
+            "--shuffle true --shuffle_buffer_size 1: rows keep the order of their file, and files come in random order"
+        )
         conflicts.append(Conflict(("streaming", "shuffle"), "with shuffle false", fix))
     for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
         if getattr(recipe, strategy) == "epoch":
-            fix = f"a stream's epochs have no known end: set {steps}"
+            fix = f"--{strategy} steps --{steps} 100: a stream's epochs have no known end"
             conflicts.append(Conflict(("streaming", strategy), f"with {strategy} epoch", fix))
     if recipe.eval_split_size:
-        fix = "give an eval_dataset: nothing can be held out of a stream"
+        fix = "--eval_split_size 0 --eval_dataset FILE: nothing can be held out of a stream"
         conflicts.append(Conflict(("streaming", "eval_split_size"), "with eval_split_size", fix))
     if isinstance(recipe.dataset, list) and len(recipe.dataset) > 1 and recipe.dataset[0].weight is None:
-        fix = "give each data set a weight: a stream's size is not known"
+        fix = f"{flag_of_list('dataset', _weighted(recipe.dataset, 1))}, or other weights: a stream's size is not known"
         conflicts.append(Conflict(("streaming", "dataset"), "several data sets without weights", fix))
     if isinstance(recipe.dataset, list) and recipe.mixing == "tokens":
-        fix = "use mixing samples: a stream's lengths are not known beforehand"
+        fix = "--mixing samples: a stream's lengths are not known beforehand"
         conflicts.append(Conflict(("streaming", "mixing"), "with mixing tokens", fix))
     return conflicts
 
@@ -109,9 +117,11 @@ def _conflicts_of_attention(recipe: Recipe) -> list[Conflict]:
     """Conflicts of ``attn_implementation`` with ``packing``."""
     kernel, keys = recipe.attn_implementation, ("attn_implementation", "packing")
     if kernel == "varlen" and not recipe.packing:
-        return [Conflict(keys, "varlen without packing", "use auto; --packing makes batches of other samples")]
+        fix = "--attn_implementation auto; or --packing true, which makes batches of other samples"
+        return [Conflict(keys, "varlen without packing", fix)]
     if kernel == "flash_attention_2" and recipe.packing:
-        return [Conflict(keys, "flash_attention_2 with packing", "use auto: varlen needs no other package")]
+        fix = "--attn_implementation auto: it takes varlen, which needs no other package"
+        return [Conflict(keys, "flash_attention_2 with packing", fix)]
     return []
 
 
@@ -122,9 +132,9 @@ def _conflicts_of_strategies(recipe: Recipe) -> list[Conflict]:
         when = getattr(recipe, strategy)
         num_steps = getattr(recipe, steps)
         if when == "steps" and not num_steps:
-            conflicts.append(Conflict((strategy, steps), f"steps without {steps}", f"set {steps}"))
+            conflicts.append(Conflict((strategy, steps), f"steps without {steps}", f"--{steps} 100, or another number"))
         if when in ("no", "epoch") and num_steps:
-            fix = f"set {steps} to 0, or leave {strategy} out"
+            fix = f"--{steps} 0; or --{strategy} steps"
             conflicts.append(Conflict((strategy, steps), f"{when}, with {steps} {num_steps}", fix))
     return conflicts
 
@@ -134,41 +144,49 @@ def _conflicts_of_schedule(settings: OptimSettings) -> list[Conflict]:
     conflicts = []
     shape = settings.lr_scheduler_type
     if settings.min_lr_rate is None and shape == "cosine_with_min_lr":
-        fix = "set min_lr_rate, such as 0.1: the rate then falls to a tenth of learning_rate"
+        fix = "--min_lr_rate 0.1: the rate then falls to a tenth of learning_rate"
         conflicts.append(Conflict(("lr_scheduler_type", "min_lr_rate"), f"{shape} without min_lr_rate", fix))
     if settings.lr_decay_steps is None and shape == "warmup_stable_decay":
-        fix = "set lr_decay_steps, such as 0.1: the rate then falls in the last tenth of all steps"
+        fix = "--lr_decay_steps 0.1: the rate then falls in the last tenth of all steps"
         conflicts.append(Conflict(("lr_scheduler_type", "lr_decay_steps"), f"{shape} without lr_decay_steps", fix))
     for name, shapes in (
         ("min_lr_rate", ("cosine_with_min_lr", "warmup_stable_decay")),
         ("lr_decay_steps", ("warmup_stable_decay",)),
     ):
         if getattr(settings, name) is not None and shape not in shapes:
-            fix = f"leave it out, or use lr_scheduler_type {' or '.join(shapes)}"
+            fix = f"leave it out; or --lr_scheduler_type {shapes[0]}"
             conflicts.append(Conflict((name, "lr_scheduler_type"), f"given with lr_scheduler_type {shape}", fix))
     return conflicts
 
 
-def _conflicts_of_evaluation(settings: EvalSettings) -> list[Conflict]:
-    """Conflicts of the evaluation data, and of early stopping, with when to evaluate."""
+def _conflicts_of_evaluation(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of the evaluation data, and of what needs evaluations, with when to evaluate."""
     conflicts = []
-    if settings.eval_dataset and settings.eval_split_size:
+    if recipe.eval_dataset and recipe.eval_split_size:
         found = "given together with eval_dataset"
-        fix = "keep one of the two: a split is held out of training, an eval_dataset is not"
+        fix = (
+            "--eval_split_size 0; or leave out --eval_dataset: a split is held out of training, an eval_dataset is not"
+        )
         conflicts.append(Conflict(("eval_split_size", "eval_dataset"), found, fix))
-    wants_evaluation = "eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience".split()
-    needing_data = [name for name in wants_evaluation if getattr(settings, name) not in (0, None, "no")]
-    if needing_data and not settings.has_evaluation:
-        fix = "set eval_dataset, or eval_split_size, which is held out of training"
+    wants_evaluation = (
+        "eval_steps eval_strategy eval_on_start predict_with_generate early_stopping_patience keep_best"
+    ).split()
+    needing_data = [name for name in wants_evaluation if getattr(recipe, name) not in (0, None, "no")]
+    if needing_data and not recipe.has_evaluation:
+        fix = "--eval_dataset FILE"
+        if not recipe.streaming:  # of which nothing can be held out
+            fix = f"--eval_split_size 0.1 holds a tenth of the data out of training; or {fix}"
         keys = (needing_data[0], "eval_dataset", "eval_split_size")
         conflicts.append(Conflict(keys, "nothing to evaluate on", fix))
-    if settings.early_stopping_patience and not settings.eval_steps and settings.eval_strategy != "epoch":
+    if recipe.early_stopping_patience and not recipe.eval_steps and recipe.eval_strategy != "epoch":
         found = "given without an evaluation before the end"
-        fix = "set eval_steps, or eval_strategy epoch"
+        fix = "--eval_strategy steps --eval_steps 100"
+        if not recipe.streaming:  # whose epochs have no known end
+            fix = f"--eval_strategy epoch; or {fix}"
         conflicts.append(Conflict(("early_stopping_patience", "eval_steps", "eval_strategy"), found, fix))
-    if settings.early_stopping_threshold and not settings.early_stopping_patience:
+    if recipe.early_stopping_threshold and not recipe.early_stopping_patience:
         found = "given without early_stopping_patience"
-        fix = "set early_stopping_patience too"
+        fix = "--early_stopping_patience 3, or another number of evaluations"
         conflicts.append(Conflict(("early_stopping_threshold", "early_stopping_patience"), found, fix))
     return conflicts
 
@@ -177,23 +195,56 @@ def _conflicts_of_method(settings: MethodSettings) -> list[Conflict]:
     """Conflicts of what trains with the method, and with an adapter that exists."""
     conflicts = []
     if settings.adapter_name_or_path and settings.method == "full":
-        fix = "use --method lora, or merge it first"
+        fix = "--method lora, which trains the adapter on"
         conflicts.append(Conflict(("adapter_name_or_path", "method"), "given with method full", fix))
     if settings.freeze and settings.train_only:
-        conflicts.append(Conflict(("train_only", "freeze"), "given together with freeze", "keep one of the two"))
+        fix = "leave out --freeze; or leave out --train_only"
+        conflicts.append(Conflict(("train_only", "freeze"), "given together with freeze", fix))
     for name in ("freeze", "train_only"):
         if getattr(settings, name) and settings.method != "full":
-            fix = "leave it out: adapters freeze the whole model; or use --method full"
+            fix = "leave it out: adapters freeze the whole model; or --method full"
             conflicts.append(Conflict((name, "method"), f"given with method {settings.method}", fix))
     for name in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
         if settings.adapter_name_or_path and getattr(settings, name):
             found = "given with adapter_name_or_path: what that adapter trains is kept"
-            fix = "leave one out, or merge the adapter first"
+            fix = "leave it out; or leave out --adapter_name_or_path, and start from the adapter merged into its base"
             conflicts.append(Conflict((name, "adapter_name_or_path"), found, fix))
     if settings.use_dora and settings.method == "qlora":
-        fix = "use --method lora, or drop use_dora"
+        fix = "--method lora; or --use_dora false"
         conflicts.append(Conflict(("use_dora", "method"), "given with method qlora", fix))
     return conflicts
+
+
+# What has no effect unless another setting is there: its name, that setting, and how to say it.
+_NEEDS = {
+    "max_eval_samples": ("has_evaluation", "eval_dataset or eval_split_size"),
+    "per_device_eval_batch_size": ("has_evaluation", "eval_dataset or eval_split_size"),
+    "eval_dataset_split": ("eval_dataset", "eval_dataset"),
+    "eval_dataset_config": ("eval_dataset", "eval_dataset"),
+    "eval_dataset_revision": ("eval_dataset", "eval_dataset"),
+    "max_new_tokens": ("predict_with_generate", "predict_with_generate"),
+    "shuffle_buffer_size": ("streaming", "streaming"),
+    "run_name": ("report_to", "report_to"),
+    "project": ("report_to", "report_to"),
+}
+_OF_ADAPTERS = "lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save use_rslora use_dora".split()
+
+
+def describe_unused(recipe: Recipe, trains: bool = True) -> list[str]:
+    """Return a line that names the settings which were given and have no effect; none if all have one.
+
+    They are not refused: a recipe may hold them for another method, or for another data set.
+    """
+    needs = dict(_NEEDS)
+    if trains and recipe.method == "full":
+        needs |= dict.fromkeys(_OF_ADAPTERS, ("", "method lora or qlora"))
+    defaults = type(recipe).model_fields
+    unused: dict[str, list[str]] = {}
+    for name, (needed, shown) in needs.items():
+        is_given = name in recipe.model_fields_set and getattr(recipe, name) != defaults[name].default
+        if is_given and not (needed and getattr(recipe, needed)):
+            unused.setdefault(shown, []).append(name)
+    return [f"note: no effect without {shown}: {', '.join(names)}" for shown, names in unused.items()]
 
 
 def fix_of_batch(batch: int, micro_batch: int, num_processes: int = 1) -> str:
@@ -212,6 +263,7 @@ def fix_of_batch(batch: int, micro_batch: int, num_processes: int = 1) -> str:
     text = f"{' '.join(flags)}: the same maths"
     if fewer == num_processes:
         return text
-    below = batch // num_processes * num_processes  # 0 if there are more processes than samples
-    others = [str(n) for n in (below, below + num_processes) if n]
-    return f"{text}; or another global batch, {' or '.join(others)}, which changes what is learned"
+    unit = num_processes * micro_batch
+    below = batch // unit * unit  # 0 if the processes take more samples at once
+    others = [f"--global_batch_size {n}" for n in (below, below + unit) if n]
+    return f"{text}; or {' or '.join(others)}, which changes what is learned"

@@ -1,11 +1,15 @@
-"""One entry of a list of data sets in a recipe. Plain Python and pydantic."""
+"""One entry of a list of data sets in a recipe. Plain Python, PyYAML and pydantic."""
 
 import os
 import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from kit.config.fields import column_mapping, option
@@ -59,3 +63,42 @@ class DatasetEntry(BaseModel):
                 path = path.parent
             word = path.name
         return word or self.path
+
+
+def list_as_typed(entries: Sequence[DatasetEntry]) -> str:
+    """Return a list of data sets as it is written in a recipe, or after a flag: ``a.jsonl,b.jsonl``, or a YAML list."""
+    given = [{key: value for key, value in entry.model_dump().items() if value not in (None, "")} for entry in entries]
+    paths = [entry.path for entry in entries]
+    if all(list(each) == ["path"] for each in given) and not any("," in path or path[0] == "[" for path in paths):
+        return ",".join(paths)
+    # Lines of any length: a line break would end a recipe's line.
+    return yaml.safe_dump(given, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9).strip()
+
+
+def flag_of_list(name: str, entries: Sequence[DatasetEntry]) -> str:
+    """Return the flag that gives this list of data sets, quoted for a shell: ``--dataset '[{path: a, weight: 2}]'``."""
+    return f"--{name} {shlex.quote(list_as_typed(entries))}"
+
+
+def with_all_weights(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:
+    """Return the entries; if one has a weight, those without get 1."""
+    if all(entry.weight is None for entry in entries):
+        return list(entries)
+    return [entry.model_copy(update={"weight": 1.0 if entry.weight is None else entry.weight}) for entry in entries]
+
+
+def with_own_names(entries: Sequence[DatasetEntry]) -> list[DatasetEntry]:
+    """Return the entries, each with a name of its own: those that share one get that of their folder before it."""
+    names = [entry.filled(None, "", {}).name for entry in entries]
+    folders = [Path(os.path.abspath(entry.path)).parent.name for entry in entries]
+    longer = [f"{folder}-{name}" for folder, name in zip(folders, names, strict=True)]
+    taken = {name for name, count in Counter(names).items() if count == 1}
+    named = []
+    for entry, name, long in zip(entries, names, longer, strict=True):
+        if name not in taken:
+            numbered = (f"{name}-{number}" for number in range(1, len(entries) + 1))
+            own = long if longer.count(long) == 1 and long not in taken else next(n for n in numbered if n not in taken)
+            taken.add(own)
+            entry = entry.model_copy(update={"name": own})
+        named.append(entry)
+    return named

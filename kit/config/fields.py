@@ -188,6 +188,24 @@ def is_switch(info: FieldInfo) -> bool:
     return info.annotation is bool or bool in get_args(info.annotation)
 
 
+def is_list(info: FieldInfo) -> bool:
+    """Return whether the field may hold several values: a list, or a mapping."""
+    return any(get_origin(member) in (list, dict) for member in _members(info.annotation))
+
+
+def is_text(info: FieldInfo) -> bool:
+    """Return whether the field may hold any string."""
+    return str in _members(info.annotation)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types that a union or an annotated type stands for."""
+    inner = [member for member in get_args(annotation) if get_origin(annotation) not in (list, dict, Literal)]
+    if get_origin(annotation) is Annotated:
+        inner = inner[:1]
+    return [annotation, *(each for member in inner for each in _members(member))]
+
+
 def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(get_args(annotation))

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
@@ -15,7 +16,6 @@ from kit.errors import Problem, did_you_mean
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
 _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
-_DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 
 
 def hint_for_file(name: str, flag: str) -> str:
@@ -23,8 +23,10 @@ def hint_for_file(name: str, flag: str) -> str:
     recipes, configs = recipe_names(), _names(ACCELERATE_CONFIGS)
     stem = re.sub(r"\.ya?ml$", "", Path(name).name)
     if flag == "config":
-        return _other_flag(stem, {"method": METHODS, "recipe": recipes}) or did_you_mean(stem, configs)
-    return _other_flag(stem, {"config": configs}) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
+        return _other_flag(stem, flag, {"method": METHODS, "recipe": recipes}) or did_you_mean(stem, configs)
+    return (
+        _other_flag(stem, flag, {"config": configs}) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
+    )
 
 
 def hint_for_word(word: str) -> str:
@@ -34,8 +36,12 @@ def hint_for_word(word: str) -> str:
         keys = re.findall(r"^(\w+) *:", read_small(path, errors="replace"), re.MULTILINE) if path.is_file() else []
         is_config = other_kind(dict.fromkeys(keys), "recipe", path)
         return f"--{'config' if is_config else 'recipe'} {shlex.quote(word)}"
-    if path.suffix in _DATA:
+    if word.lower().endswith(DATA_SUFFIXES):
         return f"--dataset {shlex.quote(word)}"
+    if path.is_dir():
+        kinds = {"adapter_config.json": "adapter_name_or_path", "config.json": "model_name_or_path"}
+        flag = next((flag for file, flag in kinds.items() if (path / file).is_file()), "dataset")
+        return f"--{flag} {shlex.quote(word)}"
     names = {"recipe": recipe_names(), "config": _names(ACCELERATE_CONFIGS), "method": METHODS}
     return next((f"--{flag} {word}" for flag, known in names.items() if word in known), "")
 
@@ -48,9 +54,9 @@ def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | No
     """
     of_config, of_recipe = set(values) & set(_OF_CONFIGS), set(values) & set(Recipe.model_fields)
     if flag == "recipe" and of_config and not of_recipe:
-        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", f"--config {shlex.quote(str(path))}")
+        return Problem("--recipe", f"{path} is an Accelerate config", "a recipe", _instead(str(path), flag, "config"))
     if flag == "config" and of_recipe and not of_config:
-        return Problem("--config", f"{path} is a recipe", "an Accelerate config", f"--recipe {shlex.quote(str(path))}")
+        return Problem("--config", f"{path} is a recipe", "an Accelerate config", _instead(str(path), flag, "recipe"))
     return None
 
 
@@ -68,8 +74,12 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def _other_flag(word: str, names: Mapping[str, list[str]]) -> str:
-    return next((f"it is a {flag}: --{flag} {word}" for flag, known in names.items() if word in known), "")
+def _other_flag(word: str, flag: str, names: Mapping[str, list[str]]) -> str:
+    return next((_instead(word, flag, other) for other, known in names.items() if word in known), "")
+
+
+def _instead(word: str, flag: str, other: str) -> str:
+    return f"--{other} {shlex.quote(word)} instead of --{flag}"
 
 
 def _nearest_recipes(name: str, recipes: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from kit.errors import Problem, did_you_mean, raise_if
 from kit.secrets import redacted
 
 FLAGS = Launch.model_fields | Recipe.model_fields
+NAME = "NAME"  # in a fix, what only the user knows
 
 # Shortens a value for a message, since a file may hold a value of any length.
 _short = reprlib.Repr()
@@ -92,7 +94,7 @@ def validate(
         info, item = model.model_fields[name], first[name]
         if item["type"] == "missing" and len(item["loc"]) == 1:
             if name not in uncertain:
-                problems.append(Problem(name, "missing", info.description or "", f"add --{name}"))
+                problems.append(Problem(name, "missing", info.description or "", f"--{name} {NAME}"))
             continue
         if any(isinstance(step, int) for step in item["loc"]) and isinstance(values[name], str | list):
             inner = _inside_entry(where.get(name, name), item)
@@ -173,11 +175,15 @@ def _strings(value: Any) -> Iterator[str]:
                 values += value
 
 
+def _typed(name: str, value: Any) -> str:
+    return f"--{name} {shlex.quote(str(value))}"
+
+
 def _unknown(name: str, where: str, value: Any) -> Problem:
     if hint := other_kits_word(name, value):
         return Problem(where, "not a setting of this kit", fix=hint)
     is_flag = where.startswith("--")
     if name in Launch.model_fields:
-        return Problem(where, "not a key of a recipe", fix=f"give it on the command line: --{name}")
+        return Problem(where, "not a key of a recipe", fix=f"take it out, and type it: {_typed(name, value)}")
     hint = did_you_mean(name, FLAGS if is_flag else Recipe.model_fields)
     return Problem(where, "unknown flag" if is_flag else "unknown key", fix=hint or "--help lists what there is")

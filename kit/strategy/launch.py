@@ -23,7 +23,7 @@ from typing import NoReturn
 import xxhash
 
 from kit.config.command_line import Request, read_flags
-from kit.config.conflicts import fix_of_batch
+from kit.config.conflicts import describe_unused, fix_of_batch
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.recipe_file import find_file
 from kit.config.settings.method import MethodSettings
@@ -75,6 +75,7 @@ def resolve(
             say(f"{verb} {request.recipe_name} ({title}), output_dir {recipe.output_dir}")
         else:
             say(f"scoring {recipe.model_name_or_path} ({config.strategy.title}{_on_machines()})")
+        say(*request.notes, *describe_unused(recipe, trains))
     debugs = debugging.folder_beside(recipe.output_dir or "") if request.launch.debug_distributed else None
     if debugs:
         debugging.set_variables(debugs, config.strategy)
@@ -246,20 +247,20 @@ def _method_problems(settings: MethodSettings, optim: str, strategy: Strategy) -
     problems = []
     if not takes_optimizer(strategy, optim):
         found = f"{optim} under {strategy.title}"
-        fix = "bitsandbytes optimisers cannot read sharded parameters; --config ddp keeps yours"
+        fix = "--optim adamw_torch; or --config ddp, which keeps yours: bitsandbytes cannot read sharded parameters"
         problems.append(Problem("optim", found, "adamw_torch or adamw_torch_fused", fix))
     if strategy.name != "fsdp1":
         return problems
     if settings.freeze or settings.train_only:
         name = "freeze" if settings.freeze else "train_only"
-        fix = "use --config fsdp: FSDP1 flattens a layer into one tensor"
+        fix = "--config fsdp: FSDP1 flattens a layer into one tensor"
         problems.append(Problem(name, "under FSDP1", fix=fix))
     if settings.use_dora:
-        problems.append(Problem("use_dora", "under FSDP1", fix="use --config fsdp: DoRA reads whole base weights"))
+        problems.append(Problem("use_dora", "under FSDP1", fix="--config fsdp: DoRA reads whole base weights"))
     if settings.method != "full" and (settings.new_tokens or settings.trainable_tokens):
         name = "new_tokens" if settings.new_tokens else "trainable_tokens"
         found = f"under FSDP1 with method {settings.method}: it trains modules whole"
-        problems.append(Problem(name, found, fix="use --config fsdp"))
+        problems.append(Problem(name, found, fix="--config fsdp"))
     return problems
 
 

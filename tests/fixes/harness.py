@@ -1,8 +1,9 @@
 """Types the fixes that messages print, and holds that each works on the input that it was printed for.
 
-A *site* is a call in ``kit/`` or ``recipes/`` that makes a fix: ``Problem(where, found, expected, fix)``, a ``Conflict``,
-or any other call with ``fix=``. Its name is ``file:function``; ``#2`` is the second one in that function, in the order
-of the source. Each site has a ``@case`` in a file ``cases_*.py``, or stands in its table ``UNTYPED`` with the reason.
+A *site* is a call in ``kit/`` or ``recipes/`` that makes a fix: ``Problem(where, found, expected, fix)``, a
+``Conflict``, or any other call with ``fix=``. Its name is ``file:function``; ``#2`` is the second one in that function,
+in the order of the source. Each site has a ``@case`` in a file ``cases_*.py``, or stands in its table ``UNTYPED`` with
+the reason.
 
 A case makes the situation, and returns the command that a user types, such as ``finetune --dataset my.jsonl``. The
 command runs in this process, in an empty folder with ``model`` and ``chats.jsonl``, until weights would be loaded.
@@ -112,9 +113,9 @@ class World:
         """Run ``finetune``, ``score``, ``export`` or ``kit`` with its words, and return the problems it reports."""
         words = shlex.split(command)
         name = words.pop(0)
-        if name in ("finetune", "score") and not any(re.match("--(model_name_or_path|recipe)", word) for word in words):
+        if name == "finetune" and not any(re.match("--(model_name_or_path|recipe)", word) for word in words):
             words += ["--model_name_or_path=model", "--max_length=256"]
-        if name == "finetune" and not any(re.match("--(dataset|recipe)", word) for word in words):
+        if name == "finetune" and not any(re.match(r"--(dataset|recipe)|(?!--).*\.jsonl", word) for word in words):
             words += ["--dataset=chats.jsonl"]
         try:
             with self._watched():
@@ -128,6 +129,8 @@ class World:
             return error.problems
         except Started:
             pass
+        except SystemExit as end:  # of --help
+            assert not end.code, command
         return []
 
     @contextmanager
@@ -229,8 +232,15 @@ def typed(problem: Problem, way: str, command: str, values: dict[str, str]) -> s
         if problem.found.startswith("unknown") or "without a flag" in problem.found:
             return shlex.join(re.sub(rf"^(--)?{re.escape(flag)}\b", f"--{match[1]}", word) for word in words)
         return with_flag(words, flag, match[1])
+    if "without a flag" in problem.found:
+        for stray in shlex.split(problem.where):
+            words.remove(stray)
+    if match := re.match(r"use (\w+)$", way):  # the same setting by its name here
+        return shlex.join(re.sub(rf"^--{re.escape(flag)}\b", f"--{match[1]}", word) for word in words)
+    if match := re.search(r" instead of --(\w+)", way):
+        words, way = without_flag(words, match[1]), way[: match.start()]
     flags = flags_in(way)
-    assert flags, f"this fix names nothing to type: give the case an `edit`\n    {way}"
+    assert flags or "leave it out" in way, f"this fix names nothing to type: give the case an `edit`\n    {way}"
     if "leave it out" in way or "leave out" in way:
         for name in {flag, *(name for name, _ in flags)} & set(FLAGS):
             words = without_flag(words, name)
