@@ -106,7 +106,8 @@ def read_command_line(
             uncertain.add(other)
         if other not in values and other not in uncertain:  # only what stands for it is missing to this command
             meaning = Recipe.model_fields[flag].description or ""
-            problems.append(Problem(flag, "missing", meaning, f"--{flag} {NAME}"))
+            if not any(repr(flag) in did_you_mean(name, FLAGS) for name in set(flags) - set(FLAGS)):
+                problems.append(Problem(flag, "missing", meaning, f"--{flag} {NAME}"))
             values[other] = NAME
     recipe, more = check_recipe(values, where, uncertain)
     secrets = problems_with_secrets({f"--{key}": value for key, value in launch_flags.items()}, {})

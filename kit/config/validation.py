@@ -180,9 +180,9 @@ def _typed(name: str, value: Any) -> str:
 
 
 def _unknown(name: str, where: str, value: Any) -> Problem:
-    if hint := other_kits_word(name, value):
-        return Problem(where, "not a setting of this kit", fix=hint)
     is_flag = where.startswith("--")
+    if hint := other_kits_word(name, value or True if is_flag else value):  # a flag without a value is a switch
+        return Problem(where, "not a setting of this kit", fix=hint)
     if name in Launch.model_fields:
         return Problem(where, "not a key of a recipe", fix=f"take it out, and type it: {_typed(name, value)}")
     hint = did_you_mean(name, FLAGS if is_flag else Recipe.model_fields)

@@ -129,8 +129,15 @@ def test_an_unreadable_recipe_is_one_problem_and_hides_no_wrong_flag():
     assert "did you mean 'llama-8b-lora'" in found["--recipe"]
 
 
-def test_a_flag_given_twice_is_refused():
-    assert "'1'" in problems(["--seed", "1", "--seed=2"])["--seed"]
+def test_of_a_flag_given_twice_the_last_value_is_taken_and_a_note_says_so():
+    request = read_command_line(["--seed", "1", "--learning_rate=1e-4", "--seed=2", "--learning_rate=1e-4"])
+    assert request.problems == [] and request.recipe.seed == 2
+    assert request.notes == ["note: --seed given twice: '1' and '2'; the last one is taken"]
+
+
+def test_of_a_list_given_twice_nothing_is_dropped():
+    found = problems(["--dataset", "a.jsonl", "--dataset", "b.jsonl"])["--dataset"]
+    assert "'a.jsonl' and 'b.jsonl'" in found and found.endswith("-> --dataset a.jsonl,b.jsonl")
 
 
 # Help, and the time it takes

@@ -77,16 +77,16 @@ def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, 
             30,
             2,
             4,
-            "--num_processes 3: the same maths; or another global batch, 28 or 32, which changes what is learned",
+            "--num_processes 3: the same maths; or --global_batch_size 24 or --global_batch_size 32, which changes what is learned",
         ),
         (
             9,
             2,
             4,
             "--num_processes 3 --per_device_train_batch_size 1: the same maths; "
-            "or another global batch, 8 or 12, which changes what is learned",
+            "or --global_batch_size 8 or --global_batch_size 16, which changes what is learned",
         ),
-        (3, 1, 4, "--num_processes 3: the same maths; or another global batch, 4, which changes what is learned"),
+        (3, 1, 4, "--num_processes 3: the same maths; or --global_batch_size 4, which changes what is learned"),
     ],
 )
 def test_a_batch_that_cannot_be_dealt_is_dealt_otherwise_before_it_is_another(batch, micro_batch, num_processes, fix):

@@ -21,7 +21,7 @@ from kit.config.hints import hint_for_file, hint_for_word, other_kind
             "did you mean one of llama-1b-qlora, llama-3b-qlora, llama-70b-qlora, llama-8b-qlora, "
             "qwen3-14b-qlora, qwen3-32b-qlora?",
         ),
-        ("fsdp", "it is a config: --config fsdp"),
+        ("fsdp", "--config fsdp instead of --recipe"),
         ("tinny", "did you mean 'tiny'?"),
         ("nothing/of/mine.yaml", ""),
     ],
@@ -33,9 +33,9 @@ def test_a_recipe_is_guessed_by_size_and_method(name, hint):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("qlora", "it is a method: --method qlora"),
-        ("tiny", "it is a recipe: --recipe tiny"),
-        ("llama-8b-lora.yaml", "it is a recipe: --recipe llama-8b-lora"),
+        ("qlora", "--method qlora instead of --config"),
+        ("tiny", "--recipe tiny instead of --config"),
+        ("llama-8b-lora.yaml", "--recipe llama-8b-lora instead of --config"),
         ("fsdpp", "did you mean 'fsdp'?"),
     ],
 )
@@ -61,7 +61,10 @@ def test_a_word_is_given_its_flag(tmp_path):
 def test_recipes_and_configs_are_not_taken_for_each_other():
     recipe, config = ROOT / "recipes/tiny.yaml", ROOT / "accelerate_configs/fsdp.yaml"
     problem = other_kind({"dataset": "d"}, "config", recipe)
-    assert str(problem) == f"--config: {recipe} is a recipe; expected an Accelerate config\n    -> --recipe {recipe}"
+    assert (
+        str(problem)
+        == f"--config: {recipe} is a recipe; expected an Accelerate config\n    -> --recipe {recipe} instead of --config"
+    )
     assert f"--config {config}" in str(other_kind({"fsdp_config": {}}, "recipe", config))
     assert other_kind({"dataset": "d"}, "recipe", recipe) is None
     assert other_kind({"mixed_precision": "no"}, "config", config) is None
@@ -71,5 +74,5 @@ def test_a_name_in_a_command_is_one_word_of_the_shell(tmp_path):
     config = tmp_path / "a; touch it.yaml"
     assert hint_for_word("$(touch it).jsonl") == "--dataset '$(touch it).jsonl'"
     assert hint_for_word("a b.yaml") == "--recipe 'a b.yaml'"
-    assert other_kind({"fsdp_config": {}}, "recipe", config).fix == f"--config '{config}'"
+    assert other_kind({"fsdp_config": {}}, "recipe", config).fix == f"--config '{config}' instead of --recipe"
     assert hint_for_word("a-b/c_d.1.jsonl") == "--dataset a-b/c_d.1.jsonl"

@@ -16,4 +16,4 @@ def test_a_recipe_that_has_one_is_refused(tmp_path):
     (tmp_path / "mine.yaml").write_text("model_name_or_path: m\ndataset: d\nnum_processes: 2\n")
     (problem,) = read_command_line(["--recipe", str(tmp_path / "mine.yaml")]).problems
     assert "mine.yaml:3 num_processes: not a key of a recipe" in str(problem)
-    assert "give it on the command line: --num_processes" in str(problem)
+    assert "type it: --num_processes 2" in str(problem)

@@ -100,7 +100,7 @@ def test_load_recipe_raises_with_every_problem(recipe_file):
         ("[{weight: 1}]", r"--dataset\[0\].path: missing"),
         ("[{path: a, columns: q}]", r"--dataset\[0\].columns: found 'q'; expected column=field"),
         ("[{path: a", r"--dataset: found '\[\{path: a'"),
-        ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*give each a name"),
+        ("a.jsonl,b/a.jsonl", r"two data sets of the name 'a'\n.*{path: b/a.jsonl, name: b-a}"),
         ("[{path: a, weight: 1}, {path: b}]", r"some weights are missing: b"),
         ("[{path: a, weight: 0}, {path: b, weight: 0}]", r"--dataset: all weights are 0"),
     ],
