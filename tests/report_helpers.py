@@ -21,7 +21,7 @@ def checks(gathered):
 
 def record(**changes):
     """The ``run.json`` of a run of four steps that has not ended."""
-    data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"num_samples": 3}}
+    data = {"fingerprint": "ab", "train": {"num_samples": 7}, "evaluation": {"fingerprint": "ef", "num_samples": 3}}
     data["sources"] = [{"name": "one", "num_samples": 7}]
     settings = Recipe(model_name_or_path="m", method="lora", dataset="<b>.jsonl", max_steps=9).model_dump(mode="json")
     values = {"recipe": settings, "strategy": actual_strategy().record(), "data": data, "versions": {"torch": "2.13.0"}}

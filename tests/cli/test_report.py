@@ -44,15 +44,19 @@ def test_links_in_a_circle_are_no_run(folder, tmp_path, capsys):
 
 
 def test_runs_evaluated_on_other_data_are_not_comparable(folder, tmp_path, capsys):
-    remark = "the evaluation data differ: evaluation losses and exact matches are not comparable"
+    remark = "the evaluation data differ, so evaluation losses and exact matches are not comparable"
+    make_run(folder, [step_row(1), evaluation_row(1)])
     values = json.loads((folder / "run.json").read_text())
-    make_run(tmp_path / "same", [step_row(1)], **values)
+    make_run(tmp_path / "same", [step_row(1), evaluation_row(1, eval_loss=1.0)], **values)
+    make_run(tmp_path / "none", [step_row(1)], **values)
     values["data"]["evaluation"] = {"fingerprint": "cd"}
-    make_run(tmp_path / "other", [step_row(1)], **values)
-    assert main(["report", str(folder), str(tmp_path / "same")]) == 0
-    assert remark not in capsys.readouterr().out
-    assert main(["report", str(folder), str(tmp_path / "other")]) == 0
-    assert remark in capsys.readouterr().out
+    make_run(tmp_path / "other", [step_row(1), evaluation_row(1)], **values)
+    assert main(["report", str(folder), "same", "none"]) == 0
+    out = capsys.readouterr().out
+    assert remark not in out and "same (best)" in out and "none has no evaluation." in out
+    assert main(["report", str(folder), "other"]) == 0
+    out = capsys.readouterr().out
+    assert remark in out and "(best)" not in out
 
 
 def test_it_is_written_of_a_run_as_far_as_it_has_come(folder, capsys):
@@ -77,10 +81,67 @@ def test_several_runs_are_compared_on_a_page_and_on_the_terminal(folder, tmp_pat
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["run", "state"] and lines[1].split()[:4] == ["run", "not", "finished", "2"]
     assert ["torch", "2.13.0", "2.12.0"] in [line.split() for line in lines]
-    assert lines[-1] == "report: comparison.html"
+    assert lines[-1] == f"report: {tmp_path}/comparison.html"
     page = (tmp_path / "comparison.html").read_text()
     assert "<title>2 runs: run, other</title>" in page and sorted(other.iterdir()) == before
     assert main(["report", str(folder), str(other)]) == 0  # its own page may be written again
+
+
+def test_a_comparison_is_written_beside_the_runs(folder, tmp_path, monkeypatch, capsys):
+    make_run(tmp_path / "sweep/a")
+    make_run(tmp_path / "sweep/deeper/b")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["report", "../sweep/a", "../sweep/deeper/b"]) == 0
+    assert (tmp_path / "sweep/comparison.html").is_file() and list((tmp_path / "elsewhere").iterdir()) == []
+    assert main(["report", "../sweep/a", "../run"]) == 0
+    assert (tmp_path / "comparison.html").is_file()
+    (tmp_path / "comparison.html").write_text("mine")
+    capsys.readouterr()
+    assert "exists, and is not a report" in refused(capsys, "../sweep/a", "../run")
+    assert (tmp_path / "comparison.html").read_text() == "mine"
+
+
+def test_runs_that_share_no_folder_need_an_output(folder, tmp_path, monkeypatch, capsys):
+    make_run(tmp_path / "other")
+    monkeypatch.setattr(report.os.path, "commonpath", lambda paths: "/")
+    make_run(tmp_path / "far/away")
+    text = refused(capsys, "run", "far/away")
+    assert "the runs have no folder in common but /" in text and "such as --output comparison.html" in text
+
+
+def test_a_folder_of_runs_is_a_comparison_of_those_that_have_begun(folder, tmp_path, capsys):
+    for name in ("a", "b"):
+        make_run(tmp_path / "runs" / name)
+    make_run(tmp_path / "runs/waiting", [])
+    (tmp_path / "runs/notes").mkdir()
+    (tmp_path / "runs/latest").symlink_to("b")
+    for command in (["report", "runs"], ["report"]):  # runs/ is where runs are
+        assert main(command) == 0
+        out = capsys.readouterr().out
+        assert "left out, without a step yet: runs/waiting" in out and "latest" not in out
+        assert "<title>2 runs: a, b</title>" in (tmp_path / "runs/comparison.html").read_text()
+    # runs/* of a shell names the page too
+    assert main(["report", "runs/a", "runs/b", "runs/comparison.html"]) == 0
+    assert "is not a report" not in capsys.readouterr().err
+    (tmp_path / "runs/waiting/run.json").unlink()
+    assert "is given twice" in refused(capsys, "runs", "runs/a")
+
+
+def test_a_folder_with_one_run_is_that_run(folder, tmp_path, capsys):
+    make_run(tmp_path / "runs/only")
+    assert main(["report", "runs"]) == 0
+    assert capsys.readouterr().out == "report: runs/only/report.html\n"
+
+
+def test_a_folder_in_which_no_run_has_begun(folder, tmp_path, capsys):
+    make_run(tmp_path / "runs/waiting", [])
+    assert "runs/waiting: no step is logged yet\n    -> --watch waits" in refused(capsys, "runs")
+
+
+def test_without_a_run_or_a_folder_of_runs_the_command_says_what_it_needs(folder, capsys):
+    text = refused(capsys)
+    assert "RUN: none is given, and there is no folder runs here" in text and "a folder of runs" in text
 
 
 def test_equal_runs_differ_in_nothing(folder, tmp_path, capsys):

@@ -32,6 +32,8 @@ function prepare(figure) {
   const [left, top, width, height] = data.box;
   const svg = figure.querySelector("svg");
   const values = [...figure.querySelectorAll(".keys b")];
+  const longest = data.lines.reduce((a, b) => (b.y.length > a.y.length ? b : a));
+  let chosen = -1;  // the point of the longest line that the keyboard chose
   const last = values.map((element) => element.textContent);
   const at = figure.querySelector(".at");
   const cursor = svg.appendChild(svgElement("g"));
@@ -40,15 +42,30 @@ function prepare(figure) {
     cursor.replaceChildren();
     values.forEach((element, i) => (element.textContent = last[i]));
     at.textContent = "";
+    chosen = -1;
   }
 
-  function show(event) {
-    const axis = chosenAxis();
-    const isLog = figure.querySelector(".log")?.checked;
-    const [low, high] = data.scales[isLog ? "log" : "lin"].map((value) => (isLog ? Math.log10(value) : value));
+  function point(event) {
     const box = svg.getBoundingClientRect();
     const pointer = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
-    const wanted = ((pointer - left) / width) * data.ends[axis];
+    show(((pointer - left) / width) * data.ends[chosenAxis()]);
+  }
+
+  function press(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const positions = longest[chosenAxis()];
+    const size = Math.ceil(positions.length / 100);
+    chosen = Math.min(Math.max((chosen < 0 ? positions.length - 1 : chosen) + size * by, 0), positions.length - 1);
+    show(positions[chosen]);
+  }
+
+  function show(wanted) {
+    const axis = chosenAxis();
+    const scale = Object.keys(data.scales).find((name) => figure.querySelector("." + name)?.checked) ?? "zero";
+    const isLog = scale === "log";
+    const [low, high] = data.scales[scale].map((value) => (isLog ? Math.log10(value) : value));
     const found = data.lines.map((line) => nearest(line[axis], wanted));
     // The line that has the nearest point says where the reader points at.
     const distance = (i) => Math.abs(data.lines[i][axis][found[i]] - wanted);
@@ -67,15 +84,17 @@ function prepare(figure) {
       const dot = svgElement("circle");
       dot.setAttribute("r", 3);
       dot.setAttribute("cx", left + (width * each[axis][found[i]]) / data.ends[axis]);
-      dot.setAttribute("cy", top + height * (1 - share));
+      dot.setAttribute("cy", top + height * (1 - Math.min(Math.max(share, 0), 1)));
       cursor.append(dot);
     });
     at.textContent = axis === "time" ? "after " + time(position) : axis + " " + words(position);
   }
 
-  svg.addEventListener("pointermove", show);
-  svg.addEventListener("pointerdown", show);
+  svg.addEventListener("pointermove", point);
+  svg.addEventListener("pointerdown", point);
   svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("keydown", press);
+  svg.addEventListener("blur", leave);
 }
 
 // A browser may refuse to store anything for a local file.
@@ -95,7 +114,7 @@ function remember(name, value) {
 
 const inputs = () => [...document.querySelectorAll("input")];
 // A chart may appear while a run goes on, so its place on the page does not name it.
-const nameOf = (input) => input.id || input.closest("figure").querySelector(".title").textContent;
+const nameOf = (input) => (input.closest("figure")?.querySelector(".title").textContent ?? input.name) + " " + input.className;
 const details = () => [...document.querySelectorAll("details")];
 const asked = new URLSearchParams(location.search);  // ?theme=dark&axis=time
 

@@ -1,16 +1,16 @@
 """Several runs beside each other: their curves in the same charts, how they differ, and their results."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from kit.tools.report.chart import draw, extents
+from kit.tools.report.chart import curves_section
 from kit.tools.report.curves import GIB, charts_over
 from kit.tools.report.metrics import Columns
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.remarks import peak_bytes, remarks
 from kit.tools.report.runs import ReportedRun, duration
 from kit.tools.report.summary import definition_list, median_utilisation, tokens_per_second
-from kit.tools.report.words import setting
+from kit.tools.report.words import after, setting
 
 # Settings that have no effect on a result.
 _OWN = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "run_name")
@@ -23,7 +23,6 @@ _STRATEGY = {
 def comparison_page(runs: Sequence[ReportedRun], reload_seconds: float = 0) -> str:
     """Return the page of several runs as HTML. For ``reload_seconds`` see ``kit.tools.report.page.page``."""
     labels = labels_of(runs)
-    charts = charts_over(runs, labels)
     title = f"{len(runs)} runs: {', '.join(labels)}"
     results_table, differing = results(runs), differences(runs)
     same = "<p>Recipes, versions, strategies and data are the same.</p>"
@@ -31,27 +30,71 @@ def comparison_page(runs: Sequence[ReportedRun], reload_seconds: float = 0) -> s
     for label, run in zip(labels, runs, strict=True):
         warnings += "".join(f"<li><b>{escaped(label)}</b>: {escaped(text)}</li>" for text in remarks(run))
     parts = [
-        f"<h1>{len(runs)} runs</h1>",
-        definition_list({label: str(run.folder.absolute()) for label, run in zip(labels, runs, strict=True)}),
+        f"<h1>{len(runs)} runs</h1><p class=verdict>{escaped(best_runs(runs).text)}</p>",
         section("Results", table(list(results_table[0]), results_table)),
+        curves_section(charts_over(runs, labels)),
         section("What differs", table(list(differing[0]), differing) if differing else same),
-        f"<h2>Course</h2><div class=charts>{draw(charts)}</div>",
         f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
+        f"<h2>Folders</h2>{definition_list({k: str(r.folder.absolute()) for k, r in zip(labels, runs, strict=True)})}",
     ]
-    return page(title, parts, axes=list(extents(charts)), reload_seconds=reload_seconds)
+    return page(title, parts, reload_seconds=reload_seconds)
 
 
 def labels_of(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return a name for each run: that of its folder if no two have the same, else its path."""
-    names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+    """Return a name for each run: that of its folder, with as many folders above it as make the names differ."""
+    parts = [run.folder.absolute().parts for run in runs]
+    for num in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-num:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(run.folder) for run in runs]
+
+
+class Best(NamedTuple):
+    """Which runs of several are the best, and why; none if they cannot be compared."""
+
+    numbers: list[int]  # positions among the runs; several if they are equally good
+    text: str
+
+
+def best_runs(runs: Sequence[ReportedRun]) -> Best:
+    """Return the runs with the lowest evaluation loss, if at least two were evaluated, and on the same data."""
+    labels = labels_of(runs)
+    evaluated = [i for i, run in enumerate(runs) if run.evaluations]
+    without = [label for label, run in zip(labels, runs, strict=True) if not run.evaluations]
+    missing = f" {_all_of(without)} {'has' if len(without) == 1 else 'have'} no evaluation." if without else ""
+    if len(evaluated) < 2:
+        return Best([], f"No run is marked as the best: that takes two with an evaluation.{missing}")
+    if len({_evaluated_on(runs[i]) for i in evaluated}) > 1:
+        why = "the evaluation data differ, so evaluation losses and exact matches are not comparable"
+        return Best([], f"No run is marked as the best: {why}.{missing}")
+    if len({runs[i].objective for i in evaluated}) > 1:
+        return Best([], f"No run is marked as the best: the objectives differ.{missing}")
+    lowest = {i: min(runs[i].evaluations, key=lambda row: row["eval_loss"]) for i in evaluated}
+    least = min(row["eval_loss"] for row in lowest.values())
+    best = [i for i, row in lowest.items() if row["eval_loss"] == least]
+    named = [f"{labels[i]} ({after(lowest[i]['step'])})" for i in best]
+    among = "" if len(evaluated) == len(runs) else f" of the {len(evaluated)} that were evaluated"
+    return Best(best, f"Best{among}, by the lowest evaluation loss, {least:.4f}: {_all_of(named)}.{missing}")
+
+
+def _evaluated_on(run: ReportedRun) -> str:
+    """The fingerprint of the tokenised evaluation data; empty if none is recorded."""
+    evaluation = run.record["data"].get("evaluation")
+    return str(evaluation.get("fingerprint", "")) if isinstance(evaluation, dict) else ""
+
+
+def _all_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def results(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Return the table of results, a row for each run. A value that no run has makes no column."""
     devices = {run.device for run in runs}
     device = devices.pop() if len(devices) == 1 else "process"
-    rows = [_result(label, run, device) for label, run in zip(labels_of(runs), runs, strict=True)]
+    best = best_runs(runs).numbers
+    labels = [f"{label} (best)" if i in best else label for i, label in enumerate(labels_of(runs))]
+    rows = [_result(label, run, device) for label, run in zip(labels, runs, strict=True)]
     return [{key: value for key, value in row.items() if any(each[key] != "" for each in rows)} for row in rows]
 
 
@@ -79,9 +122,6 @@ def _result(label: str, run: ReportedRun, device: str) -> dict[str, Any]:
     }
 
 
-EVALUATION_DATA = "evaluation data"  # the row of its fingerprints among the differences
-
-
 def differences(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
     """Return the table of what differs between runs: a row for each setting, version, or fact of strategy and data."""
     columns = [_compared(run) for run in runs]
@@ -101,8 +141,7 @@ def _compared(run: ReportedRun) -> dict[str, str]:
     settings = {key: setting(value) for key, value in recipe.items() if key not in _OWN}
     recorded = run.strategy.record()
     strategy = {word: setting(recorded[key]) for key, word in _STRATEGY.items()}
-    evaluation = run.record["data"].get("evaluation")
-    evaluated_on = str(evaluation.get("fingerprint", "")) if isinstance(evaluation, dict) else ""
-    data = {"training data": str(run.record["data"].get("fingerprint", ""))[:12], EVALUATION_DATA: evaluated_on[:12]}
+    trained_on = str(run.record["data"].get("fingerprint", ""))
+    data = {"training data": trained_on[:12], "evaluation data": _evaluated_on(run)[:12] or "none"}
     versions = {name: str(version or "not installed") for name, version in run.record["versions"].items()}
     return settings | strategy | data | versions

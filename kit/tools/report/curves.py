@@ -23,6 +23,7 @@ class _Curve:
     key: str
     scale: float = 1.0
     levels: Sequence[tuple[str, float]] = ()  # see ``Chart``
+    is_fitted: bool = False  # see ``Chart``: where 0 is no value that one waits for
 
     def line(self, label: str = "", colour: int = 0) -> Series:
         """The line, by default under its own label."""
@@ -34,30 +35,46 @@ def charts_of(run: ReportedRun) -> list[Chart]:
     marks = [Mark(each["step"], start_text(each)) for each in run.starts if each["step"]]
     training, evaluation, *others = _curves(run)
     if run.has_one_loss:
-        losses = [Chart(f"loss, {_UNIT}", [training.line(), evaluation.line(colour=1)], marks=marks)]
+        losses = [Chart(f"loss, {_UNIT}", [training.line(), evaluation.line(colour=1)], marks=marks, is_fitted=True)]
     else:
         losses = [
-            Chart(each.title, [each.line(colour=i)], marks=marks) for i, each in enumerate((training, evaluation))
+            Chart(each.title, [each.line(colour=i)], marks=marks, is_fitted=True)
+            for i, each in enumerate((training, evaluation))
         ]
-    by_dataset = [
-        series(name, run.training, f"loss/{name}", colour=i)
-        for i, name in enumerate(largest_data_sets(run)[:NUM_COLOURS])
+    evaluated = Columns(run.evaluations)
+    by_data_set = [
+        _by_data_set("training loss", run.training, "loss/", largest_data_sets(run), marks),
+        _by_data_set("evaluation loss", evaluated, "eval_loss/", _parts(evaluated, "eval_loss/"), marks),
     ]
-    single = [Chart(each.title, [each.line()], each.levels, marks) for each in others]
-    return [*losses, Chart("loss by data set", by_dataset, marks=marks), *single]
+    single = [Chart(each.title, [each.line()], each.levels, marks, each.is_fitted) for each in others]
+    return [*losses, *by_data_set, *single]
+
+
+def _by_data_set(what: str, rows: Columns, prefix: str, names: Sequence[str], marks: Sequence[Mark]) -> Chart:
+    lines = [series(name, rows, f"{prefix}{name}", colour=i) for i, name in enumerate(names[:NUM_COLOURS])]
+    return Chart(f"{what} by data set", lines, marks=marks, is_fitted=True)
 
 
 def largest_data_sets(run: ReportedRun) -> list[str]:
     """Return the names of the data sets that have a loss, those with the most supervised tokens in a step first."""
-    names = [key.removeprefix("loss/") for key in run.training.keys if key.startswith("loss/")]
+    names = _parts(run.training, "loss/")
     return sorted(names, key=lambda name: -float(run.training.values(f"supervised_tokens/{name}").sum()))
+
+
+def _parts(rows: Columns, prefix: str) -> list[str]:
+    """The data sets that have a value in ``rows``: what follows ``prefix`` in a key."""
+    return [key.removeprefix(prefix) for key in rows.keys if key.startswith(prefix)]
 
 
 def charts_over(runs: Sequence[ReportedRun], labels: Sequence[str]) -> list[Chart]:
     """Return the charts of several runs, each with a line for each run that has values."""
     columns = zip(*map(_curves, runs), strict=True)
     return [
-        Chart(curves[0].title, [m.line(label, i) for i, (m, label) in enumerate(zip(curves, labels, strict=True))])
+        Chart(
+            curves[0].title,
+            [each.line(label, i) for i, (each, label) in enumerate(zip(curves, labels, strict=True))],
+            is_fitted=curves[0].is_fitted,
+        )
         for curves in columns
     ]
 
@@ -71,8 +88,8 @@ def _curves(run: ReportedRun) -> list[_Curve]:
     is_near = clip is not None and (training.values("grad_norm") > clip / 4).any()
     per_speed = run.utilisation_per_speed
     return [
-        _Curve(f"training loss{what or f', {_UNIT}'}", "training", training, "loss"),
-        _Curve(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss"),
+        _Curve(f"training loss{what or f', {_UNIT}'}", "training", training, "loss", is_fitted=True),
+        _Curve(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss", is_fitted=True),
         _Curve("exact match, % of the answers", "exact", evaluations, "eval_exact_match", 100),
         _Curve("learning rate", "rate", training, "learning_rate"),
         _Curve(
@@ -82,6 +99,7 @@ def _curves(run: ReportedRun) -> list[_Curve]:
             "grad_norm",
             1.0,
             [(f"clipped at {clip:g}", clip)] if clip and is_near else [],
+            is_fitted=True,
         ),
         _Curve(
             f"tokens per second per {run.device}",

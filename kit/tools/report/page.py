@@ -7,7 +7,7 @@ hash, and loads nothing.
 import base64
 import hashlib
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,19 @@ from kit.visible import visible
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
+_THEMES = ("auto", "light", "dark")
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
 GENERATOR = "<meta name=generator content='kit report'>"  # a page with it is the kit's own, and may be overwritten
 
 
-def page(title: str, parts: Iterable[str], style: str = "", axes: Sequence[str] = (), reload_seconds: float = 0) -> str:
+def page(title: str, parts: Iterable[str], style: str = "", reload_seconds: float = 0) -> str:
     """Return an HTML document, without credentials.
 
     Args:
         title: as text, not HTML.
         parts: HTML of the body.
         style: CSS in addition to that of all pages.
-        axes: of the charts; the reader can choose one.
         reload_seconds: the browser loads the page again after this time; 0: never.
     """
     reload = f" data-reload={reload_seconds:g}" if reload_seconds else ""
@@ -42,7 +42,10 @@ def page(title: str, parts: Iterable[str], style: str = "", axes: Sequence[str] 
     head += f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">{GENERATOR}{refresh}'
     head += "<meta name=viewport content='width=device-width'>"
     head += f"<title>{escaped(title)}</title><style>{STYLE}{style}</style>"
-    return redacted(f"{head}{_controls(axes)}{''.join(parts)}<script>{SCRIPT}</script></html>\n")
+    return redacted(
+        f"{head}<div class='theme screen'>{choice('theme', 'theme', _THEMES)}</div>"
+        f"<main>{''.join(parts)}</main><script>{SCRIPT}</script></html>\n"
+    )
 
 
 def write_page(path: Path, text: str) -> Path:
@@ -59,6 +62,24 @@ def escaped(text: str) -> str:
     return html.escape(visible(text))
 
 
+def choice(name: str, legend: str, words: Iterable[str] | Mapping[str, str], chosen: str = "") -> str:
+    """Return a control with which a reader chooses one of several views.
+
+    Args:
+        name: of the control, once on a page.
+        words: of the views, in one word each, which is the class of its input; or a mapping from such words to others.
+        chosen: the view at first; default: the first.
+    """
+    named = words if isinstance(words, Mapping) else {word: word for word in words}
+    chosen = chosen or next(iter(named))
+    options = "".join(
+        f"<label><input type=radio name={name} id={name}-{word} class={word}{' checked' if word == chosen else ''}>"
+        f"<span>{text}</span></label>"
+        for word, text in named.items()
+    )
+    return f"<fieldset class=choice><legend>{legend}</legend>{options}</fieldset>"
+
+
 def section(title: str, body: str) -> str:
     """Return a heading with ``body``, both HTML; a wide body can be scrolled."""
     return f"<h2>{title}</h2><div class=scroll>{body}</div>"
@@ -72,25 +93,12 @@ def table(columns: list[str], rows: list[dict[str, Any]], stacks: bool = True) -
         stacks: on a narrow screen, each row becomes a block with a line for each value. Without it, the columns must
             be few and their values short.
     """
-    head = "".join(f"<th>{escaped(name)}</th>" for name in columns)
+    head = "".join(f"<th scope=col>{escaped(name)}</th>" for name in columns)
     cells = (
         "".join(f"<td data-name='{escaped(name)}'>{_shown(row.get(name))}</td>" for name in columns) for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table{' class=rows' if stacks else ''}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _controls(axes: Sequence[str]) -> str:
-    groups: list[tuple[str, str, Sequence[str]]] = [("x", "x axis", axes)] if len(axes) > 1 else []
-    groups.append(("theme", "theme", ("auto", "light", "dark")))
-    fields = ""
-    for name, legend, choices in groups:
-        fields += f"<fieldset><legend>{legend}</legend>"
-        for word in choices:
-            checked = " checked" if word == choices[0] else ""
-            fields += f"<label><input type=radio name={name} id={name}-{word}{checked}>{word}</label>"
-        fields += "</fieldset>"
-    return f"<form class='controls screen' autocomplete=off>{fields}</form>"
 
 
 def _shown(value: Any) -> str:

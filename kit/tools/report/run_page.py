@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from kit.console import is_main, say
-from kit.tools.report.chart import NUM_COLOURS, draw, extents
+from kit.tools.report.chart import NUM_COLOURS, curves_section
 from kit.tools.report.curves import charts_of, largest_data_sets
 from kit.tools.report.metrics import MOST_ODD, Columns, Row
 from kit.tools.report.page import escaped, page, section, table, write_page
 from kit.tools.report.remarks import remarks
-from kit.tools.report.runs import ReportedRun, read_reported_run
-from kit.tools.report.summary import definition_list, run_summary
-from kit.tools.report.words import chosen_and_defaults, meaning, setting, start_text, words
+from kit.tools.report.runs import ReportedRun, duration, read_reported_run
+from kit.tools.report.summary import definition_list, results_list, results_of, run_facts
+from kit.tools.report.words import after, chosen_and_defaults, meaning, setting, start_text, words
 
 FILE = "report.html"  # in an output_dir
 _HIDDEN = ("fingerprint", "num_encoded")  # of use to the kit only
@@ -41,24 +41,23 @@ def write_report_at_end(folder: Path) -> None:
 
 def run_page(run: ReportedRun, reload_seconds: float = 0) -> str:
     """Return the page of a run as HTML. For ``reload_seconds`` see ``kit.tools.report.page.page``."""
-    charts = charts_of(run)
+    took = "" if run.seconds is None else f", {duration(run.seconds)} of training"
     warnings = "".join(f"<li>{escaped(text)}</li>" for text in remarks(run))
     parts = [
-        f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(str(run.folder.absolute()))}</p>",
-        definition_list(run_summary(run)),
+        f"<h1>{escaped(run.name)}</h1><p class=line>{escaped(run.status + took)}</p>",
+        results_list(results_of(run)),
         f"<h2>Warnings</h2><ul class=warnings>{warnings}</ul>" if warnings else "",
-        f"<h2>Course</h2>{_marks(run)}<div class=charts>{draw(charts)}</div>",
+        curves_section(charts_of(run), _marks(run)),
         _odd_steps(run),
         _evaluations(run),
         _by_data_set(run),
         _answers(run),
+        f"<h2>Run</h2>{definition_list(run_facts(run))}",
         _data(run.record["data"]),
         _recipe(run),
         section("Versions", _pairs("package", "version", run.record["versions"])),
     ]
-    return page(
-        f"{run.name}: {run.folder.absolute()}", parts, axes=list(extents(charts)), reload_seconds=reload_seconds
-    )
+    return page(f"{run.name}: {run.folder.absolute()}", parts, reload_seconds=reload_seconds)
 
 
 def _odd_steps(run: ReportedRun) -> str:
@@ -130,7 +129,7 @@ def _answers(run: ReportedRun) -> str:
         return ""
     first, last = answered[0], answered[-1]
     before = {answer["prompt"]: answer["text"] for answer in first["answers"]}
-    names = [f"after step {row['step']:,}" if row["step"] else "before training" for row in (first, last)]
+    names = [after(row["step"]) for row in (first, last)]
     rows = []
     for answer in last["answers"]:
         row = {"asked": answer["prompt"], "expected": answer["reference"]}
@@ -141,20 +140,33 @@ def _answers(run: ReportedRun) -> str:
 
 
 def _data(data: Mapping[str, Any]) -> str:
-    columns = {"training": data["train"], "evaluation": data.get("evaluation")}
-    text = section(
-        "Data", _side_by_side({name: column for name, column in columns.items() if isinstance(column, dict)})
-    )
+    """What is used of the data, and what became of the rows of each data set: in one table if each use has one set."""
+    uses: dict[str, Any] = {"training": data["train"], "evaluation": data.get("evaluation")}
+    used: dict[str, dict[str, Any]] = {name: counts for name, counts in uses.items() if isinstance(counts, dict)}
     sources = [source for source in data["sources"] if isinstance(source, dict)]
+    if len(sources) == len(used):  # those to train on come first
+        pairs = zip(used.items(), sources, strict=True)
+        together = {f"{name}: {source.get('name')}": _both(column, source) for (name, column), source in pairs}
+        return section("Data", _side_by_side(together))
+    return section("Data", _side_by_side(used) + _by_source(sources))
+
+
+def _both(used: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    num_samples = source.get("num_samples")
+    some = {"num_samples_in_the_data_set": num_samples} if num_samples != used.get("num_samples") else {}
+    return {**used, **some, **{key: value for key, value in source.items() if key not in (*used, "name")}}
+
+
+def _by_source(sources: list[dict[str, Any]]) -> str:
     if not sources:
-        return text
+        return ""
     if len(sources) <= _MOST_SIDE_BY_SIDE:
         named = {f"{source.get('name')}": {k: v for k, v in source.items() if k != "name"} for source in sources}
         if len(named) == len(sources):
-            return text + section("Data sets", _side_by_side(named))
+            return _side_by_side(named)
     keys = list(dict.fromkeys(key for source in sources for key in source if key not in _HIDDEN))
     rows = [{words(key): source.get(key) for key in keys} for source in sources]
-    return text + section("Data sets", table(list(map(words, keys)), rows))
+    return table(list(map(words, keys)), rows)
 
 
 def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,38 +1,69 @@
-"""The summary of a run: what a reader wants to know first."""
+"""The summary of a run: what a reader wants to know first, its results; then how it was done."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from kit.tools.report.page import escaped
 from kit.tools.report.remarks import peak_bytes, predicted_bytes
-from kit.tools.report.runs import ReportedRun, duration
-from kit.tools.report.words import clock
+from kit.tools.report.runs import ReportedRun
+from kit.tools.report.words import after, clock
 
 _GIB = 2**-30
 _SHORT = 24  # characters of a text that fit into a narrow box
 
 
-def run_summary(run: ReportedRun) -> dict[str, str]:
-    """Return the summary of a run: texts by name, such as ``status`` and ``duration``."""
-    training = run.training
-    strategy = run.strategy
-    recipe = run.recipe
-    found = {"status": run.status}
-    if run.seconds is not None:
-        found["duration"] = duration(run.seconds)
-    if run.starts:
-        found["begun (UTC)"] = clock(run.starts[0]["time"])
+class Result(NamedTuple):
+    """A result of a run, as texts."""
+
+    name: str
+    value: str
+    note: str  # of which steps it is
+
+
+def results_of(run: ReportedRun) -> list[Result]:
+    """Return what a run reached, before and after, the most important first."""
+    found = []
+    for key, name in (("eval_loss", "evaluation loss"), ("eval_exact_match", "exact match")):
+        rows = [row for row in run.evaluations if key in row]
+        if not rows:
+            continue
+        notes = [_from_to([row["step"] for row in rows])]
+        if key == "eval_loss" and len(rows) > 2:
+            best = min(rows, key=lambda row: row[key])
+            notes.append(
+                "the last is the lowest" if best is rows[-1] else f"lowest: {best[key]:.4f} {after(best['step'])}"
+            )
+        elif "num_answers" in rows[-1]:
+            notes.append(f"of {rows[-1]['num_answers']:,} answers" if key == "eval_exact_match" else "")
+        form = ".1%" if key == "eval_exact_match" else ".4f"
+        found.append(Result(name, _change([row[key] for row in rows], form), ", ".join(filter(None, notes))))
+    losses = run.training.values("loss")
+    if len(losses):
+        steps = run.training.column("step")[~np.isnan(run.training.column("loss"))]
+        ends = [f"step {step:,.0f}" for step in (steps[0], steps[-1])]
+        found.append(Result("training loss", _change(losses), " → ".join(ends if len(losses) > 1 else ends[:1])))
+    return found
+
+
+def results_list(results: Sequence[Result]) -> str:
+    """Return results as an HTML list (``dl``), large."""
+    items = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd class=note>{escaped(note)}</dd></div>"
+        for name, value, note in results
+    )
+    return f"<dl class=results>{items}</dl>" if results else ""
+
+
+def run_facts(run: ReportedRun) -> dict[str, str]:
+    """Return how a run was done: texts by name, such as ``hardware`` and ``strategy``."""
+    strategy, recipe = run.strategy, run.recipe
+    found = {"begun (UTC)": clock(run.starts[0]["time"])} if run.starts else {}
     hardware = f"CPU, {strategy.num_threads} threads a process" if strategy.device == "cpu" else strategy.device
     found["hardware"] = f"{strategy.num_processes} x {hardware}" if strategy.device != "cpu" else hardware
     found["strategy"] = strategy.describe(recipe)
     found["model"] = f"{recipe.model_name_or_path} ({recipe.method})"
-    if training:
-        found["training loss"] = _change(training.values("loss"))
-    for key, name in (("eval_loss", "evaluation loss"), ("eval_exact_match", "exact match")):
-        values = [row[key] for row in run.evaluations if key in row]
-        if values:
-            found[name] = _change(values, ".1%" if key == "eval_exact_match" else ".4f")
     speed = tokens_per_second(run)
     if speed is not None:
         found[f"tokens per second per {run.device}"] = f"{speed:,.0f}"
@@ -45,9 +76,10 @@ def run_summary(run: ReportedRun) -> dict[str, str]:
         found["peak memory of rank 0"] = f"{peak * _GIB:.1f} GiB"
         if predicted:
             found["peak memory of rank 0"] += f", {predicted * _GIB:.1f} predicted"
-    seen = training.values("tokens_seen")
+    seen = run.training.values("tokens_seen")
     if len(seen):
         found["tokens seen"] = f"{seen[-1]:,.0f}"
+    found["folder"] = str(run.folder.absolute())
     return found
 
 
@@ -81,3 +113,7 @@ def _median_speed(run: ReportedRun) -> float | None:
 
 def _change(values: Sequence[float] | np.ndarray, form: str = ".4f") -> str:
     return f"{values[0]:{form}} → {values[-1]:{form}}" if len(values) > 1 else f"{values[0]:{form}}"
+
+
+def _from_to(steps: Sequence[int]) -> str:
+    return f"{after(steps[0])} → {after(steps[-1])}" if len(steps) > 1 else after(steps[0])

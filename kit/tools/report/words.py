@@ -71,6 +71,11 @@ def start_text(start: Mapping[str, Any]) -> str:
     return f"{what} ({clock(start['time'])} UTC)" + (f", changed: {changed}" if changed else "")
 
 
+def after(step: int) -> str:
+    """Return when something was measured: ``after step 160``, ``before training``."""
+    return f"after step {step:,}" if step else "before training"
+
+
 def clock(time: str) -> str:
     """Return an ISO 8601 time in UTC as people write it: ``2026-03-01 09:30:00``."""
     return time.replace("T", " ").removesuffix("+00:00")

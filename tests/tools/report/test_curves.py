@@ -40,8 +40,11 @@ def test_another_objective_is_not_drawn_beside_the_evaluation_loss(tmp_path):
 
 
 def test_each_data_set_has_its_line(tmp_path):
-    run = opened(tmp_path, [step_row(1, **{"loss/a": 1.0}), step_row(2, **{"loss/a": 0.5, "loss/b": 2.0})])
-    assert shown(charts_of(run))["loss by data set"] == [[1.0, 0.5], [2.0]]
+    rows = [step_row(1, **{"loss/a": 1.0}), step_row(2, **{"loss/a": 0.5, "loss/b": 2.0})]
+    rows.append(evaluation_row(2, **{"eval_loss/c": 3.0, "eval_loss/d": 4.0}))
+    charts = shown(charts_of(opened(tmp_path, rows)))
+    assert charts["training loss by data set"] == [[1.0, 0.5], [2.0]]
+    assert charts["evaluation loss by data set"] == [[3.0], [4.0]]
 
 
 def test_restarts_and_the_predicted_memory_are_marked(tmp_path):

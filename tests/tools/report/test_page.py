@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kit.errors import UserError
-from kit.tools.report.page import GENERATOR, SCRIPT, escaped, page, section, table, write_page
+from kit.tools.report.page import GENERATOR, SCRIPT, choice, escaped, page, section, table, write_page
 
 
 def test_text_stays_text_and_cannot_drive_a_terminal():
@@ -29,7 +29,7 @@ def test_text_stays_text_and_cannot_drive_a_terminal():
     ],
 )
 def test_a_cell_shows_a_value_as_a_person_reads_it(value, cell):
-    head = "<thead><tr><th>x&lt;y</th></tr></thead>"
+    head = "<thead><tr><th scope=col>x&lt;y</th></tr></thead>"
     body = f"<tbody><tr><td data-name='x&lt;y'>{cell}</td></tr></tbody>"
     assert table(["x<y"], [{"x<y": value}]) == f"<table class=rows>{head}{body}</table>"
 
@@ -60,9 +60,14 @@ def test_a_live_page_is_loaded_again_also_without_scripts():
     assert "data-reload=" not in page("title", []) and "http-equiv=refresh" not in page("title", [])
 
 
-def test_a_reader_can_choose_among_axes_only_if_there_are_several():
-    assert "id=x-tokens" in page("title", [], axes=["step", "tokens"])
-    assert "id=x-" not in page("title", [], axes=["step"]) and "id=theme-dark" in page("title", [])
+def test_a_reader_can_choose_a_view_and_the_first_is_shown_unless_another_is_wanted():
+    def checked(control):
+        return re.findall("id=([a-z-]+) class=[a-z]+ checked", control)
+
+    assert checked(page("title", [])) == ["theme-auto"]
+    assert checked(choice("x", "x axis", ["step", "tokens"])) == ["x-step"]
+    control = choice("y", "y axis", {"zero": "from 0", "log": "log"}, chosen="log")
+    assert checked(control) == ["y-log"] and "<legend>y axis</legend>" in control and ">from 0</span>" in control
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):

@@ -37,11 +37,11 @@ def test_of_many_data_sets_the_largest_are_drawn_and_all_are_in_a_table(tmp_path
         rows.append(step_row(step, **named, **{f"supervised_tokens/{name}": i for i, name in enumerate(names)}))
     rows.append(evaluation_row(19, **{f"eval_loss/{name}": 7.0 for name in names}))
     page = write_report(make_run(tmp_path, rows)).read_text()
-    drawn = re.search(r"<figcaption><span class=title>loss by data set.*?</div>", page)[0]
+    drawn = re.search(r"<figcaption><span class=title>training loss by data set.*?</div>", page)[0]
     assert re.findall(r"</i>(\w+) <b>", drawn) == [f"set{199 - i}" for i in range(NUM_COLOURS)]
     listed = page.partition("<h2>Loss by data set</h2>")[2].partition("</table>")[0]
     assert all(f">{name}</td>" in listed for name in names) and "200.0000</td>" in listed and "7.0000</td>" in listed
-    assert page.count("<th>") < 60
+    assert page.count("<th ") < 60
 
 
 def test_of_many_steps_to_look_at_the_first_are_listed_and_the_rest_counted(tmp_path):
@@ -66,7 +66,7 @@ def test_the_page_shows_what_the_run_left(folder):
         "&lt;b&gt;.jsonl",
     ):
         assert text in page
-    assert page.count("<svg") == 8
+    assert page.count("role=img") == 8
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "report.html", "run.json"]
 
 
@@ -82,7 +82,7 @@ def test_several_data_sets_have_their_own_numbers(folder):
     )
     write_report(folder)
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 9 and "1,234" in page and "&lt;other&gt;" in page and "<other>" not in page
+    assert page.count("role=img") == 9 and "1,234" in page and "&lt;other&gt;" in page and "<other>" not in page
 
 
 def test_steps_that_were_skipped_or_jumped_are_listed_with_their_samples(folder):
@@ -111,7 +111,7 @@ def test_a_run_without_evaluation_has_a_page_too(folder):
     (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     write_report(folder)
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 7 and "Evaluation" not in page
+    assert page.count("role=img") == 7 and "Evaluation" not in page
 
 
 def test_the_recipe_reads_as_it_was_written(folder):
@@ -159,14 +159,14 @@ def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(fold
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
     page = write_report(folder).read_text()
-    assert page.count("<svg") == 8 and "not finished: 4 of 9 steps" in page
+    assert page.count("role=img") == 8 and "not finished: 4 of 9 steps" in page
     write_report_at_end(folder)
     assert capsys.readouterr().out == f"report: {folder}/report.html\n"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('\n5\n[]\n{"step": "x"}\n{"step": 5, "loss": "abc", "samples": 3}\n' + "[" * 200_000 + "\n")
-    assert write_report(folder).read_text().count("<svg") == 8
+    assert write_report(folder).read_text().count("role=img") == 8
     (folder / "metrics.jsonl").unlink()  # before the first step
-    assert write_report(folder).read_text().count("<svg") == 0
+    assert write_report(folder).read_text().count("role=img") == 0
     (folder / "report.html").unlink()
     (folder / "report.html").mkdir()
     write_report_at_end(folder)
@@ -222,4 +222,4 @@ def test_a_browser_shows_the_values_under_the_pointer(folder, tmp_path):
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     figure = html.unescape(re.search("<figure.*?</figure>", shown, re.DOTALL)[0])
     assert re.findall("<b>([^<]*)</b>", figure) == ["4", "2.25"]  # the loss of step 2, and the only evaluation
-    assert re.search('class="at">tokens 200<', figure) and '<path class="cursor"' in figure
+    assert ">tokens 200<" in figure and '<path class="cursor"' in figure
