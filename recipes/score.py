@@ -8,7 +8,6 @@
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def main() -> None:
     from kit.strategy.accelerator import prepare, start
     from kit.train.head_proof import prove_head
 
-    scored = recipe.model_name_or_path
+    scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
@@ -90,25 +89,21 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
         files only the names, the sizes and the state are checked.
     """
     from kit.checkpoint.manifest import MANIFEST, NONE
-    from kit.model.locate import base_of_adapter
     from kit.run.record import RUN_FILE, with_model_of_checkpoint, with_template_of_run
 
-    target = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
-    is_checkpoint = os.path.isfile(target / MANIFEST)
-    is_adapter = os.path.isfile(target / "adapter_config.json")
-    if target.name == "final" and os.path.isfile(target.parent / RUN_FILE):
-        recipe = with_template_of_run(recipe, target.parent / RUN_FILE)
+    model = Path(os.path.realpath(os.path.expanduser(recipe.model_name_or_path)))
+    adapter = Path(os.path.realpath(os.path.expanduser(recipe.adapter_name_or_path or model)))
+    is_checkpoint = os.path.isfile(model / MANIFEST)
+    runs = [each.parent / RUN_FILE for each in (adapter, model) if each.name == "final"]
+    if run_file := next(filter(os.path.isfile, runs), None):
+        recipe = with_template_of_run(recipe, run_file)
         in_final = {"new_tokens": None, "trainable_tokens": None, "lora_modules_to_save": None}
         recipe = recipe.model_copy(update=in_final)
-    if (is_checkpoint or is_adapter) and recipe.adapter_name_or_path:
-        raise UserError(Problem("adapter_name_or_path", f"{target} brings its own weights", "a base model with it"))
+    if (is_checkpoint or os.path.isfile(model / "adapter_config.json")) and recipe.adapter_name_or_path:
+        raise UserError(Problem("adapter_name_or_path", f"{model} brings its own weights", "a base model with it"))
     if is_checkpoint:
-        recipe = with_model_of_checkpoint(recipe, target, CHECKPOINT, part=NONE)
-        return with_template_of_run(recipe, target.parents[1] / RUN_FILE), target
-    if is_adapter:
-        fix = f"give the base: --model_name_or_path BASE --adapter_name_or_path {shlex.quote(str(target))}"
-        update = {"model_name_or_path": base_of_adapter(target, fix), "adapter_name_or_path": str(target)}
-        recipe = recipe.model_copy(update=update)
+        recipe = with_model_of_checkpoint(recipe, model, CHECKPOINT, part=NONE)
+        return with_template_of_run(recipe, model.parents[1] / RUN_FILE), model
     if not recipe.adapter_name_or_path:
         method = "full"
     else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kit.config.adapter_base import fill_in_base
 from kit.config.dataset_entry import DATA_SUFFIXES, DatasetEntry, flag_of_list, with_all_weights
 from kit.config.fields import dataset_entries, expected, is_list, is_switch, is_text
 from kit.config.hints import hint_for_word
@@ -78,7 +79,8 @@ def read_command_line(
     where: dict[str, str] = {}
     # Keys that a word without a flag is taken for, or that a recipe file which cannot be read may hold.
     uncertain = {name for problem in problems for name in re.findall(r"--(\w+)", problem.fix)}
-    name = launch.recipe or (None if "model_name_or_path" in flags else DEFAULT_RECIPE)
+    names_model = {"model_name_or_path", "adapter_name_or_path"} & set(flags)
+    name = launch.recipe or (None if names_model else DEFAULT_RECIPE)
     if name:
         try:
             file = read_recipe_file(name, flags.get("method"))
@@ -101,6 +103,7 @@ def read_command_line(
             values.pop(other, None)
     values |= flags
     where |= {name: flag_of[name] for name in flags}
+    problems += fill_in_base(values, where)
     for flag, other in (stands_for or {}).items():
         if flag in uncertain:
             uncertain.add(other)
@@ -114,7 +117,7 @@ def read_command_line(
     secrets += problems_with_secrets(values, where)
     if secrets:
         return Request(launch, None, DEFAULT_RECIPE, secrets)  # no other problem: it might quote part of a credential
-    name = name or _name_of(str(values["model_name_or_path"]))
+    name = name or _name_of(str(values.get("adapter_name_or_path") or values["model_name_or_path"]))
     return Request(launch, recipe, name, problems + more, notes)
 
 

@@ -6,6 +6,7 @@ opened.
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from huggingface_hub import constants
 
 from kit import hub
 from kit.config.other_kits import GGUF
+from kit.config.scripts import command_of
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small
@@ -57,6 +59,10 @@ def locate_model(name: str, revision: str | None) -> str:
         check_files(Path(folder), _MODEL)
         check_json(Path(folder), _MODEL)
         return folder
+    if os.path.isfile(os.path.join(folder, "manifest.json")):
+        export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir model"
+        fix = f"`{export}` makes one: --model_name_or_path model"
+        raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, fix))
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
     raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
 

@@ -7,9 +7,7 @@ import pytest
 from config_helpers import problems
 from helpers import ROOT
 
-from kit.config.launch_flags import Launch
 from kit.config.other_kits import OTHER_KITS, is_other_kits_word, other_kits_word
-from kit.config.recipe import Recipe
 from kit.config.validation import FLAGS
 
 
@@ -31,7 +29,7 @@ def test_each_training_argument_of_transformers_is_a_flag_or_is_answered():
 # The 40 most frequent keys of the examples of axolotl and LLaMA-Factory that are no settings here, and what was asked.
 FREQUENT = """
     saves_per_epoch wandb_name wandb_log_model wandb_watch wandb_entity wandb_project evals_per_epoch special_tokens
-    lora_model_dir plugins lora_target_linear model_type tokenizer_type gradient_checkpointing_kwargs pad_to_sequence_len
+    lora_model_dir plugins lora_target_linear model_type tokenizer_type pad_to_sequence_len
     eval_sample_packing strict liger_rms_norm eot_tokens lora_mlp_kernel loss_watchdog_threshold activation_offloading
     stage do_train plot_loss dataloader_num_workers overwrite_cache model_class train_dataset kernel_config
     image_max_pixels quant_config debug use_v1_kernels export_dir quantization_bit pure_bf16 freeze_vision_tower

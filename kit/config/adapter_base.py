@@ -1,0 +1,98 @@
+"""An adapter brings its base: find the model that ``adapter_config.json`` names. Plain Python.
+
+Promises: an adapter is never put on another model than its own because a setting was left out.
+"""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from kit.durable import read_small
+from kit.errors import Problem
+
+ADAPTER_CONFIG = "adapter_config.json"
+_MODEL, _ADAPTER = "model_name_or_path", "adapter_name_or_path"
+
+
+def fill_in_base(values: dict[str, Any], where: dict[str, str]) -> list[Problem]:
+    """Set model and adapter in ``values`` where one of them names only an adapter.
+
+    If the model is the folder of an adapter, that becomes ``adapter_name_or_path``. If there is an adapter and no
+    model, the model is the base that the adapter names.
+
+    Args:
+        values: settings as they were typed; changed in place.
+        where: what to call each key in a message; changed with ``values``.
+
+    Returns:
+        A problem if there is an adapter whose base cannot be found.
+    """
+    model = values.get(_MODEL)
+    if isinstance(model, str) and not values.get(_ADAPTER) and _is_adapter(model):
+        values[_ADAPTER] = values.pop(_MODEL)
+        where[_ADAPTER] = f"{where.pop(_MODEL)} (an adapter)"
+    adapter = values.get(_ADAPTER)
+    if _MODEL in values or not isinstance(adapter, str) or not adapter:
+        return []
+    fix = f"give its base: --model_name_or_path BASE --adapter_name_or_path {shlex.quote(adapter)}"
+    path = _config_file(adapter)
+    base = values[_MODEL] = _base_in(path) if path else None
+    if base is None:
+        values[_MODEL] = "?"  # there, so that its absence is no second problem
+    if path is None and _is_folder_name(adapter):
+        final = os.path.join(adapter, "final")
+        fix = f"--adapter_name_or_path {shlex.quote(final)}" if _is_adapter(final) else ""
+        return [Problem(where[_ADAPTER], f"{adapter}: no {ADAPTER_CONFIG} in it", "the folder of an adapter", fix)]
+    if path is None:
+        return [Problem(where[_ADAPTER], f"{adapter}: not in the cache, so its base is not known", fix=fix)]
+    if base is None:
+        return [Problem(str(path), "names no base", fix=fix)]
+    if _is_folder_name(base) and not os.path.isdir(os.path.expanduser(base)):
+        return [Problem(str(path), f"names the base {base}, which is not on this machine", fix=fix)]
+    return []
+
+
+def adapter_config(name: str) -> dict[str, Any]:
+    """Return what the ``adapter_config.json`` of a folder, or of a hub id in the cache, says; empty if nothing does."""
+    path = _config_file(name)
+    try:
+        values = json.loads(read_small(path)) if path else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _base_in(path: Path) -> str | None:
+    try:
+        base = json.loads(read_small(path))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return base if base and isinstance(base, str) else None
+
+
+def _is_adapter(name: str) -> bool:
+    folder = Path(os.path.expanduser(name))
+    return os.path.isfile(folder / ADAPTER_CONFIG) and not os.path.isfile(folder / "config.json")
+
+
+def _config_file(name: str) -> Path | None:
+    """The ``adapter_config.json`` of a folder, or of a hub id in the cache; None without."""
+    path = Path(os.path.expanduser(name), ADAPTER_CONFIG)
+    if path.is_file():
+        return path
+    if _is_folder_name(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, ADAPTER_CONFIG)
+    except HFValidationError:
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _is_folder_name(name: str) -> bool:
+    return os.path.exists(name) or name.startswith((".", "/", "~")) or name.count("/") != 1

@@ -1,0 +1,64 @@
+"""An adapter is never put on another model than its own because a setting was left out."""
+
+import json
+
+import pytest
+from config_helpers import problems
+
+from kit.config.command_line import read_command_line
+
+
+@pytest.fixture
+def adapter(tmp_path, monkeypatch):
+    """A folder with the config of an adapter of the model ``base``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    folder = tmp_path / "runs/mine/final"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    return folder
+
+
+@pytest.mark.parametrize("flag", ["model_name_or_path", "adapter_name_or_path"])
+@pytest.mark.parametrize("path", ["runs/mine/final", "{folder}"])
+def test_either_flag_names_an_adapter_and_the_base_is_its_own(flag, path, adapter, tmp_path):
+    words = [f"--{flag}", path.format(folder=adapter), "--dataset", "my.jsonl"]
+    request = read_command_line(words)
+    assert not request.problems
+    assert request.recipe.model_name_or_path == str(tmp_path / "base")
+    assert request.recipe.adapter_name_or_path == path.format(folder=adapter)
+    assert request.recipe_name == "mine" and request.recipe.max_length == 2048  # nothing of the recipe tiny
+
+
+def test_a_recipe_file_may_name_the_adapter_as_its_model(adapter, tmp_path):
+    (tmp_path / "r.yaml").write_text("model_name_or_path: runs/mine/final\ndataset: my.jsonl\n")
+    recipe = read_command_line(["--recipe", "r.yaml"]).recipe
+    assert (recipe.model_name_or_path, recipe.adapter_name_or_path) == (str(tmp_path / "base"), "runs/mine/final")
+
+
+def test_a_base_that_is_given_is_kept(adapter):
+    recipe = read_command_line(
+        ["--model_name_or_path", "org/other", "--adapter_name_or_path", "runs/mine/final", "--dataset", "my.jsonl"]
+    ).recipe
+    assert recipe.model_name_or_path == "org/other"
+
+
+@pytest.mark.parametrize("flag", ["model_name_or_path", "adapter_name_or_path"])
+def test_an_adapter_whose_base_is_gone_says_which_two_flags_to_type(flag, adapter, tmp_path):
+    (tmp_path / "base").rmdir()
+    found = problems([f"--{flag}", "runs/mine/final", "--dataset", "my.jsonl"])
+    (text,) = found.values()
+    assert "which is not on this machine" in text
+    assert "-> give its base: --model_name_or_path BASE --adapter_name_or_path runs/mine/final" in text
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"base_model_name_or_path": 3}'])
+def test_a_config_that_names_no_base_is_one_problem(content, adapter):
+    (adapter / "adapter_config.json").write_text(content)
+    (text,) = problems(["--adapter_name_or_path", "runs/mine/final", "--dataset", "my.jsonl"]).values()
+    assert "names no base" in text
+
+
+def test_the_folder_of_a_run_gets_its_final(adapter):
+    found = problems(["--adapter_name_or_path", "runs/mine", "--dataset", "my.jsonl"])
+    assert "-> --adapter_name_or_path runs/mine/final" in found["--adapter_name_or_path"]
