@@ -104,3 +104,33 @@ def test_a_lock_that_disagrees_with_the_pins_is_reported(project, file, pattern,
     (project / file).write_text(text)
     status, found = check_lock(project)
     assert status == 1 and reported in found and "write it again: .ci/lock" in found, found
+
+
+# .ci/publish
+
+
+@pytest.mark.parametrize(
+    ("heading", "dirty", "reported"),
+    [
+        ("unreleased", False, "CHANGELOG.md: no heading '## [{version}] - YYYY-MM-DD'"),
+        ("2026-12-01", True, "changes that are not committed"),
+        ("2026-12-01", False, "the tag v{version} exists"),
+    ],
+)
+def test_a_release_is_refused_before_anything_is_built(tmp_path, heading, dirty, reported):
+    for file in (".ci/publish", "pyproject.toml", "kit/__init__.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    version = re.findall(r'__version__ = "(.+)"', (ROOT / "kit/__init__.py").read_text())[0]
+    (tmp_path / "CHANGELOG.md").write_text(f"## [{version}] - {heading}\n")
+    name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "all"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    if dirty:
+        (tmp_path / "new.txt").touch()
+    if not dirty and heading != "unreleased":
+        subprocess.run(["git", "tag", f"v{version}"], cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, tmp_path / ".ci/publish"], capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and reported.format(version=version) in line
+    assert not (tmp_path / "dist").exists()

@@ -1,0 +1,57 @@
+"""Containerfile: its paths exist, its commands parse, and what it builds from is all that the build needs."""
+
+import json
+import re
+import subprocess
+import tomllib
+from fnmatch import fnmatch
+
+from helpers import ROOT
+
+TEXT = (ROOT / "Containerfile").read_text()
+IGNORED = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def instructions():
+    """(instruction, arguments) of the file, with continued lines joined."""
+    lines = "\n".join(line for line in TEXT.splitlines() if not line.startswith("#"))
+    for line in re.sub(r"\\\n", " ", lines).splitlines():
+        if line.strip():
+            yield line.split(None, 1)
+
+
+def values(name):
+    return [arguments for instruction, arguments in instructions() if instruction == name]
+
+
+def is_ignored(path):
+    return any(fnmatch(path.split("/")[0], pattern.removeprefix("**/")) for pattern in IGNORED)
+
+
+def test_what_is_copied_exists_and_is_not_ignored():
+    copied = [name for arguments in values("COPY") for name in arguments.split()[:-1]]
+    assert "." in copied and "constraints.txt" in copied
+    for name in copied:
+        assert (ROOT / name).exists() and not is_ignored(name)
+
+
+def test_the_build_gets_all_that_the_wheel_is_made_of():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    for path in [*wheel, project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"]:
+        assert (ROOT / path).exists() and not is_ignored(path)
+
+
+def test_its_commands_parse_and_install_from_the_lock():
+    runs = values("RUN")
+    for command in runs:
+        assert subprocess.run(["sh", "-n", "-c", command], capture_output=True).returncode == 0, command
+    assert any("--require-hashes" in command and "requirements.lock" in command for command in runs)
+
+
+def test_it_starts_the_command_of_the_package_and_not_as_root():
+    (entry,), (command,) = (list(map(json.loads, values(name))) for name in ("ENTRYPOINT", "CMD"))
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert entry[0] in scripts and command == ["train"]
+    assert values("USER") and values("USER")[-1].split(":")[0] not in ("root", "0")
+    assert [name for name, _ in instructions()].index("USER") > [name for name, _ in instructions()].index("COPY")
