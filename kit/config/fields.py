@@ -45,12 +45,17 @@ def comma_separated(value: Any) -> Any:
 
 
 def column_mapping(value: Any) -> Any:
-    """Parse ``column=field,column=field`` into a mapping from the data's column names to the kit's fields.
+    """Parse ``column=field,column=field``, or a JSON object, into a mapping of columns to the kit's fields.
 
     A string of any other form is returned as it is, and validation then refuses it.
     """
     if not isinstance(value, str):
         return value
+    if value.lstrip().startswith("{"):  # for names with a comma or an equals sign
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
     pairs = [tuple(part.strip() for part in pair.split("=")) for pair in value.split(",")]
     columns = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
     return columns if len(columns) == len(pairs) else value

@@ -10,19 +10,22 @@ Promises:
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from kit.cache import allow_open_files, cache_folder, digest, exposure
+from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.columns import NO_PAIRS, NUM_TRIED, PREFERENCES, choose_fields
-from kit.data.chat.formats import IGNORE, format_of, to_sample
+from kit.data.chat.columns import NO_PAIRS, NUM_TRIED, choose_fields, mapping_of, preferences
+from kit.data.chat.columns_flag import columns_flag, list_flag
+from kit.data.chat.formats import IGNORE, NO_COLUMN, format_of, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.order import PACKING_VERSION, Mixture, Order
@@ -34,7 +37,10 @@ from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import Encoder, Piece
 from kit.data.samples.samples import FILES_OF_STORE, Samples, Store
 from kit.data.samples.tokenise import tokenise
-from kit.errors import Problem, Problems, UserError
+from kit.errors import Problem, Problems, UserError, listed
+
+MAX_FILES = 20  # of a data set, that a list in a fix may name
+FIX_FILES = "make a list of them, each with its columns: --dataset '[{path: FILE, columns: \"COLUMN=FIELD\"}, ...]'"
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def open_data(
     notes = exposure()
     for dataset in datasets:
         notes += dataset.source.notes
-        with problems.caught():
+        with problems.caught(), _other_columns_named(dataset):
             notes += _reading_notes(dataset, encoder, datasets)
             if settings.streaming and not dataset.is_evaluation:
                 max_id, beginning_notes = check_beginning(dataset, encoder, skips)
@@ -287,8 +293,9 @@ def _reading_notes(dataset: Dataset, encoder: Encoder, datasets: Sequence[Datase
     notes = []
     name, fields = dataset.source.name, dataset.fields
     learned = set(fields.values()) | dataset.ignored
-    if set(PREFERENCES) <= set(dataset.source.columns) and learned.isdisjoint(PREFERENCES):
-        notes.append(f"{name}: {NO_PAIRS}: {' and '.join(PREFERENCES)} are not used, {next(iter(fields))} are learned")
+    pair = preferences(dataset.source.columns)
+    if pair and learned.isdisjoint(pair):
+        notes.append(f"{name}: {NO_PAIRS}: {' and '.join(pair[:2])} are not used, {next(iter(fields))} are learned")
     if encoder.template is not None and not encoder.prompts_as_chat and _has_prompts_as_strings(dataset):
         found = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
         notes.append(f"{name}: {found}; {_way_to_chat(dataset, encoder, datasets)}")
@@ -313,13 +320,54 @@ def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]
         refusals = error.problems
     if refusals:
         return f"as a chat the first rows would be refused: {refusals[0].found}"
-    mapping = ",".join(f"{theirs}={ours}" for theirs, ours in columns.items())
+    flag = columns_flag(columns)
     try:
         for each in datasets:
             choose_fields(each.source.columns, columns, each.source.name, each.is_evaluation)
     except UserError:
-        return f'to make a chat of each row, list it with columns: {{path: {dataset.entry.path}, columns: "{mapping}"}}'
-    return f"to make a chat of each row: --dataset_columns {shlex.quote(mapping)}"
+        if dataset.among:
+            flag = replace(dataset.among, is_alone=False).with_columns(columns)
+    return f"to make a chat of each row: {flag}"
+
+
+@contextmanager
+def _other_columns_named(dataset: Dataset) -> Iterator[None]:
+    """Replace problems of rows that lack columns by one, if whole files of the data set have other columns."""
+    try:
+        yield
+    except UserError as error:
+        lacks = any(problem.found.startswith(NO_COLUMN) for problem in error.problems)
+        if lacks and len(dataset.source.parts) > 1 and (problem := _other_columns(dataset)):
+            raise UserError(problem) from None
+        raise
+
+
+def _other_columns(dataset: Dataset) -> Problem | None:
+    """The problem of a data set whose files have different columns; None if they have not, or if it is no files."""
+    source, entry, among = dataset.source, dataset.entry, dataset.among
+    format = format_of(dataset.fields)
+    needed = [theirs for ours, theirs in dataset.fields.items() if ours in format.columns]
+    if among is None or len(source.parts) > MAX_FILES or entry.weight is not None:
+        return None
+    entries, others, conditions = [], [], []
+    for part in source.parts:
+        rows = [row for _, _, row in islice(read_rows([part]), NUM_TRIED) if isinstance(row, dict)]
+        columns = entry.columns
+        if rows and not set(needed) <= rows[0].keys():
+            others.append(f"{part.name} has {', '.join(rows[0])}")
+            condition, columns = mapping_of(list(rows[0]), rows, format.columns)
+            conditions += [condition] if condition else []
+            if columns is None:
+                break
+        entries.append(DatasetEntry(path=part.name, columns=columns, split=entry.split))
+    if not others:
+        return None
+    fix = FIX_FILES
+    if len(entries) == len(source.parts) and all(os.path.isfile(os.path.expanduser(each.path)) for each in entries):
+        flag = list_flag(among.flag, [*among.entries[: among.number], *entries, *among.entries[among.number + 1 :]])
+        fix = f"{'; '.join(conditions)}: {flag}" if conditions else flag
+    found = f"not all of its files have the same columns: {listed(others)}"
+    return Problem(source.name, found, f"{' and '.join(needed)} in every row", fix)
 
 
 def _has_prompts_as_strings(dataset: Dataset) -> bool:

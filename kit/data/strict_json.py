@@ -1,6 +1,6 @@
 """JSON text to values, without losing a value unseen: a key that an object has twice is an error.
 
-Python's own parser keeps the last value of such a key and drops the others. Pure.
+Python's own parser keeps the last value of such a key and drops the others. Equal values are no error. Pure.
 """
 
 import json
@@ -8,19 +8,21 @@ from typing import Any
 
 
 class RepeatedKey(ValueError):
-    """An object in JSON text has a key twice."""
+    """An object in JSON text has a key twice, with different values."""
 
     def __init__(self, key: str) -> None:
-        self.found = f"an object has the key {key[:80]!r} twice"
-        self.expected = "each key once: of two values one would be lost"
+        self.found = f"an object has the key {key[:80]!r} twice, with different values"
+        self.expected = "each key once: one of the values would be lost"
         super().__init__(self.found)
 
 
 def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
-    if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise RepeatedKey(next(key for i, key in enumerate(keys) if key in keys[:i]))
+    if len(made) == len(pairs):
+        return made
+    # As JSON, because Python takes 1, 1.0 and true for equal.
+    if lost := [key for key, value in pairs if json.dumps(value) != json.dumps(made[key])]:
+        raise RepeatedKey(lost[0])
     return made
 
 

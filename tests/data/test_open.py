@@ -117,11 +117,12 @@ def test_plain_text_of_several_data_sets_is_said_with_what_fits_all_of_them(tmp_
     columns = {"question": "prompt", "answer": "completion"}
     flag = "; to make a chat of each row: --dataset_columns question=instruction,answer=output"
     assert ways(eval_dataset="eval.jsonl", dataset_columns=columns) == [flag, flag]
-    entry = '{path: ours.jsonl, columns: "prompt=instruction,completion=output"}'
-    listed = f"; to make a chat of each row, list it with columns: {entry}"
-    assert ways(eval_dataset="ours.jsonl", dataset_columns=columns) == [flag, listed]
-    assert ways(dataset="chat.jsonl", eval_dataset="ours.jsonl") == [listed]
-    assert ways(dataset="chat.jsonl,ours.jsonl") == [listed]
+    entry = "{path: ours.jsonl, columns: {prompt: instruction, completion: output}}"
+    for_evaluation = f"; to make a chat of each row: --eval_dataset '[{entry}]'"
+    assert ways(eval_dataset="ours.jsonl", dataset_columns=columns) == [flag, for_evaluation]
+    assert ways(dataset="chat.jsonl", eval_dataset="ours.jsonl") == [for_evaluation]
+    for_both = f"; to make a chat of each row: --dataset '[{{path: chat.jsonl}}, {entry}]'"
+    assert ways(dataset="chat.jsonl,ours.jsonl") == [for_both]
     assert ways(dataset=f"[{{path: chat.jsonl}}, {entry}]", eval_dataset=f"[{entry}]") == []
 
 
@@ -136,11 +137,14 @@ def test_a_mapping_is_proposed_as_a_flag_only_if_it_fits_all_data_sets(tmp_path,
         return str(caught.value)
 
     flag = ": --dataset_columns question=instruction,answer=output makes a chat"
-    entry = '{path: eval.jsonl, columns: "question=instruction,answer=output"}'
+    entry = "{path: eval.jsonl, columns: {question: instruction, answer: output}}"
     assert refusal(eval_dataset="eval.jsonl").count(flag) == 2
-    for changes in ({"dataset": "chat.jsonl", "eval_dataset": "eval.jsonl"}, {"dataset": "chat.jsonl,eval.jsonl"}):
+    for changes, flag in (
+        ({"dataset": "chat.jsonl", "eval_dataset": "eval.jsonl"}, f"--eval_dataset '[{entry}]'"),
+        ({"dataset": "chat.jsonl,eval.jsonl"}, f"--dataset '[{{path: chat.jsonl}}, {entry}]'"),
+    ):
         message = refusal(**changes)
-        assert f": {entry} makes a chat" in message and "--dataset_columns" not in message
+        assert f": {flag} makes a chat" in message and "--dataset_columns" not in message
     assert open_all(chat_tokenizer, dataset="chat.jsonl", eval_dataset=f"[{entry}]")
     assert open_all(chat_tokenizer, dataset=f"[{{path: chat.jsonl}}, {entry}]")
 

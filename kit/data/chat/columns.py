@@ -7,15 +7,18 @@ Promises:
 - A flag is proposed only if it reads most of the first rows, so it was tried. Where none does, the message says so.
 """
 
-import shlex
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
+from difflib import get_close_matches
+from itertools import chain, islice
 from typing import Any
 
+from kit.data.chat.columns_flag import Listed, columns_flag
 from kit.data.chat.formats import FIELDS, FORMATS, IGNORE, Sample, listed, to_sample
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.chat.watched import SUBJECTS
-from kit.errors import Problem, UserError, did_you_mean, raise_if
+from kit.errors import Problem, UserError, raise_if
 
 # Names of columns that are well known elsewhere.
 QUESTIONS = tuple(
@@ -29,8 +32,28 @@ CALLS = tuple("tool_calls calls function_calls answers answer output".split())  
 # May hold lists of messages, or of strings.
 LISTS = tuple("messages conversations conversation dialog dialogs chat chats turns message data".split())
 TEXTS = tuple("content document article body sentence code story".split())
-PREFERENCES = ("chosen", "rejected")
 NO_PAIRS = "preference pairs (objective dpo) are not trained on yet"
+# The names of two answers to one question, the better one first, as patterns of words beside others such as response.
+BETTER = (
+    ("chosen", "rejected"),
+    ("accepted", "rejected"),
+    ("preferred", "rejected"),
+    ("preferred", "dispreferred"),
+    ("preferred", "non_preferred"),
+    ("better", "worse"),
+    ("best", "worst"),
+    ("winner", "loser"),
+    ("winning", "losing"),
+    ("j", "k"),
+)
+# The same where another column says which is the better one, and what a third answer would be called: then they are
+# choices.
+EITHER = (("a", "b", "c"), ("0", "1", "2"), ("1", "2", "3"))
+ANSWER_WORDS = frozenset(
+    f"{word}{end}"
+    for word in "response answer completion output reply conversation message text summary content generation".split()
+    for end in ("", "s")
+)
 NUM_TRIED = 10  # rows with which a proposal is tried
 CONVERT = 'convert each conversation to {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}'
 
@@ -43,7 +66,7 @@ def choose_fields(
     name: str,
     may_lack: bool = False,
     rows: Iterable[Row] = (),
-    path: str = "",
+    among: Listed | None = None,
 ) -> dict[str, str]:
     """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
 
@@ -57,14 +80,14 @@ def choose_fields(
         may_lack: ``mapping`` was written for another data set (the training data, while this one is for evaluation):
             columns that this one lacks are ignored if it has a complete format without them.
         rows: the first rows, of which a few are read. Without any, no flag is proposed.
-        path: of the data set, if others of the run could not be read with the same mapping; empty: all could. Then
-            an entry of the list of data sets is proposed instead of the flag.
+        among: the data set among those of its flag; None: it is the only one.
 
     What ``mapping`` maps to ``IGNORE`` is treated as absent.
 
     Raises ``UserError`` if no format fits, if ``mapping`` names an unknown field or a column that is not there, or if
     the format does not read the first rows and another one would.
     """
+    given = mapping
     ignored = {theirs: ours for theirs, ours in mapping.items() if ours == IGNORE}
     columns = [column for column in columns if column not in ignored]
     mapping = {theirs: ours for theirs, ours in mapping.items() if theirs not in ignored}
@@ -72,44 +95,67 @@ def choose_fields(
         present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
         if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored)):
             mapping = present
-    problems: list[Problem] = []
-    for theirs, ours in mapping.items():
-        where = f"dataset_columns {theirs}={ours}"
-        is_reversed = theirs in FIELDS and theirs not in columns and ours in columns
-        if is_reversed:
-            fix = f"the other way round: --dataset_columns {shlex.quote(f'{ours}={theirs}')}"
-            problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "column=field", fix))
-            continue
-        if ours not in FIELDS:
-            names = (*FIELDS, IGNORE)
-            problems.append(Problem(where, f"{ours!r} is no field", ", ".join(names), did_you_mean(ours, names)))
-        elif list(mapping.values()).count(ours) > 1:
-            problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
-        if theirs not in columns:
-            found = f"{name} has no column {theirs!r}"
-            expected = "one of " + ", ".join(columns)
-            problems.append(Problem(where, found, expected, did_you_mean(theirs, columns)))
-    raise_if(problems)
+    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), among)
+    raise_if(_problems_of_mapping(columns, mapping, given, name, proposals))
     complete = _complete(columns, mapping, ignored)
-    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), path)
     if not complete:
-        fix = proposals.text()
+        fix = proposals.text(name)
         raise UserError(Problem(name, f"columns {', '.join(columns)}", ", or ".join(map(str, FORMATS)), fix))
     fields = complete[0]
     for theirs, ours in mapping.items():
         if ours not in fields:
             found = f"{ours} does not go with {' and '.join(fields)}"
-            problems.append(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format"))
-    raise_if(problems)
+            fix = proposals.without(mapping, theirs)
+            raise UserError(Problem(f"dataset_columns {theirs}={ours}", found, "fields of one format", fix))
     problem = proposals.misfit(fields)
     if problem and (fix := proposals.for_misfit()):
         raise UserError(Problem(f"{name} {problem.where}".rstrip(), problem.found, problem.expected, fix))
     if "text" in fields and not mapping and (fix := proposals.pair()):
         found = f"columns {', '.join(columns)}: texts to learn as a whole, or questions with answers"
-        raise UserError(
-            Problem(name, found, "a mapping that says which", f"{fix}; texts: {proposals.flag({'text': 'text'})}")
-        )
+        fix = f"to learn each text as a whole: {proposals.flag({'text': 'text'})}; or {fix}"
+        raise UserError(Problem(name, found, "a mapping that says which", fix))
     return fields
+
+
+def _problems_of_mapping(
+    columns: Sequence[str], mapping: Mapping[str, str], given: Mapping[str, str], name: str, proposals: "_Proposals"
+) -> list[Problem]:
+    """What is wrong with a mapping by itself. The fix corrects all of it at once, if each part can be corrected.
+
+    ``given`` is the mapping with what it ignores.
+    """
+    problems: list[Problem] = []
+    corrected: dict[str, str] = {}
+    for theirs, ours in given.items():
+        if theirs not in mapping:
+            corrected[theirs] = ours
+            continue
+        where = f"dataset_columns {theirs}={ours}"
+        if theirs in FIELDS and theirs not in columns and ours in columns:
+            problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "column=field"))
+            corrected[ours] = theirs
+            continue
+        column, field = theirs, ours
+        if ours not in FIELDS:
+            names = (*FIELDS, IGNORE)
+            problems.append(Problem(where, f"{ours!r} is no field", ", ".join(names)))
+            field = next(iter(get_close_matches(ours, names, n=1)), "")
+        elif list(mapping.values()).count(ours) > 1:
+            problems.append(Problem(where, f"{ours} is given twice", "one column for each field"))
+            field = ""
+        if theirs not in columns:
+            problems.append(Problem(where, f"{name} has no column {theirs!r}", "one of " + ", ".join(columns)))
+            free = [each for each in columns if each not in given]
+            same = [each for each in free if each.lower() == theirs.strip().lower()]
+            column = next(iter(same or get_close_matches(theirs, free, n=1)), "")
+        if column in corrected or field in corrected.values():
+            column = ""
+        corrected[column] = field
+    if not problems:
+        return []
+    is_whole = "" not in corrected and "" not in corrected.values() and len(corrected) == len(given)
+    fix = f"did you mean {proposals.typed(corrected)}" if is_whole else proposals.text(name)
+    return [*problems[:-1], replace(problems[-1], fix=fix)]
 
 
 def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: Iterable[str]) -> list[dict[str, str]]:
@@ -126,83 +172,150 @@ def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: Itera
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 
+def mapping_of(columns: Sequence[str], rows: Sequence[Row], like: Sequence[str]) -> tuple[str, dict[str, str] | None]:
+    """Find a mapping with which the first rows of a file are read. Returns when it is right, and the mapping.
+
+    The condition is empty for well-known names, the mapping if none is needed; it is None if no mapping is known.
+    ``like`` are the fields of the format of the other files: strings are joined as text if theirs are.
+    """
+    proposals = _Proposals(columns, {}, rows, None)
+    if complete := _complete(columns, {}, ()):
+        return "", ({} if proposals.misfit(complete[0]) is None else None)
+    condition, mapping = proposals.first()
+    if tuple(mapping.values()) == ("instruction", "output") and tuple(like) == ("prompt", "completion"):
+        mapping = dict(zip(mapping, like, strict=True))
+    return condition, dict(mapping) or None
+
+
+def preferences(columns: Sequence[str]) -> tuple[str, str, bool] | None:
+    """The two columns that hold two answers to one question, and whether the first is known to be better; else None."""
+    theirs = {column.lower(): column for column in columns}
+    for first, second, *third in (*BETTER, *EITHER):
+        for column in theirs:
+            words = re.split(r"_|(?<=[a-z])(?=\d$)", column)
+            rest = [word for word in words if word != first]
+            at = re.search(rf"(?<![a-z0-9]){first}(?![a-z0-9])|(?<=[a-z]){first}$", column)
+            if at is None or len(rest) == len(words) or not ANSWER_WORDS.issuperset(rest):
+                continue
+            other, *more = (column[: at.start()] + word + column[at.end() :] for word in (second, *third))
+            are_words = bool(rest) or len(first) > 1  # columns called a and b say nothing
+            if are_words and other in theirs and not any(name in theirs for name in more):
+                return theirs[column], theirs[other], not third
+    return None
+
+
 class _Proposals:
     """The flags to type for columns with well-known names. Each was tried with the first rows."""
 
-    def __init__(self, columns: Sequence[str], ignored: Mapping[str, str], rows: Sequence[Row], path: str) -> None:
+    def __init__(
+        self, columns: Sequence[str], ignored: Mapping[str, str], rows: Sequence[Row], among: Listed | None
+    ) -> None:
         self._columns = columns
         self._ignored = ignored
-        self._path = path
+        self._among = among
         self._rows = [without_keys(row, read_keys(ignored)) for row in rows]
         self._theirs = {column.lower(): column for column in columns}
 
     def for_misfit(self) -> str:
         """What to do about rows that do not fit the format of their columns; empty if it is not known."""
-        return self._of_preferences() if set(PREFERENCES) <= set(self._columns) else self.best()
+        return self._of_preferences() or self.best()
 
-    def text(self) -> str:
-        """What to do about columns that are no format, for a message."""
-        if set(PREFERENCES) <= set(self._columns):
-            return self._of_preferences()
-        if best := self.best():
-            return best
+    def text(self, name: str) -> str:
+        """What to do about columns that are no format, for a message. ``name`` is the data set's."""
+        if fix := self._of_preferences() or self.best():
+            return fix
         if self._find(LISTS) or self._is_nested():
             return "none of the formats holds these rows: " + (self._of_tree() or CONVERT)
-        return "say which column is which: --dataset_columns column=field,column=field"
+        return self._of_strings(name)
+
+    def first(self) -> tuple[str, Mapping[str, str]]:
+        """When a mapping reads the rows, and this mapping, as a message would name it first; empty if none is known."""
+        return next(chain(self._mappings(), self._by_order()), ("", {}))
 
     def best(self) -> str:
         """The flag that reads the rows, and when to type it; empty if none is known."""
+        if not (found := next(iter(self._mappings()), None)):
+            return ""
+        condition, mapping = found
+        return f"{condition}: {self.flag(mapping)}" if condition else self.pair()
+
+    def _mappings(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """Yield the mappings that work, best first, each with its condition; for a pair that is empty."""
         for column in self._lists():
             for ours in ("messages", "conversations"):
                 if self._works({column: ours}):
-                    return f"if {column} holds lists of messages: {self.flag({column: ours})}"
+                    yield f"if {column} holds lists of messages", {column: ours}
         # By name only: other lists of strings may be choices, or several answers to one question.
         for column in self._named(LISTS):
             mapping = {column: "alternating_turns"}
             if self._works(mapping):
-                return f"if the turns of {column} alternate, the user first: {self.flag(mapping)}"
-        if pair := self.pair():
-            return pair
+                yield f"if the turns of {column} alternate, the user first", mapping
+        if chat := self._chat():
+            yield "", chat
         question = self._find(QUESTIONS)
         for column in self._named(CALLS) if question else []:
             mapping = {question: "instruction", column: "tool_calls"}
             if self._works(mapping):
-                return f"if {question} asks and {column} calls tools: {self.flag(mapping)}"
+                yield f"if {question} asks and {column} calls tools", mapping
         for column in self._named(TEXTS):
             if self._works({column: "text"}):
-                return f"if {column} holds texts: {self.flag({column: 'text'})}"
-        return ""
+                yield f"if {column} holds texts", {column: "text"}
 
-    def pair(self) -> str:
-        """The flag for columns that are well known as question and answer; empty if there are none."""
+    def _chat(self) -> dict[str, str]:
+        """The mapping of columns that are well known as question and answer; empty if there are none."""
         question, answer = self._find(QUESTIONS), self._find(ANSWERS)
         if not answer:
-            return ""
+            return {}
         context = next((column for column in self._named(CONTEXTS) if column != question), "")
         chat = {question: "instruction", answer: "output"}
         if context:
             chat = {question: "instruction", context: "input", answer: "output"}
+        if question and self._works(chat):
+            return chat
+        # A list of messages that ends with the question.
+        lists = ({column: "instruction", answer: "output"} for column in self._lists())
+        return next((mapping for mapping in lists if self._works(mapping)), {})
+
+    def pair(self) -> str:
+        """The flag for columns that are well known as question and answer; empty if there are none."""
+        chat = self._chat()
+        if not chat:
+            return ""
+        question, answer = next(iter(chat)), next(reversed(chat))
         text = {question: "prompt", answer: "completion"}
-        if not question or not self._works(chat):
-            # A list of messages that ends with the question.
-            lists = ({column: "instruction", answer: "output"} for column in self._lists())
-            chat = next((mapping for mapping in lists if self._works(mapping)), {})
-            if not chat:
-                return ""
-            question = next(iter(chat))
         fix = f"if {question} asks and {answer} answers: {self.flag(chat)} makes a chat of each row"
-        if question in text and self._works(text) and len(chat) == 2:
-            fix += f", {self.flag(text)} joins the two as plain text"
+        if question == self._find(QUESTIONS) and self._works(text) and len(chat) == 2:
+            fix += f"; or {self.flag(text)} joins the two as plain text"
         read = self._with_context(chat)
-        if longer := [each for each in self._columns if each not in read and self._length(each) > self._length(answer)]:
+        longer = [each for each in self._columns if each not in read and self._length(each) > self._length(answer)]
+        for column in [each for each in longer if each.lower() in ("text", *TEXTS) and self._works({each: "text"})]:
+            longer.remove(column)
+            if column != "text":  # that one is named before
+                fix += f"; or, if {column} is to be learned as a whole, {self.flag({column: 'text'})}"
+        if longer:
             fix += f"; longer than {answer}, and not read: {', '.join(longer)} (map thoughts to reasoning_content)"
         return fix
 
     def flag(self, mapping: Mapping[str, str]) -> str:
-        """The flag, or the entry, that gives ``mapping``, with what goes with it."""
-        pairs = {**self._with_context(mapping), **self._ignored}
-        text = ",".join(f"{theirs}={ours}" for theirs, ours in pairs.items())
-        return f'{{path: {self._path}, columns: "{text}"}}' if self._path else f"--dataset_columns {shlex.quote(text)}"
+        """The flag that gives ``mapping``, with what goes with it."""
+        return self.typed({**self._with_context(mapping), **self._ignored})
+
+    def typed(self, mapping: Mapping[str, str]) -> str:
+        """The flag that gives exactly ``mapping``."""
+        return self._among.with_columns(mapping) if self._among else columns_flag(mapping)
+
+    def without(self, mapping: Mapping[str, str], theirs: str) -> str:
+        """What to do about a column whose field does not go with the others: as a chat, or without it."""
+        as_chat = {"prompt": "instruction", "completion": "output"}
+        fixes = [
+            self.typed({**changed, **self._ignored})
+            for changed in (
+                {each: as_chat.get(ours, ours) for each, ours in mapping.items()},
+                {each: ours for each, ours in mapping.items() if each != theirs},
+            )
+            if self._works(changed)
+        ]
+        return "; or ".join(fixes)
 
     def misfit(self, fields: Mapping[str, str]) -> Problem | None:
         """The first problem of the first rows, if most of them do not fit the format ``fields``."""
@@ -210,20 +323,50 @@ class _Proposals:
         return problems[0] if len(problems) > len(self._rows) / 2 else None
 
     def _of_preferences(self) -> str:
-        chosen = PREFERENCES[0]
+        """What to do about two answers to each question; empty if there are none."""
+        if not (columns := preferences(self._columns)):
+            return ""
+        chosen, other, is_better = columns
         question = self._find(QUESTIONS)
-        for mapping in (
+        mappings = (
             {chosen: "messages"},
             {chosen: "conversations"},
             {question: "instruction", chosen: "output"},
             {question: "prompt", chosen: "completion"},
-        ):
-            if "" not in mapping and self._works(mapping):
-                return f"{NO_PAIRS}; {self.flag(mapping)} learns the chosen answers"
+        )
+        mapping = next((mapping for mapping in mappings if "" not in mapping and self._works(mapping)), None)
+        if not is_better:
+            fix = f"{NO_PAIRS}, and {chosen} and {other} are one: write the better one into a column of its own"
+            return f"{fix}; or, if {chosen} is always the better one, {self.flag(mapping)}" if mapping else fix
+        if mapping:
+            return f"{NO_PAIRS}; {self.flag(mapping)} learns the chosen answers"
         fix = f"{NO_PAIRS}; none of the formats holds the chosen answers as conversations: {CONVERT}"
         if self._works({chosen: "text"}):
             fix += f"; {self.flag({chosen: 'text'})} learns them as plain text, the questions too"
         return fix
+
+    def _of_strings(self, name: str) -> str:
+        """What to do about columns whose names say nothing. ``name`` is the data set's."""
+        fixes = [
+            f"{condition}: {self.flag(mapping)}; other columns in the same way"
+            for condition, mapping in self._by_order()
+        ]
+        if re.search(r"\.[ct]sv\b", name):
+            fixes.append("the first line of a table must name its columns")
+        return "; ".join(fixes) or f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}"
+
+    def _by_order(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """Yield a mapping of the first columns that hold strings, whatever their names, and when it is right."""
+        strings = [each for each in self._columns if any(isinstance(row.get(each), str) for row in self._rows)]
+        if len(strings) > 1:
+            asks, answers = strings[:2]
+            condition, mapping = f"if {asks} asks and {answers} answers", {asks: "instruction", answers: "output"}
+        elif strings:
+            condition, mapping = f"if {strings[0]} holds texts", {strings[0]: "text"}
+        else:
+            return
+        if self._works(mapping):
+            yield condition, mapping
 
     def _works(self, mapping: Mapping[str, str]) -> bool:
         """Whether ``mapping`` makes samples of most of the first rows, and loses nothing of them."""

@@ -62,6 +62,7 @@ class Fixes:
         self._train_on = train_on
         self._helped: dict[str, dict[str, str]] = {}  # by kind of problem: the fixes that have worked, as reported
         self._num_tried: dict[str, int] = {}  # by kind of problem: for how many conversations all were tried
+        self._none: dict[str, str] = {}  # by kind of problem: that none works, as it was first reported
 
     def added(
         self,
@@ -84,7 +85,7 @@ class Fixes:
         num_tried = self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
         helped = self._helped.setdefault(kind, {})
         if num_tried > MAX_TRIALS and not helped:
-            return problem
+            return replace(problem, fix=self._none[kind])
         rows = self._candidates(template, messages, tools, kwargs)
         if num_tried > MAX_TRIALS:
             working = (name for name, row in rows if name in helped and self._works(row, first))
@@ -100,7 +101,8 @@ class Fixes:
             names = (f"--chat_template {name}" if name in SHIPPED else name for name in candidates)
             tried = dict.fromkeys(re.sub("=.*|, and add .*", "", name) for name in names)
             fix = f"none of these works: {'; '.join(tried)}" if tried else "no fix is known"
-            return replace(problem, fix=fix + "; it takes another template, or other rows")
+            fix = self._none.setdefault(kind, fix + "; it takes another template, or other rows")
+            return replace(problem, fix=fix)
         helped[name] = fix
         return replace(problem, fix=fix)
 

@@ -25,6 +25,7 @@ from kit.data.strict_json import RepeatedKey, parse
 from kit.errors import Problem, Problems, kind
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
+NO_COLUMN = "no "  # so begins the problem of a row that lacks a column
 MAX_ID = 2**31  # ids are stored as int32
 IGNORED = -100  # the label of a token that is not learned
 # The keys of a question with its answer, where each exchange of a conversation is an object.
@@ -80,7 +81,7 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
     if None in values.values():
         needed = [theirs for ours, theirs in fields.items() if ours not in format.optional]
         if missing := [theirs for theirs in needed if theirs not in row]:
-            found = f"no {' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
+            found = f"{NO_COLUMN}{' and no '.join(map(repr, missing))} (it has {', '.join(row) or 'nothing'})"
             return [Problem("", found, " and ".join(needed) + " in every row")]
     problems = Problems()
     sample = format.make(values, problems)

@@ -8,11 +8,11 @@ Promises:
 """
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from kit.data.chat.columns_flag import columns_flag
 from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of, listed
 from kit.data.chat.messages import ARGUMENTS, REASONING, SPEAKERS, unread_call_keys
 from kit.data.chat.template import Jinja
@@ -45,13 +45,21 @@ def without_keys(row: Mapping[str, Any], names: Collection[str]) -> Mapping[str,
 class Unused:
     """What the rows of one data set hold besides the fields of its format."""
 
-    def __init__(self, fields: Mapping[str, str], ignored: Collection[str], template: Jinja = None) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, str],
+        ignored: Collection[str],
+        template: Jinja = None,
+        flag: Callable[[Mapping[str, str]], str] = columns_flag,
+    ) -> None:
         """
         Args:
             fields: the columns that are read: our field to their column.
             ignored: columns, and keys such as ``messages.loss_weight``, that the user wants to be ignored.
             template: the Jinja text of the chat template.
+            flag: returns the flag that adds to the mapping of columns.
         """
+        self._flag = flag
         self._template = "\n".join(template.values()) if isinstance(template, dict) else template or ""
         self._format = format_of(fields)
         self._fields = fields
@@ -72,20 +80,25 @@ class Unused:
                     if column in SUBJECTS and column not in self._ignored:
                         found, fix = self._effect_of_column(column, row[column], row)
                         if found:
-                            problems.append(_problem(column, found, fix))
+                            problems.append(self._problem(column, found, fix))
         keys: dict[str, Problem | None] = {}
         for column in self._lists:
             for name, found, fix in _unused_keys(column, row.get(column)):
                 is_harmful = found and name not in self._ignored
-                keys[name] = keys.get(name) or (_problem(name, found, fix) if is_harmful else None)
+                keys[name] = keys.get(name) or (self._problem(name, found, fix) if is_harmful else None)
         if self._format.columns[0] == "tool_calls":
             column = self._fields["tool_calls"]
             for key, value in unread_call_keys({"tool_calls": row.get(column)}):
                 if not _is_empty(value):
                     name = f"{column}{key.removeprefix('tool_calls')}"
-                    keys[name] = None if name in self._ignored else _problem(name, *_effect_of_call_key(value))
+                    keys[name] = None if name in self._ignored else self._problem(name, *_effect_of_call_key(value))
         self.counts.update(keys.keys())
         return problems + [problem for problem in keys.values() if problem]
+
+    def _problem(self, name: str, found: str, fix: str) -> Problem:
+        """The problem of a column, or key of messages, that would change what is learned. ``fix``: a way to use it."""
+        ignore = f"to ignore it, {self._flag({name: IGNORE})}"
+        return Problem(name, found, fix=f"{fix}; or {ignore}" if fix else ignore)
 
     def _effect_of_column(self, column: str, value: Any, row: Mapping[str, Any]) -> tuple[str, str]:
         """What would be learned wrongly if ``value`` were ignored, and a way to use it; empty if nothing."""
@@ -115,7 +128,7 @@ class Unused:
             return self._effect_of_system(column, row)
         if subject == "tools":
             takes_tools = "tools" in self._format.optional
-            return "tools of the assistant", _columns_flag({column: "tools"}) if takes_tools else ""
+            return "tools of the assistant", self._flag({column: "tools"}) if takes_tools else ""
         if subject == "calls" and name != "text" and isinstance(listed(value), list | dict):
             return f"calls beside {self._format}", "write them as the tool_calls of an assistant message"
         if subject == "reasoning" and name != "text":
@@ -131,7 +144,7 @@ class Unused:
                 fix = (
                     ""
                     if "input" in self._fields and not _is_empty(row.get(self._fields["input"]))
-                    else _columns_flag({column: "input"})
+                    else self._flag({column: "input"})
                 )
             else:
                 fix = self._as_instruction(column, "input", row)
@@ -151,10 +164,10 @@ class Unused:
             return "a system prompt, and the messages begin with another one", ""
         if "system" in self._format.optional:
             is_mapped = "system" in self._fields and self._fields["system"] != "system"
-            return "a system prompt", "" if is_mapped else _columns_flag({column: "system"})
+            return "a system prompt", "" if is_mapped else self._flag({column: "system"})
         if self._format.columns == ("messages",):
             columns = {self._fields["messages"]: "conversations"} | ({} if column == "system" else {column: "system"})
-            return "a system prompt beside messages", _columns_flag(columns)
+            return "a system prompt beside messages", self._flag(columns)
         return f"a system prompt beside {self._format}", self._as_instruction(column, "system", row)
 
     def _as_instruction(self, column: str, ours: str, row: Mapping[str, Any]) -> str:
@@ -168,7 +181,7 @@ class Unused:
             return ""
         prompt, completion = self._fields["prompt"], self._fields["completion"]
         columns = {prompt: "instruction", completion: "output"} | ({} if column == ours else {column: ours})
-        return f"{_columns_flag(columns)} reads a chat with it"
+        return f"{self._flag(columns)} reads a chat with it"
 
     def _is_variable(self, column: str, value: Any, row: Mapping[str, Any]) -> bool:
         """Whether the chat template would read ``value`` if it were among the row's ``chat_template_kwargs``."""
@@ -189,12 +202,6 @@ def _first_message(messages: Any) -> Mapping[str, Any]:
     """The first message of a list, which may be given as a string; empty if there is none."""
     messages = listed(messages)
     return messages[0] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else {}
-
-
-def _problem(name: str, found: str, fix: str) -> Problem:
-    """The problem of a column, or key of messages, that would change what is learned. ``fix``: a way to use it."""
-    ignore = f"to ignore it, add {name}={IGNORE} to --dataset_columns"
-    return Problem(name, found, fix=f"{fix}; or {ignore}" if fix else ignore)
 
 
 def _effect_on_ids(subject: str, value: Any, ids: Any) -> tuple[str, str]:
@@ -291,6 +298,9 @@ def _effect_of_key(key: str, value: Any, role: str, message: Mapping[str, Any]) 
     if subject == "label" and (_is_false(value) or _is_negative(value)):
         return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
     if subject == "media":
+        if re.match("file|attachment", key):
+            found = f"a file beside the text ({_short(value)}), which the model would not see"
+            return found, "if the answers need it, write its text into the content"
         return "media, and only text is learned from", ""
     if subject == "reasoning" and is_answer and not isinstance(value, bool | int | float):
         content = message.get("content", message.get("value"))
@@ -362,8 +372,3 @@ def _is_one(value: Any) -> bool:
 def _short(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 20 else text[:20] + "..."
-
-
-def _columns_flag(columns: Mapping[str, str]) -> str:
-    """The flag that reads columns, by their names in the data, as our fields."""
-    return f"--dataset_columns {shlex.quote(','.join(f'{theirs}={ours}' for theirs, ours in columns.items()))}"

@@ -207,7 +207,7 @@ class SubStream:
             num_good: rows read together with ``bad`` that can be used.
         """
         if self._settings.on_bad_row == "error" and bad:
-            problems = shown(BadRows(bad).problems(), self._source.name)
+            problems = shown(BadRows(bad).problems(), self._source.name, "")
             fix = "fix it, or go on without it: the same command with --on_bad_row skip"
             problems[-1] = replace(problems[-1], fix=fix)
             raise UserError(*problems)

@@ -137,8 +137,8 @@ def check_beginning(dataset: Dataset, encoder: Encoder, skips: bool) -> tuple[in
     name = dataset.source.name
     piece = first_piece(dataset, encoder)
     bad = BadRows(piece.bad)
-    raise_if(shown(piece.problems if skips else piece.problems + bad.problems(), name))
     num_good = piece.counts["num_rows"]
+    raise_if(shown(piece.problems, name, "") if skips else bad.shown(name, num_good, piece.problems))
     bad.raise_if_too_many(name, num_good)
     if not len(piece):
         if not num_good:

@@ -9,19 +9,35 @@ import csv
 from collections.abc import Iterator
 from dataclasses import astuple
 
+from kit.data.read.repairs import with_header, with_line_breaks
 from kit.data.read.text import MAX_LINE_BYTES, NOT_UTF8, Bytes, Ending, Row, long_line, skip_line
 from kit.errors import Problem
 
-SEMICOLONS = (
-    "is it separated by ';'? only commas (.csv) and tabs (.tsv) are read; python -c \"import csv, sys; "
-    "csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=';'))\" < IN.csv > OUT.csv converts it"
-)
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+OTHERS = (";", "\t", ",", "|")  # Excel writes semicolons into a .csv where the comma is the decimal sign
+UNNAMED = "Unnamed: {}"  # as pandas calls a column without a name, by its position
+CARRIAGE_RETURNS = "its lines end in a carriage return alone"
+
+
+def separator_of(line: bytes, usual: str) -> str:
+    """What separates the cells of a table: the usual one, or another that makes several cells of its first line."""
+    text = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
+    return next((each for each in (usual, *OTHERS) if _num_cells(text, each) > 1), usual)
+
+
+def _num_cells(text: str, delimiter: str) -> int:
+    """The number of cells of one line; 0 if its quotes do not match."""
+    try:
+        return len(next(csv.reader([text], delimiter=delimiter, strict=True), []))
+    except csv.Error:
+        return 0
 
 
 def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
     """Parse a table of cells, quoted as in RFC 4180, whose first row names the columns.
 
-    A row has the number of the line it begins on. If the first row cannot be used, no other rows follow.
+    A row has the number of the line it begins on. If the first row cannot be used, no other rows follow. A column
+    without a name, such as the index that pandas writes, is called ``Unnamed: 0`` by its position.
     """
     number = 0  # of the last line read
     text = ""  # of that line
@@ -72,11 +88,12 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
             if reader.damage:
                 continue
             broken_row = start
-            fix = SEMICOLONS if not header and ";" in text else ""
             found = f"not a row of cells ({error})"
             if number > start:
                 found += f", lines {start} to {number}"
-            problem = Problem(where, found, "quotes in pairs, inner ones doubled", fix)
+            problem = Problem(where, found, "quotes in pairs, inner ones doubled")
+            if "new-line character" in str(error):
+                problem = Problem(where, CARRIAGE_RETURNS, "lines that end in a line feed", with_line_breaks(name))
             if "end of data" in str(error):  # a quote that is not closed has swallowed all other rows
                 problem = Ending(*astuple(problem))
         else:
@@ -84,7 +101,7 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
                 broken_row = broken_before
                 problem = Problem(where, f"the rest of the row that begins on line {broken_before}", "quotes in pairs")
             elif not bad and not header:
-                problem = _check_header(cells, where)
+                problem = _check_header(cells, where, name)
         problem = bad or problem
         if problem:
             problem_line = int(problem.where.rpartition(":")[2])
@@ -93,21 +110,35 @@ def csv_rows(reader: Bytes, name: str, delimiter: str) -> Iterator[Row]:
                 return
             yield problem_line, problem
         elif not header:
-            header = cells
+            header = _distinct([cell if cell.strip() else UNNAMED.format(i) for i, cell in enumerate(cells)])
         elif not cells:
             yield start, None
         elif len(cells) != len(header):
-            yield start, Problem(where, f"{len(cells)} cells", f"{len(header)}, as in the header")
+            expected = f"{len(header)}, as in the header; a cell that holds {delimiter!r} needs double quotes around it"
+            yield start, Problem(where, f"{len(cells)} cells", expected)
         else:
             yield start, dict(zip(header, cells, strict=True))
 
 
-def _check_header(cells: list[str], where: str) -> Problem | None:
+def _check_header(cells: list[str], where: str, name: str) -> Problem | None:
     """The problem of a first row that does not name the columns, if there is one."""
     expected = "a first row with the names of the columns"
-    if len(cells) == 1 and ";" in cells[0]:
-        return Problem(where, f"a single column {cells[0]!r}", expected, SEMICOLONS)
-    if not all(cell.strip() for cell in cells):
-        return Problem(where, "a column without a name", expected)
-    twice = [cell for i, cell in enumerate(cells) if cell in cells[:i]]
-    return Problem(where, f"two columns are called {twice[0]!r}", expected) if twice else None
+    num_named = sum(bool(cell.strip()) for cell in cells)
+    if num_named < min(2, len(cells) - 1) or not num_named:
+        found = f"{len(cells)} columns, of which {num_named or 'none'} has a name"
+        fix = "take out the lines above the names of the columns, such as a title, or write the names"
+        return Problem(where, found, expected, fix)
+    names = [cell for cell in cells if cell.strip()]
+    twice = [cell for i, cell in enumerate(names) if cell in names[:i]]
+    if not twice:
+        return None
+    return Problem(where, f"two columns are called {twice[0]!r}", expected, with_header(name, _distinct(cells)))
+
+
+def _distinct(cells: list[str]) -> list[str]:
+    """The names of columns, with a number behind one that is there already: ``answer``, ``answer_2``."""
+    names: list[str] = []
+    for cell in cells:
+        more = (f"{cell}_{number}" for number in range(2, len(cells) + 2))
+        names.append(cell if cell not in names else next(each for each in more if each not in [*cells, *names]))
+    return names

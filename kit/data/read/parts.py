@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol
 
 from kit.data.read.archives import Location, Reader, open_location, type_and_message
-from kit.data.read.cells import csv_rows
+from kit.data.read.cells import DELIMITERS, csv_rows, separator_of
 from kit.data.read.text import (
     MAX_LINE_BYTES,
     Ending,
@@ -31,7 +31,6 @@ from kit.data.read.text import (
 BLOCK_BYTES = 1 << 18
 BLOCK_ROWS = 1000
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +187,28 @@ def _whole_lines(reader: Reader, name: str) -> Iterator[tuple[int, int, Any]]:
             first += 1
 
 
-def begins_array(location: Location) -> bool:
-    """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
+def first_bytes(location: Location) -> bytes:
+    """Some bytes from the start of the content; none if it cannot be read, which reading the rows will report."""
     try:
         with open_location(location) as reader:
-            return reader.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+            return reader.peek(1)
+    except Exception:
+        return b""
+
+
+def begins_array(location: Location) -> bool:
+    """Whether the content begins with ``[`` (after spaces), as a JSON array does. False if it cannot be read."""
+    return first_bytes(location).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+def delimiter_of(location: Location) -> str:
+    """What separates the cells of a table: a comma or a tab by its suffix, or what separates its first line instead."""
+    usual = DELIMITERS[location.suffix]
+    try:
+        with open_location(location) as reader:
+            return separator_of(reader.readline(MAX_LINE_BYTES), usual)
     except Exception:  # reading the rows will report it
-        return False
+        return usual
 
 
 @dataclass(frozen=True)
@@ -211,8 +225,10 @@ class TextFile(_TextFile):
 class CellFile(_TextFile):
     """A CSV or TSV file. Its first row names the columns."""
 
+    delimiter: str
+
     def _pieces(self, reader: Reader) -> Iterator[tuple[int, int, Any]]:
-        return _by_thousands(csv_rows(reader, self.name, DELIMITERS[self.location.suffix]))
+        return _by_thousands(csv_rows(reader, self.name, self.delimiter))
 
 
 def _by_thousands(rows: Iterator[Row]) -> Iterator[tuple[int, int, list[Row]]]:

@@ -24,11 +24,23 @@ import xxhash
 from kit.cache import digest as digest_of
 from kit.cache import file_digest, file_stamp
 from kit.data.read.archives import DECOMPRESSORS, Location, is_archive, members, split_name
+from kit.data.read.cells import DELIMITERS
 from kit.data.read.hub import Found, is_saved, leaves, open_hub, open_saved
-from kit.data.read.parts import DELIMITERS, JSON_SUFFIXES, CellFile, JsonFile, Part, TextFile, begins_array, origin
+from kit.data.read.parts import (
+    JSON_SUFFIXES,
+    CellFile,
+    JsonFile,
+    Part,
+    TextFile,
+    begins_array,
+    delimiter_of,
+    first_bytes,
+    origin,
+)
+from kit.data.read.repairs import as_lines, in_other_form, in_utf8, is_utf16
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
-from kit.data.read.text import ENCODING, NOT_UTF8, SPREAD
+from kit.data.read.text import NOT_JSON, NOT_UTF8, SPREAD, Ending
 from kit.errors import Problem, Problems, UserError, did_you_mean
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
@@ -41,6 +53,9 @@ HUB_ID_WITH_CONFIG = re.compile(r"([\w.-]+/[\w.-]+):([\w.+-]+)")
 ROW = re.compile(r"(:| row )\d+\b")  # matches Problem.where of a row, but not of a whole file
 FIX_ROWS = "fix or remove such rows"
 FIX = f"{FIX_ROWS}, or leave them out with --on_bad_row skip"
+FIX_FILE = "correct the file there, or copy it again: what follows cannot be read"
+# A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
+MAX_SKIPPED_SHARE = 0.1
 NUM_SHOWN = 10
 MAX_BAD_ROWS = 10_000  # bad rows before the first good one that end the search for it
 SAMPLED_BYTES = 1 << 14  # of each piece of a file that ``Source.sampled_digest`` reads
@@ -162,7 +177,7 @@ def open_source(
         contents = [file.stat().st_size if streaming else digest(file) for file in found.files]
     except OSError as error:
         raise UserError(Problem(flag, f"{name!r} cannot be read ({error.strerror or error})")) from None
-    columns = _columns(found.name, found.parts)
+    columns = _columns(found.name, found.parts, flag)
     return Source(
         found.name, digest_of(contents, found.marks), columns, tuple(found.parts), stamps, notes, found.commit
     )
@@ -217,10 +232,14 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
 
 def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
     """The data files in and below a folder, each under the name to show; only those of ``split`` if all name one."""
-    files, _ = _data_files(path)
+    files, others = _data_files(path)
     if not files:
         expected = f"a folder written by datasets' save_to_disk, or with files that end in {KNOWN}"
-        raise UserError(Problem(flag, f"{name!r} is a folder without state.json and without data files", expected))
+        endings = Counter(other.suffix.lower() for other in others)
+        fix = next(filter(None, (in_other_form(ending) for ending, _ in endings.most_common())), "")
+        found = f"{name!r} is a folder without state.json and without data files"
+        found += f" (it has {_endings(list(map(str, others)))})" if others else " (it is empty)"
+        raise UserError(Problem(flag, found, expected, fix))
 
     name = name.rstrip("/")
     words = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, (split.lower(), *SPLITS)))})(?![a-z])")
@@ -285,15 +304,23 @@ def _data_files(path: Path) -> tuple[dict[Path, Path], list[Path]]:
 
 
 def _unread(found: Found, others: Sequence[str]) -> tuple[str, ...]:
-    """A note about the files that give no rows, if there are any. ``others``: those that are no data files."""
+    """Notes about files that give no rows, and about tables with another separator. ``others``: those without data."""
     counts = []
     if others:
-        endings = Counter(os.path.splitext(other)[1].lower() or "no ending" for other in others)
-        listed = ", ".join(f"{ending} ({count})" for ending, count in sorted(endings.items()))
-        counts.append(f"{len(others)} that are no data files: {listed}")
+        counts.append(f"{len(others)} that are no data files: {_endings(others)}")
     if empty := [part.name for part in found.parts if part.size == 0]:
         counts.append(f"{len(empty)} empty, first {empty[0]}")
-    return (f"{found.name}: files that are not read: {'; '.join(counts)}",) if counts else ()
+    notes = [f"{found.name}: files that are not read: {'; '.join(counts)}"] if counts else []
+    for part in found.parts:
+        if isinstance(part, CellFile) and part.delimiter != DELIMITERS[part.location.suffix]:
+            notes.append(f"{part.name}: its cells are separated by {part.delimiter!r}")
+    return tuple(notes)
+
+
+def _endings(files: Sequence[str]) -> str:
+    """How many files have each ending: ``.md (1), .pdf (3)``."""
+    endings = Counter(os.path.splitext(file)[1].lower() or "no ending" for file in files)
+    return ", ".join(f"{ending} ({count})" for ending, count in sorted(endings.items()))
 
 
 def _links(found: Found, files: dict[str, Path]) -> tuple[str, ...]:
@@ -351,16 +378,22 @@ def _parts_of(name: str, path: Path, flag: str, others: list[str]) -> list[Part]
         return parts
     part = _part(name, Location(str(path), path.stat().st_size))
     if part is None:
-        raise UserError(Problem(flag, f"{name!r} ends in {path.suffix!r}", KNOWN))
+        ending = f"ends in {path.suffix!r}" if path.suffix else "has no ending that says what it holds"
+        raise UserError(Problem(flag, f"{name!r} {ending}", KNOWN, in_other_form(path.suffix)))
     return [part]
 
 
 def _part(name: str, location: Location) -> Part | None:
-    """The part for a file or a member of an archive; None if its suffix is not known."""
+    """The part for a file or a member of an archive; None if its suffix is not known.
+
+    Raises ``UserError`` if a file of text says that it is UTF-16.
+    """
+    if location.suffix in (*JSON_SUFFIXES, *DELIMITERS, ".txt") and is_utf16(first_bytes(location)):
+        raise UserError(Problem(name, "UTF-16 text", "UTF-8 text", in_utf8(name)))
     if location.suffix in JSON_SUFFIXES:
         return JsonFile(name, location, begins_array(location))
     if location.suffix in DELIMITERS:
-        return CellFile(name, location)
+        return CellFile(name, location, delimiter_of(location))
     if location.suffix == ".txt":
         return TextFile(name, location)
     if location.suffix == ".parquet":
@@ -381,7 +414,7 @@ def read_rows(parts: Sequence[Part], columns: list[str] | None = None) -> Iterat
                 yield i, number, row
 
 
-def _columns(name: str, parts: Sequence[Part]) -> list[str]:
+def _columns(name: str, parts: Sequence[Part], flag: str) -> list[str]:
     """The columns of the first good row. Raises ``UserError`` with the problems of the rows if none is good."""
     bad: list[Problem] = []
     for _, _, row in read_rows(parts):
@@ -393,20 +426,52 @@ def _columns(name: str, parts: Sequence[Part]) -> list[str]:
             break
     if not bad:
         raise UserError(Problem(name, "no rows", "at least one"))
-    if bad[0].fix == SPREAD:  # then the problems of the other lines have the same cause
+    if bad[0].found.startswith(NOT_JSON) and (fix := json_fix(parts, flag)):  # then all lines have the same cause
+        raise UserError(replace(bad[0], fix=fix))
+    if bad[0].fix == SPREAD:
         bad = bad[:1]
-    raise UserError(*shown(bad, name))
+    raise UserError(*shown(bad, name, FIX_ROWS))
 
 
-def shown(problems: Sequence[Problem], name: str, fix: str = FIX) -> list[Problem]:
-    """The first ``NUM_SHOWN`` problems, and one that counts the others. The advice for bad rows is given only once."""
+def json_fix(parts: Sequence[Part], flag: str) -> str:
+    """What to do about a source that is a single JSON file without an array, whose rows are not one a line.
+
+    Empty if it is another source, or if nothing is known to work.
+    """
+    part = parts[0]
+    if len(parts) != 1 or not isinstance(part, JsonFile) or part.is_array:
+        return ""
+    return as_lines(part.location, flag)
+
+
+def fix_of_rows(num_bad: int, num_good: int) -> str:
+    """The advice for bad rows: they can be skipped only if they are few. One row always may be skipped."""
+    return FIX_ROWS if num_bad > max(1, MAX_SKIPPED_SHARE * (num_bad + num_good)) else FIX
+
+
+def shown(problems: Sequence[Problem], name: str, fix: str, scope: str = "") -> list[Problem]:
+    """The first ``NUM_SHOWN`` problems, and one that counts the others.
+
+    Args:
+        name: the source's.
+        fix: the advice for bad rows, which is given only once.
+        scope: of which rows the others are counted, if not of all: `` of the first 64 rows``.
+    """
     first = list(problems[:NUM_SHOWN])
-    of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
-    if any(first[i].found.startswith(NOT_UTF8) for i in of_rows):
-        fix = ENCODING  # other rows of such a file may have been read wrongly, without any message
     num_more = len(problems) - len(first)
+    for i, problem in enumerate(first):
+        if isinstance(problem, Ending) and not problem.fix:
+            first[i] = replace(problem, fix=FIX_FILE)
+    of_rows = [i for i, problem in enumerate(first) if ROW.search(problem.where) and not problem.fix]
+    if not_utf8 := [first[i] for i in of_rows if first[i].found.startswith(NOT_UTF8)]:
+        # Other rows of such a file may have been read wrongly, without any message.
+        of_file = in_utf8(re.sub(rf"{ROW.pattern}$", "", not_utf8[0].where))
+        if of_file and all(problem.found.startswith(NOT_UTF8) for problem in problems):
+            found = f"{first[0].found}, and so are {len(problems) - 1} other lines" if num_more else first[0].found
+            return [replace(first[0], found=found, fix=of_file)]
+        fix = of_file or fix
     if num_more:
-        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}"
+        text = f"... and {num_more} more problem{'s' if num_more > 1 else ''}{scope}"
         first.append(Problem(name, text, fix=fix if of_rows else "", num_others=num_more))
     elif of_rows:
         last = of_rows[-1]

@@ -21,7 +21,7 @@ from kit.errors import Problem, kind
 Row = tuple[int, Any]  # the number of the line or row, from 1; its content: a dict, a Problem, or None if it is blank
 
 NOT_UTF8 = "not UTF-8"  # so begins the problem of a line whose bytes cannot be decoded
-ENCODING = "convert the file, which on Windows often is cp1252: iconv -f cp1252 -t utf-8 FILE > NEW"
+NOT_JSON = "not JSON"  # so begins the problem of a line that is no JSON value
 MAX_LINE_BYTES = 1 << 24
 MAX_SKIPPED_BYTES = 1 << 30
 READ_BYTES = 1 << 18
@@ -66,7 +66,7 @@ def json_rows(lines: bytes, first: int, name: str) -> Iterator[Row]:
             found = f"{NOT_UTF8} at byte {error.start + 1} of the line"
             yield number, Problem(f"{name}:{number}", found, "UTF-8 text")
         except json.JSONDecodeError as error:
-            found = f"not JSON at column {error.colno} ({error.msg})"
+            found = f"{NOT_JSON} at column {error.colno} ({error.msg})"
             yield number, Problem(f"{name}:{number}", found, ONE_A_LINE, SPREAD if text == "{" else "")
         except ValueError as error:  # an integer with more digits than Python's limit
             yield number, Problem(f"{name}:{number}", str(error).split(";")[0], ONE_A_LINE)

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 from kit import durable
 from kit.console import say
-from kit.data.read.sources import FIX_ROWS, shown
+from kit.data.read.sources import FIX_ROWS, MAX_SKIPPED_SHARE, fix_of_rows, shown
 from kit.errors import Problem, UserError
 
 SKIPPED_FILE = "skipped_rows.jsonl"
-# A tenth: single damaged rows are far fewer, and what a mapping or a format does not fit is usually far more.
-MAX_SKIPPED_SHARE = 0.1
 
 
 class BadRow(NamedTuple):
@@ -64,13 +62,20 @@ class BadRows:
         """The number of problems that are reported one by one."""
         return len(self._single)
 
-    def problems(self) -> list[Problem]:
-        """All problems; one that many rows have is reported once, with the first of these rows."""
+    def problems(self, scope: str = "") -> list[Problem]:
+        """All problems; one that many rows have is reported once, with the first of these rows.
+
+        ``scope``: of which rows the others are counted, if not of all: `` of the first 64 rows``.
+        """
         common = []
         for problem, (first, count) in self._common.items():
-            more = f" and {count - 1} more" if count > 1 else ""
+            more = f" and {count - 1} more{scope}" if count > 1 else ""
             common.append(replace(problem, found=f"{problem.found} (at {first}{more})"))
         return self._single + common
+
+    def shown(self, name: str, num_good: int, others: Sequence[Problem] = ()) -> list[Problem]:
+        """The first of ``others`` and of these problems, with the advice that works. The arguments are as below."""
+        return shown([*others, *self.problems()], name, fix_of_rows(self.num_rows, num_good))
 
     def raise_if_too_many(self, name: str, num_good: int) -> None:
         """Raise ``UserError`` if these rows of the source ``name`` are too many to skip. One row always may be skipped.

@@ -3,18 +3,20 @@
 Imports no slow library, so that what is wrong with the files is reported at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.columns import choose_fields
+from kit.data.chat.columns_flag import Listed, columns_flag
 from kit.data.chat.formats import IGNORE
 from kit.data.chat.unused import read_keys
 from kit.data.chat.watched import is_watched
-from kit.data.read.sources import Source, open_source, read_rows
-from kit.errors import Problems, raise_if
+from kit.data.read.sources import Source, json_fix, open_source, read_rows
+from kit.errors import Problem, Problems, UserError, raise_if
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,20 @@ class Dataset:
     source: Source
     fields: dict[str, str]  # the columns to read: our field to their column
     is_evaluation: bool = False
+    among: Listed | None = None  # the data set among those of its flag; None: it is the only one
 
     @cached_property
     def ignored(self) -> frozenset[str]:
         """The columns, and keys of messages, that the user wants to be ignored."""
         return frozenset(theirs for theirs, ours in (self.entry.columns or {}).items() if ours == IGNORE)
+
+    def columns_flag(self, more: Mapping[str, str]) -> str:
+        """Return the flag that adds to the mapping of columns of this data set."""
+        columns = {**(self.entry.columns or {}), **more}
+        if not self.among:
+            return columns_flag(columns)
+        only_ignores = set(more.values()) == {IGNORE}
+        return self.among.ignoring(columns) if only_ignores else self.among.with_columns(columns)
 
     @property
     def key(self) -> list[Any]:
@@ -56,26 +67,32 @@ def open_datasets(
     """
     problems = Problems()
     datasets: list[Dataset] = []
-    for entry in entries:
+    for i, entry in enumerate(entries):
         with problems.caught():
-            datasets.append(_open_dataset(entry, "dataset", streaming, is_alone=len(entries) == 1))
+            among = Listed("dataset", tuple(entries), i, is_alone=len(entries) == 1)
+            datasets.append(_open_dataset(entry, among, streaming))
     is_alone = not datasets  # the training data need a mapping too, probably the same one
-    for entry in eval_entries:
+    for i, entry in enumerate(eval_entries):
         with problems.caught():
-            datasets.append(_open_dataset(entry, "eval_dataset", False, is_alone, is_evaluation=True))
+            among = Listed("eval_dataset", tuple(eval_entries), i, is_alone)
+            datasets.append(_open_dataset(entry, among, streaming=False, is_evaluation=True))
     # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
     last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
     raise_if(last_of_each.values())
     return datasets
 
 
-def _open_dataset(
-    entry: DatasetEntry, flag: str, streaming: bool, is_alone: bool, is_evaluation: bool = False
-) -> Dataset:
-    """Open a data set. ``is_alone``: no other one of the run is known to need another mapping."""
-    source = open_source(entry.path, entry.split or "", flag, entry.config, streaming, revision=entry.revision)
+def _open_dataset(entry: DatasetEntry, among: Listed, streaming: bool, is_evaluation: bool = False) -> Dataset:
+    """Open a data set, which is ``among`` those of its flag."""
+    source = open_source(entry.path, entry.split or "", among.flag, entry.config, streaming, revision=entry.revision)
     rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
-    fields = choose_fields(
-        source.columns, entry.columns or {}, source.name, is_evaluation, rows, "" if is_alone else entry.path
-    )
-    return Dataset(entry, source, fields, is_evaluation)
+    try:
+        fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation, rows, among)
+    except UserError as error:
+        # A JSON file of a single object, which holds the rows.
+        num_rows = sum(1 for _ in islice(read_rows(source.parts), 2))
+        if num_rows == 1 and (fix := json_fix(source.parts, among.flag)):
+            found = f"one object with {', '.join(source.columns)}"
+            raise UserError(Problem(source.name, found, "a row for each sample", fix)) from None
+        raise error
+    return Dataset(entry, source, fields, is_evaluation, among)

@@ -28,8 +28,9 @@ import numpy as np
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
+from kit.data.chat.sandbox import watched
 from kit.data.read.parts import Block
-from kit.data.read.sources import FIX_ROWS, Source, shown
+from kit.data.read.sources import FIX_ROWS, Source, read_rows, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.rows import SAMPLE, Encoder, Piece
@@ -39,6 +40,7 @@ from kit.errors import Problem, UserError, raise_if
 PR_SET_PDEATHSIG = 1  # the number of this option of Linux's prctl
 MAX_WEIGHTS = 256  # different token weights in one data set: a token's weight is stored as one byte, a code
 MAX_PROBLEMS = 1000  # after this number of problems tokenising stops
+NUM_FIRST = 64  # rows that are tried before all others are read
 
 
 def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = None, skips: bool = False) -> Store:
@@ -66,7 +68,7 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     assert cached is not None
     arrays, info = cached
     if info["skipped"] and not skips:
-        raise_if(shown(BadRows.from_record(info["skipped"]).problems(), dataset.source.name))
+        raise_if(BadRows.from_record(info["skipped"]).shown(dataset.source.name, info["counts"]["num_rows"]))
     fingerprint = digest(key, [row[:2] for row in info["skipped"]]) if info["skipped"] else key
     return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint, folder)
 
@@ -88,6 +90,8 @@ def _open(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
 def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int | None, skips: bool) -> None:
     """Tokenise a data set into the cache entry ``folder``. If that fails, no entry is left."""
     source = dataset.source
+    if not skips:
+        _check_first_rows(dataset, encoder)
     with cannot_write(folder.parent):
         writer = Writer(folder)
     try:
@@ -112,6 +116,19 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
     except BaseException:
         writer.discard()
         raise
+
+
+def _check_first_rows(dataset: Dataset, encoder: Encoder) -> None:
+    """Raise ``UserError`` if most of the first rows of many cannot be used: the others need not be read for that."""
+    rows = list(islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST + 1))
+    if len(rows) <= NUM_FIRST:
+        return
+    with watched():
+        piece = encoder.encode(dataset, rows[:NUM_FIRST])
+    bad = BadRows(piece.bad)
+    if bad.num_rows > NUM_FIRST / 2:
+        scope = f" of the first {NUM_FIRST} rows"
+        raise UserError(*shown(piece.problems + bad.problems(scope), dataset.source.name, FIX_ROWS, scope))
 
 
 def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
@@ -241,9 +258,9 @@ class _Entry:
         Raises:
             UserError: with the problems of the rows, or if no sample is left.
         """
-        problems = self.problems if self._skips else self.problems + self.bad.problems()
-        raise_if(shown(problems, name))
-        self.bad.raise_if_too_many(name, self.counts["num_rows"])
+        num_good = self.counts["num_rows"]
+        raise_if(shown(self.problems, name, "") if self._skips else self.bad.shown(name, num_good, self.problems))
+        self.bad.raise_if_too_many(name, num_good)
         if not self.num_tokens:
             raise UserError(*self._problems_without_samples(name, max_length))
         return {

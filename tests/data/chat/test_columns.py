@@ -49,10 +49,14 @@ def chosen(columns, mapping=None):
     ("mapping", "message"),
     [
         ({"question": "promt"}, "'promt' is no field; expected messages, tools, chat_template_kwargs, conversations"),
-        ({"question": "promt"}, "did you mean 'prompt'?"),
-        ({"prompt": "question"}, "the other way round: --dataset_columns question=prompt"),
+        ({"question": "promt"}, "did you mean --dataset_columns question=prompt"),
+        ({"prompt": "question"}, "expected column=field\n    -> did you mean --dataset_columns question=prompt"),
+        (
+            {"prompt": "question", "anwser": "complettion"},
+            "did you mean --dataset_columns question=prompt,answer=completion",
+        ),
         ({"questions": "prompt"}, "train.jsonl has no column 'questions'; expected one of question, answer, more"),
-        ({"questions": "prompt"}, "did you mean 'question'?"),
+        ({"questions": "prompt"}, "did you mean --dataset_columns question=prompt"),
         ({"question": "prompt", "answer": "prompt"}, "prompt is given twice"),
         (
             {"question": "prompt"},
@@ -194,7 +198,7 @@ def test_question_and_answer_are_proposed_as_a_chat_and_as_plain_text():
     message = refusal({"question": "a", "answer": "b"})
     assert message.endswith(
         "if question asks and answer answers: --dataset_columns question=instruction,answer=output makes a chat of "
-        "each row, --dataset_columns question=prompt,answer=completion joins the two as plain text"
+        "each row; or --dataset_columns question=prompt,answer=completion joins the two as plain text"
     )
     context = refusal({"instruction": "a", "context": "c", "response": "b"})
     assert "plain text" not in context  # the context would be lost
@@ -223,7 +227,7 @@ def test_a_flag_is_proposed_only_if_it_reads_most_of_the_first_rows(rows, has_fl
     with pytest.raises(UserError) as caught:
         choose_fields(list(rows[0]) if rows else ["question", "answer"], {}, "train.jsonl", rows=rows)
     assert ("=instruction" in str(caught.value)) == has_flag
-    assert has_flag or not re.search("--dataset_columns (?!column=field)", str(caught.value))
+    assert has_flag or not re.search("--dataset_columns (?!COLUMN=FIELD)", str(caught.value))
 
 
 def test_only_a_few_rows_are_read_to_try_a_flag():
@@ -269,7 +273,9 @@ def test_where_no_format_holds_the_rows_the_message_says_so(row):
     assert "-> none of the formats holds these rows: convert each conversation to {" in message
     assert message.endswith("one for each path from a prompt to an answer") == ("prompt" in row)
     unknown = refusal({"frage": "a", "antwort": "b"})
-    assert unknown.endswith("-> say which column is which: --dataset_columns column=field,column=field")
+    flag = "--dataset_columns frage=instruction,antwort=output"
+    assert unknown.endswith(f"-> if frage asks and antwort answers: {flag}; other columns in the same way")
+    assert refusal({"a": 1}).endswith("-> say which column is which: --dataset_columns COLUMN=FIELD")
 
 
 def test_a_mapping_that_does_not_fit_the_rows_is_refused_with_the_one_that_does():
@@ -285,7 +291,8 @@ def test_a_text_beside_its_answer_is_not_taken_for_a_document():
     row = {"text": "a", "summary": "b"}
     message = refusal(row)
     assert "--dataset_columns text=instruction,summary=output makes a chat" in message
-    assert message.endswith("joins the two as plain text; texts: --dataset_columns text=text")
+    assert "-> to learn each text as a whole: --dataset_columns text=text; or if text asks" in message
+    assert "not read: text" not in message
     assert choose_fields(list(row), {"text": "text"}, "train.jsonl", rows=[row]) == {"text": "text"}
     assert choose_fields(list(row), {"summary": "ignore"}, "train.jsonl", rows=[row]) == {"text": "text"}
     assert choose_fields(["text", "url", "id"], {}, "train.jsonl") == {"text": "text"}

@@ -223,7 +223,7 @@ def test_few_fixes_are_tried_for_each_of_many_rows(tokenizer, monkeypatch):
     tried.clear()
     hopeless = "{{ raise_exception('no') }}"
     problems = encode_all([ONE] * 100, tokenizer, hopeless)
-    assert [bool(problem.fix) for problem in problems] == [True] * MAX_TRIALS + [False] * (100 - MAX_TRIALS)
+    assert len({problem.fix for problem in problems}) == 1 and problems[0].fix.startswith("no fix is known")
     assert len(tried) == MAX_TRIALS * len(tried[::MAX_TRIALS])
 
 

@@ -287,7 +287,7 @@ BAD_MESSAGES = [
     ([ANSWER | {"tool_calls": [{"arguments": {}}]}], "messages[0].tool_calls[0]: no call"),
     (
         [ANSWER | {"tool_calls": [{"name": "add", "arguments": '{"a": 1, "a": 2}'}]}],
-        "messages[0].tool_calls[0].arguments: an object has the key 'a' twice; expected each key once",
+        "messages[0].tool_calls[0].arguments: an object has the key 'a' twice, with different values",
     ),
     ([ANSWER | {"tool_calls": [{"function": "add"}]}], "messages[0].tool_calls[0]: no call"),
     ([ANSWER | {"tool_calls": [{"name": "add", "arguments": "a=1"}]}], "tool_calls[0].arguments: not JSON"),

@@ -520,7 +520,7 @@ def refusal(file, tokenizer, flag=""):
 
 def flags_of(text):
     """The values of ``--dataset_columns`` that a text names."""
-    return re.findall(r"--dataset_columns ((?:\w+=\w+,?)+)", text)
+    return re.findall(r"(?<!to ignore it, )--dataset_columns ((?:\w+=\w+,?)+)", text)
 
 
 def read(train, i, tokenizer):

@@ -20,6 +20,8 @@ CALL = {"name": "add", "arguments": {"a": 1}}
 RESULT = {"role": "tool", "content": "3", "name": "add", "tool_call_id": "1"}
 
 
+# A flag that uses a column, and does not ignore it.
+USING = r"(?<!to ignore it, )--dataset_columns (\w+=\w+(?:,\w+=\w+)*)"
 TEMPLATE = "{{ messages if enable_thinking or thinking else reasoning_effort }}"
 
 
@@ -110,7 +112,11 @@ HARMFUL = [
     (answer(reasoning_details=[{"text": "Hm"}]), "messages.reasoning_details", "the reasoning of an answer"),
     *[
         ({"messages": [USER | {name: ["a.png"]}, ANSWER]}, f"messages.{name}", "media, and only text is learned from")
-        for name in ("image_url", "attachments", "files", "video_path", "input_audio")
+        for name in ("image_url", "video_path", "input_audio")
+    ],
+    *[
+        ({"messages": [USER | {name: "a.py"}, ANSWER]}, f"messages.{name}", "a file beside the text (a.py)")
+        for name in ("file", "files", "attachments")
     ],
     (answer(content=[{"type": "text", "text": "a", "image": "x"}]), "messages.content.image", "media"),
     (answer(toolCalls=[CALL]), "messages.toolCalls", "calls are tool_calls of an assistant turn"),
@@ -170,7 +176,7 @@ HARMFUL = [
 def test_what_would_change_what_is_learned_is_refused_unless_it_is_ignored_on_purpose(row, name, message):
     reported, counts = looked(row)
     assert reported.startswith(f"{name}: ") and message in reported and counts[name] == 1
-    assert f"add {name}=ignore to --dataset_columns" in reported
+    assert f"to ignore it, --dataset_columns {name}=ignore" in reported
     reported, counts = looked(row, {name: "ignore", **({"text": "text"} if "text" in row else {})})
     assert not reported and counts[name] == 1
 
@@ -216,7 +222,7 @@ def test_what_changes_nothing_is_not_refused(row):
 
 @pytest.mark.parametrize(("row", "name"), [case[:2] for case in HARMFUL])
 def test_a_flag_that_is_named_reads_the_column(row, name):
-    for flag in re.findall(r"--dataset_columns (\w+=\w+(?:,\w+=\w+)*)", looked(row, mapping_of_text(row))[0]):
+    for flag in re.findall(USING, looked(row, mapping_of_text(row))[0]):
         mapping = dict(pair.split("=") for pair in flag.split(","))
         fields = choose_fields(list(row), mapping, "train.jsonl")
         assert isinstance(to_sample(row, fields), dict)
@@ -233,7 +239,7 @@ def test_a_flag_that_is_named_reads_the_column(row, name):
 )
 def test_for_a_second_system_prompt_no_flag_is_named(messages, column):
     reported = looked(messages | {column: "Be brief"})[0]
-    assert "--dataset_columns " not in reported.replace("to --dataset_columns", "")
+    assert not re.search(USING, reported)
     if "messages" in messages or column != "system":
         assert f"{column}: a system prompt, and the messages begin with another one" in reported
     assert looked(messages | {column: "Be kind"})[0] == ""
@@ -248,13 +254,13 @@ def test_json_in_a_string_that_is_no_message_has_no_keys_that_could_be_read():
 
 @pytest.mark.parametrize(
     "row",
-    [row for row, name, _ in HARMFUL if re.search(r"--dataset_columns \S+=\S+ ?", looked(row)[0].split("; or")[0])],
+    [row for row, name, _ in HARMFUL if re.search(USING, looked(row)[0])],
 )
 def test_a_mapping_that_a_message_names_reads_what_would_be_lost(row):
     """It is tried: the row is no longer refused, and the sample holds the value."""
     reported, _ = looked(row)
     name, _, rest = reported.partition(":")
-    flag = re.search(r"--dataset_columns (\S+=[^\s;]+)", rest)[1]
+    flag = re.search(USING, rest)[1]
     mapping = dict(pair.split("=") for pair in flag.split(","))
     assert not looked(row, mapping)[0]
     sample = to_sample(row, choose_fields(list(row), mapping, "train.jsonl"))

@@ -48,7 +48,11 @@ def test_a_nul_is_no_reason_to_fail(folder):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"q,,a", "a.csv:1: a column without a name; expected a first row with the names of the columns"),
+        (
+            b"My table,,",
+            "a.csv:1: 3 columns, of which 1 has a name; expected a first row with the names of the columns",
+        ),
+        (b",,", "a.csv:1: 3 columns, of which none has a name"),
         (b"q,a,q", "a.csv:1: two columns are called 'q'"),
     ],
 )
@@ -59,11 +63,25 @@ def test_a_header_that_names_no_columns_is_refused(header, message, folder):
 
 @pytest.mark.parametrize("content", ["q;a\n1;2\n", "q;a\n1,0;2,5\n", '"q";"a"\n"1";"2"\n'])
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_cells_separated_by_semicolons_are_recognised(name, content, folder):
+def test_cells_separated_by_semicolons_are_read_and_this_is_noted(name, content, folder):
     (folder / name).write_text(content)
-    reported = refused(name)
-    assert reported.startswith(f"error: {name}:1: ")
-    assert "    -> is it separated by ';'? only commas (.csv) and tabs (.tsv) are read; python -c" in reported
+    source = source_of(name)
+    (row,) = contents(source)
+    assert list(row) == ["q", "a"] and list(row.values()) in (["1", "2"], ["1,0", "2,5"])
+    assert source.notes == (f"{name}: its cells are separated by ';'",)
+
+
+@pytest.mark.parametrize("header", ["text", "a, b", '"a;b"', '"a', "a;b,c"])
+def test_the_usual_separator_stays_where_it_makes_several_cells_or_no_other_one_does(header):
+    assert cells.separator_of(header.encode(), ",") == ","
+    assert cells.separator_of(b"\xef\xbb\xbfq|a\r\n", ",") == "|"
+
+
+def test_a_column_without_a_name_is_called_as_pandas_calls_it(folder):
+    (folder / "a.csv").write_text(",q,a,\n0,1,2,\n1,3,4,\n")
+    assert contents(source_of("a.csv"))[0] == {"Unnamed: 0": "0", "q": "1", "a": "2", "Unnamed: 3": ""}
+    (folder / "a.csv").write_text(",Unnamed: 0,q,a\n0,1,2,3\n")
+    assert list(contents(source_of("a.csv"))[0].values()) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("header", [b"q\xff,a", b'"q"x,a'])

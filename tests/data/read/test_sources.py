@@ -4,6 +4,7 @@ import json
 import os
 import re
 import zipfile
+from dataclasses import replace
 
 import pytest
 from data_helpers import contents, json_lines, problems, refused, rows_of, source_of, text_rows, write_any
@@ -11,8 +12,7 @@ from data_helpers import contents, json_lines, problems, refused, rows_of, sourc
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.data.read import archives, sources
 from kit.data.read.hub import Found
-from kit.data.read.sources import FIX, SUFFIXES, shown
-from kit.data.read.text import ENCODING
+from kit.data.read.sources import FIX, FIX_FILE, FIX_ROWS, SUFFIXES, shown
 from kit.errors import Problem, UserError
 
 # Names
@@ -192,9 +192,10 @@ def test_an_object_over_several_lines_is_reported_as_one_problem(end, folder):
     (folder / "a.json").write_text(json.dumps({"data": text_rows(20)}, indent=2).replace("\n", end), newline="")
     reported = refused("a.json").splitlines()
     assert reported[0].startswith("error: a.json:1: not JSON at column 2 (Expecting property name")
-    assert reported[1:] == [
-        "    -> is it one object over several lines? write each sample on one line, or all as a JSON array"
-    ]
+    assert len(reported) == 2 and "['data']; open('a.rows.jsonl', 'w')" in reported[1]
+    assert reported[1].endswith("`, then --dataset a.rows.jsonl")
+    (folder / "a.json").write_text(json.dumps({"data": 3}, indent=2)[:-1].replace("\n", end), newline="")
+    assert refused("a.json").endswith("write each sample on one line, or all as a JSON array")
 
 
 def test_problems_are_counted_and_the_first_ten_shown_with_one_fix(folder):
@@ -202,28 +203,28 @@ def test_problems_are_counted_and_the_first_ten_shown_with_one_fix(folder):
     reported = refused("train.jsonl").splitlines()
     assert reported[0] == "error: 612 problems, 10 of them shown"
     assert reported[10].startswith("  - train.jsonl:10: not JSON")
-    assert reported[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX}"]
+    assert reported[11:] == ["  - train.jsonl: ... and 602 more problems", f"    -> {FIX_ROWS}"]
     (folder / "train.jsonl").write_text("}\n" * 2)
     reported = refused("train.jsonl").splitlines()
-    assert reported[0] == "error: 2 problems" and reported[3:] == [f"    -> {FIX}"]
+    assert reported[0] == "error: 2 problems" and reported[3:] == [f"    -> {FIX_ROWS}"]
 
 
 def test_rows_need_no_fix_if_the_file_has_the_problem(folder):
     (folder / "train.jsonl.gz").write_bytes(b"")
-    assert refused("train.jsonl.gz") == "error: train.jsonl.gz: cut short after line 0"
+    assert refused("train.jsonl.gz") == f"error: train.jsonl.gz: cut short after line 0\n    -> {FIX_FILE}"
 
 
 def test_several_data_sets_have_their_problems_counted_together():
     first, second = ([Problem(f"{name}.jsonl:{i}", "bad") for i in range(1, 13)] for name in "ab")
-    reported = str(UserError(*shown(first, "a.jsonl"), *shown(second, "b.jsonl")))
+    reported = str(UserError(*shown(first, "a.jsonl", FIX), *shown(second, "b.jsonl", FIX)))
     assert reported.splitlines()[0] == "error: 24 problems, 20 of them shown"
 
 
 def test_the_fix_of_a_problem_is_kept():
     long = Problem("a.jsonl:2", "long", fix="split it")
-    assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl") == [Problem("a.jsonl:1", "bad", fix=FIX), long]
+    assert shown([Problem("a.jsonl:1", "bad"), long], "a.jsonl", FIX) == [Problem("a.jsonl:1", "bad", fix=FIX), long]
     refusal = Problem("chat_template", "refuses it")
-    assert shown([refusal], "a.jsonl") == [refusal]
+    assert shown([refusal], "a.jsonl", FIX) == [refusal]
 
 
 def test_the_columns_are_those_of_the_first_good_row(folder):
@@ -320,9 +321,13 @@ def test_whether_a_name_means_the_hub_is_known_without_reading(folder):
         sources.hub_id("b.jsonl", "", "dataset")
 
 
-def test_a_file_of_another_encoding_is_to_be_converted_not_skipped():
-    (reported,) = shown([Problem("a.csv:2", "not UTF-8 at byte 3 of the line", "UTF-8 text")], "a.csv")
-    assert reported.fix == ENCODING and "iconv" in str(reported) and "--on_bad_row" not in str(reported)
+def test_a_file_of_another_encoding_is_to_be_converted_not_skipped(folder):
+    bad = Problem("a.csv:2", "not UTF-8 at byte 3 of the line", "UTF-8 text")
+    (folder / "a.csv").write_bytes("q,a\nä,ö\nü,é\n".encode("cp1252"))
+    (reported,) = shown([bad, replace(bad, where="a.csv:3")] * 8, "a.csv", FIX)
+    assert "iconv -f CP1252" in reported.fix and "--on_bad_row" not in str(reported)
+    (folder / "a.csv").write_bytes(b"q,a\n" + "ä,ö\n".encode() + b"\xe4,b\n")  # then only that line is damaged
+    assert shown([bad], "a.csv", FIX)[0].fix == FIX
 
 
 # Links

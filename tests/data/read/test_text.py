@@ -32,8 +32,11 @@ def bad_lines(line, after=b'{"text": "b"}\n', name="train.jsonl"):
         (b'{"n": ' + b"[" * 200_000, "train.jsonl:2: nested too deeply"),
         (b'{"text": "\xff"}', "train.jsonl:2: not UTF-8 at byte 11 of the line; expected UTF-8 text"),
         (b'{"te\xef\xbb\xbfxt": "\xc3"}', "train.jsonl:2: not UTF-8"),
-        (b'{"text": "a", "text": "b"}', "train.jsonl:2: an object has the key 'text' twice; expected each key once"),
-        (b'{"m": [{"role": "user", "te\\u0078t": 1, "text": 1}]}', "train.jsonl:2: an object has the key 'text' twice"),
+        (
+            b'{"text": "a", "text": "b"}',
+            "train.jsonl:2: an object has the key 'text' twice, with different values",
+        ),
+        (b'{"m": [{"role": "user", "te\\u0078t": 1, "text": 2}]}', "train.jsonl:2: an object has the key 'text' twice"),
     ],
 )
 def test_a_bad_line_is_named_and_reading_goes_on_behind_it(line, message):
