@@ -5,8 +5,10 @@ holds the lock, whether it ended in order or was killed, and whether it emptied 
 """
 
 import fcntl
+import itertools
 import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -90,7 +92,7 @@ def check_free(folder: Path) -> None:
         file = (folder / NAME).open(encoding="utf-8")
     except OSError as error:
         found = f"{folder / NAME} cannot be read ({error.strerror})"
-        raise UserError(Problem("output_dir", found, fix="choose another --output_dir")) from None
+        raise UserError(Problem("output_dir", found, fix=another(folder))) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -120,7 +122,24 @@ def _write(folder: Path, signature: dict[str, Any]) -> None:
 
 def _in_use(folder: Path) -> UserError:
     found = f"{folder} is in use by {_owner(read(folder))}"
-    return UserError(Problem("output_dir", found, fix="wait for it, end it, or choose another --output_dir"))
+    return UserError(Problem("output_dir", found, fix=f"{another(folder)}; or wait for it, or end it"))
+
+
+def another(folder: Path) -> str:
+    """Return the flag that names a folder which does not exist yet, beside ``folder`` if that can be written to."""
+    parents = (folder.parent, Path("runs"), Path())
+    parent = next((path for path in parents if _is_writable(path)), folder.parent)
+    names = (parent / f"{folder.name or 'run'}-{number}" for number in itertools.count(2))
+    return f"--output_dir {shlex.quote(str(next(path for path in names if not os.path.lexists(path))))}"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether a folder can be made there. To root each seems to be; those of the kernel have no blocks."""
+    try:
+        nearest = next(path for path in [folder, *folder.resolve().parents] if path.exists())
+        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK) and os.statvfs(nearest).f_blocks > 0
+    except (OSError, RuntimeError, StopIteration):
+        return False
 
 
 def _owner(signature: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit
 
 from kit import phases
 from kit.config.command_line import read_command_line
+from kit.config.dataset_entry import DatasetEntry, flag_of_list
 from kit.config.recipe import Recipe
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
@@ -36,7 +37,9 @@ def main() -> None:
     request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER)
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
-        raise UserError(Problem("eval_dataset", "missing", "the data to score on", "--eval_dataset NAME"))
+        given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
+        fix = flag_of_list("eval_dataset", given)
+        raise UserError(Problem("eval_dataset", "missing", "the data to score on", fix))
 
     from kit import preflight
     from kit.checkpoint.load import load_weights
@@ -57,6 +60,10 @@ def main() -> None:
     path = recipe.adapter_name_or_path or recipe.model_name_or_path
     say(*describe_rendering(path, recipe.chat_template, checked.datasets, checked.tokenizer))
 
+    if request.launch.dry_run:
+        scored_on = f"all checks passed, {len(samples)} samples would be scored"
+        say(*checked.notes, f"Dry run: {scored_on}; nothing written but the tokenised data in the cache.")
+        return
     accelerator, plan = start(recipe, topology, checked.facts(topology))
     guard = Guard(accelerator, recipe, topology, trains=False)
     if weights:

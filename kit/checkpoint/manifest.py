@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from kit import durable
+from kit import durable, lock
 from kit.durable import read_small
 from kit.errors import Problem, UserError, kind, raise_if
 
@@ -96,7 +96,7 @@ def find_checkpoint(
             return path
         broken.append(Problem(str(path), faults[0]))
     if broken:
-        ways = "move them away to start again from the first step"
+        ways = f"{lock.another(folder.parent)}; or --overwrite_output_dir true, which starts again from the first step"
         raise UserError(*broken, Problem(str(folder), "no checkpoint of this run is complete", fix=ways))
     return None
 

@@ -170,7 +170,7 @@ def check_model(
     """
     problems = check_weight_files(settings, needs_weights)
     if getattr(config, "quantization_config", None):
-        fix = "--method qlora quantises it"
+        fix = "give the model that it was made from: --method qlora quantises that"
         problems.append(Problem("model_name_or_path", "a quantised checkpoint", "the original one", fix))
     reason = why_not_varlen(config) if settings.attn_implementation == "varlen" else ""
     if reason:
@@ -185,7 +185,7 @@ def check_model(
             f"packs of {max_length} tokens, and {limit[1]}: in longer packs the losses of a sample depend on its pack"
         )
         expected = "the losses that a sample has alone"
-        problems.append(Problem("packing", found, expected, f"do without packing, or use --max_length {limit[0]}"))
+        problems.append(Problem("packing", found, expected, f"--packing false; or --max_length {limit[0]}"))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
     check_method = check_freeze if settings.method == "full" else check_adapter

@@ -55,14 +55,14 @@ def check_parts(settings: MethodSettings, meta_model: Any, router_aux_loss_coef:
         problems.append(Problem("model_name_or_path", found, "weights that only training changes", fix))
     if settings.method == "full" and _is_only_a_part(meta_model.config):
         found = f"final/ of a full run could not be opened: transformers knows {name} only as a part of another model"
-        problems.append(Problem("method", found, fix="use --method lora"))
+        problems.append(Problem("method", found, fix="--method lora"))
     if settings.method == "qlora" and not _count(quantised_on_meta(meta_model)).of_kind("4-bit"):
         found = f"qlora would quantise none of the weights of {name}"
         linear = {type(module).__name__ for module in meta_model.modules() if isinstance(module, torch.nn.Linear)}
         unknown = sorted(linear - {"Linear"})
         if unknown:
             found += f": its linear layers are {', '.join(unknown)}, which bitsandbytes does not know"
-        problems.append(Problem("method", found, fix="use --method lora"))
+        problems.append(Problem("method", found, fix="--method lora"))
     return problems
 
 

@@ -112,22 +112,19 @@ class RunFolder:
             ways = f"to go on, raise {setting}; to start afresh, another --output_dir"
             say(f"this run is finished: {self.final}", ways)
             return True
-        ways = "raise it, or choose another --output_dir, or --overwrite_output_dir to start again"
+        new = f"{lock.another(self.path)}; or --overwrite_output_dir true, which starts again"
         if first_step > total_steps:
             found = f"{total_steps} steps wanted, and {first_step} are done"
             expected = f"at least {first_step}, or --resume_from_checkpoint with an earlier one"
-            raise UserError(Problem("max_steps", found, expected, ways))
+            raise UserError(Problem("max_steps", found, expected, f"--max_steps {first_step}; or {new}"))
         if self._manifest.get("weights_only"):
             found = f"{self.checkpoint} holds weights only (save_only_model), so the run cannot continue from it"
-            ways = (
-                f"to train on from its weights in a new run: {command_of('export.py')} "
-                f"{shlex.quote(str(self.checkpoint))} --output_dir "
-                "model; or choose an earlier checkpoint, or --overwrite_output_dir to start again"
-            )
+            export = f"{command_of('export.py')} {shlex.quote(str(self.checkpoint))} {lock.another(self.path)}"
+            ways = f"`{export}` writes a model to train on from, in a new run; or {new}"
             raise UserError(Problem("resume_from_checkpoint", found, "a checkpoint with the optimiser's state", ways))
         if self.finished_steps and not first_step:
             found = f"{self.path} holds a finished run of {self.finished_steps} steps and no checkpoint to go on from"
-            raise UserError(Problem("output_dir", found, fix=ways))
+            raise UserError(Problem("output_dir", found, fix=new))
         return False
 
     def describe_resume(self, total_steps: int) -> list[str]:

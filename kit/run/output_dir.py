@@ -9,20 +9,21 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kit import durable, lock
 from kit.checkpoint.manifest import list_checkpoints
+from kit.config.dataset_entry import DatasetEntry, list_as_typed
 from kit.config.recipe import Recipe
 from kit.data.samples.bad_rows import SKIPPED_FILE
 from kit.durable import read_small
 from kit.errors import Problem, UserError, raise_if
 from kit.failures import exits
 from kit.run.identity import OTHER_DATA, differences
-from kit.run.record import METRICS_FILE, RUN_FILE
+from kit.run.record import METRICS_FILE, RUN_FILE, fault_of_record
 
-_ANOTHER = "choose another --output_dir"
 # Everything that a run writes to its folder besides run.json, the lock and temporary names. `kit` is TensorBoard's.
 OUTPUT_FILES = (METRICS_FILE, SKIPPED_FILE, exits.ERROR_FILE, "report.html")
 OUTPUT_FOLDERS = ("checkpoints", "final", "kit")
@@ -34,15 +35,15 @@ def check_writable(folder: Path) -> None:
     try:
         parent = next(path for path in [folder, *folder.resolve().parents] if path.exists())
         if not parent.is_dir():
-            raise UserError(Problem("output_dir", f"{parent} is a file", "a folder"))
+            raise UserError(Problem("output_dir", f"{parent} is a file", "a folder", lock.another(parent)))
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix=_ANOTHER))
+            raise UserError(Problem("output_dir", f"{parent} cannot be written to", fix=lock.another(folder)))
         # To root every folder seems writable, also in /proc and /sys. These have no blocks; so do a few real disks.
         if os.statvfs(parent).f_blocks == 0:
             os.rmdir(tempfile.mkdtemp(prefix=".", dir=parent))
     except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
         found = f"{folder}: {getattr(error, 'strerror', None) or error}"
-        raise UserError(Problem("output_dir", found, "a folder to write to", _ANOTHER)) from None
+        raise UserError(Problem("output_dir", found, "a folder to write to", lock.another(folder))) from None
 
 
 def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
@@ -59,7 +60,7 @@ def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
         raise_if(_problems_with_kinds(folder, early))
         return None
     # The kit only deletes what it wrote itself.
-    ways = "choose another --output_dir, or empty it yourself"
+    ways = f"{lock.another(folder)}; or empty it yourself"
     try:
         if RUN_FILE in names:
             own = {lock.NAME, RUN_FILE}
@@ -71,7 +72,8 @@ def run_in(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         raise UserError(Problem("output_dir", f"{folder} is not empty and holds no run", fix=ways)) from None
     except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
-        raise UserError(Problem("output_dir", f"{folder}/run.json is no record of a run ({error})", fix=ways)) from None
+        found = f"{folder}/run.json is no record of a run ({fault_of_record(error)})"
+        raise UserError(Problem("output_dir", found, fix=ways)) from None
     lock.check_free(folder)
     if recipe.overwrite_output_dir:
         raise_if(_problems_with_inputs(recipe, folder))
@@ -90,17 +92,25 @@ def check_owner(recipe: Recipe, folder: Path, identity: Mapping[str, Any]) -> in
     old = run_in(recipe, folder)
     if old is None or recipe.overwrite_output_dir:
         return 0
-    ways = "choose another --output_dir, or --overwrite_output_dir to delete it"
+    ways = f"{lock.another(folder)}; or --overwrite_output_dir true, which deletes it"
     if changed := differences(old["identity"], identity):
-        was, now = old.get("recipe", {}).get("dataset"), recipe.model_dump(mode="json")["dataset"]
+        was, now = _shown_data(old.get("recipe", {}).get("dataset")), _shown_data(recipe.dataset)
         if was != now:
-            changed = [f"dataset: {was!r} -> {now!r}" if text == OTHER_DATA else text for text in changed]
+            changed = [f"dataset: {was} -> {now}" if text == OTHER_DATA else text for text in changed]
         elif OTHER_DATA in changed:
             ways = _former_commits(old) + ways
         raise UserError(Problem("output_dir", f"{folder} holds another run ({'; '.join(changed)})", fix=ways))
     if recipe.resume_from_checkpoint == "none":
         raise UserError(Problem("output_dir", f"{folder} holds this run already", fix=ways))
     return int(old["finished_steps"])
+
+
+def _shown_data(dataset: Any) -> str:
+    """A data set, or a list of them, as a recipe has it."""
+    if isinstance(dataset, list):
+        with suppress(ValueError):
+            dataset = list_as_typed([DatasetEntry.model_validate(entry) for entry in dataset])
+    return str(dataset)
 
 
 def _former_commits(record: Mapping[str, Any]) -> str:
@@ -193,7 +203,7 @@ def _problems_with_inputs(recipe: Recipe, folder: Path) -> list[Problem]:
     paths += [("dataset", entry.path) for entry in recipe.dataset_entries]
     paths += [("eval_dataset", entry.path) for entry in recipe.eval_dataset_entries]
     return [
-        Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix="choose another --output_dir")
+        Problem(key, f"{value} lies in the output_dir that is to be overwritten", fix=lock.another(folder))
         for key, value in paths
         if os.path.exists(value) and folder.resolve() in Path(value).resolve().parents
     ]

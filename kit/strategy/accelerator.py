@@ -174,7 +174,7 @@ def check_adapter_units(topology: Topology, settings: MethodSettings, meta_model
         return []
     found = "the embedding, to which the head is tied, under FSDP1: one weight cannot be in two units"
     where = "adapter_name_or_path" if settings.adapter_name_or_path else "lora_modules_to_save"
-    return [Problem(where, found, fix="use --config fsdp")]
+    return [Problem(where, found, fix="--config fsdp")]
 
 
 def _shared_weight(model: "torch.nn.Module", classes: tuple[str, ...]) -> str:

@@ -62,7 +62,7 @@ def record(folder: Path, stall_seconds: float) -> None:
         _copy_output(folder / f"rank-{rank}.log")
     except OSError as error:
         found = f"{error.filename or folder}: {error.strerror or error}"
-        fix = "choose another --output_dir, or leave --debug_distributed out"
+        fix = "leave out --debug_distributed; or choose another --output_dir"
         raise UserError(Problem("debug_distributed", found, "a folder beside output_dir to write to", fix)) from None
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)  # works even if this process holds Python's lock in a call that never ends

@@ -40,24 +40,24 @@ def launch_problems(
         wish = f"--config {config_name} --num_processes {asked}"
         found = f"accelerate launch was given {asked}, and started one process"
         flags = shlex.join(_without(_without(sys.argv[1:], "--num_processes"), "--config"))
-        fix = f"give it to the script: accelerate launch {_script()} {wish} {flags}"
-        return [Problem("--num_processes", found, fix=fix.rstrip())]
+        command = f"accelerate launch {_script()} {wish} {flags}".rstrip()
+        return [Problem("--num_processes", found, fix=f"give it to the script: `{command}`")]
     if strategy == SINGLE and num_processes > 1:
         if launched and launched > 1:
-            fix = f"type: accelerate launch --num_processes 1 {script}"
+            fix = f"`accelerate launch --num_processes 1 {script}`"
             return [Problem("--config", f"a single-process config under a launcher that started {launched}", fix=fix)]
         return [
             Problem(
                 "--num_processes",
                 f"{num_processes} with a single-process config",
                 "1",
-                "use --config ddp or fsdp",
+                "--config ddp; or --config fsdp",
             )
         ]
     if problems := config.groups.problems(num_processes):
         return problems
     if launched and launched != num_processes:
-        fix = f"type: torchrun --nproc_per_node {num_processes} {script}"
+        fix = f"`torchrun --nproc_per_node {num_processes} {script}`"
         return [Problem("--num_processes", f"{num_processes} wanted, the launcher started {launched}", fix=fix)]
     if launched is None and config.num_machines > 1:
         return _machine_problems(config, num_processes, num_devices)
@@ -112,7 +112,7 @@ def _machine_problems(config: AccelerateConfig, num_processes: int, num_devices:
     count, problems = config.num_machines, []
     if config.strategy == SINGLE:
         found = f"{count} machines with a single-process config"
-        return [Problem("num_machines", found, "1", "use --config ddp or fsdp, or a copy of it")]
+        return [Problem("num_machines", found, "1", "--config ddp or fsdp, or a copy of one of them with these lines")]
     if num_processes % count:
         found = f"{num_processes} over {count} machines"
         problems.append(

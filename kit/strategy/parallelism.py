@@ -59,7 +59,7 @@ class GroupSizes:
             if replicas * shards == num_processes:
                 return []
             found = f"{replicas} x {shards} = {replicas * shards} (dp_replicate_size x dp_shard_size)"
-            fix = f"--num_processes {replicas * shards}, or leave out one of both keys: it follows from the other"
+            fix = f"--num_processes {replicas * shards}; or leave out one of both keys: it follows from the other"
             return [Problem("parallelism_config", found, f"{num_processes}, the number of processes", fix)]
         name, size = "dp_shard_size", shards
         if replicas:
@@ -69,7 +69,7 @@ class GroupSizes:
         least = 2 * size if replicas else size
         more = max(least, round(num_processes / size) * size)
         found, expected = f"{name} {size} on {num_processes} processes", f"a multiple of {size}, from {least} on"
-        fix = f"--num_processes {more}" + (", or --config fsdp" if num_processes < more else "")
+        fix = f"--num_processes {more}" + ("; or --config fsdp" if num_processes < more else "")
         return [Problem("parallelism_config", found, expected, fix)]
 
 

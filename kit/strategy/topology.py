@@ -180,7 +180,7 @@ def check_router_loss(topology: Topology, coefficient: float) -> list[Problem]:
     if not coefficient or not topology.strategy.shards:
         return []
     found = f"{coefficient:g} (the recipe's, or the model's own) under {topology.strategy.title}, which cannot do that"
-    return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0, or --config ddp")]
+    return [Problem("router_aux_loss_coef", found, fix="--router_aux_loss_coef 0; or --config ddp")]
 
 
 def ways_to_share(topology: Topology, settings: OptimSettings, on_cpu: bool) -> list[tuple[str, str | int, str]]:

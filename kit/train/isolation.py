@@ -94,8 +94,8 @@ def check_isolation(prepared: "Prepared", vocab_size: int) -> None:
             found = "a gradient passes" if sends_gradient() else ""
     except (ValueError, TypeError, AttributeError) as error:
         found = f"this model takes no packs ({str(error).splitlines()[0]})"
-        raise UserError(Problem("packing", found, fix="do without packing")) from None
+        raise UserError(Problem("packing", found, fix="--packing false")) from None
     model.train(was_training)
     if found:
         found = f"samples of a pack see each other in this model ({found})"
-        raise UserError(Problem("packing", found, "the same losses whatever comes before", "do without packing"))
+        raise UserError(Problem("packing", found, "the same losses whatever comes before", "--packing false"))

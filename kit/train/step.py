@@ -220,7 +220,7 @@ def _patterns(names: list[str]) -> list[str]:
 
 def _no_gradient() -> UserError:
     found = "the loss depends on no trainable weight: layers of this model compute gradients in a way of their own"
-    return UserError(Problem("method", found, fix="use --method full"))
+    return UserError(Problem("method", found, fix="--method full"))
 
 
 def nonfinite_error(step: int, result: StepResult, batch: "GlobalBatch") -> TrainingError:

@@ -101,6 +101,7 @@ class World:
     folder: Path
     monkeypatch: pytest.MonkeyPatch
     made: list[tuple[str, set[str]]] = field(default_factory=list)  # each fix, and the sites that made it
+    kept: list[object] = field(default_factory=list)  # what lives as long as the case, such as an open file
 
     def write(self, name: str, *lines: str) -> Path:
         """Write a file of these lines."""
@@ -216,6 +217,11 @@ def flags_in(text: str) -> list[tuple[str, str | None]]:
     return found
 
 
+def says_what_to_type(way: str) -> bool:
+    """Whether a way names a flag, a command, or a word to put right."""
+    return bool(flags_in(way) or re.search(r"`(kit|accelerate|python) |did you mean|leave it out|^use \w+$", way))
+
+
 def typed(problem: Problem, way: str, command: str, values: dict[str, str]) -> str:
     """Return ``command`` as it is after a user did what ``way`` says.
 
@@ -303,7 +309,10 @@ class Case:
         others = sorted(set().union(*map(world.sites, first)))
         assert mine, f"{self.site} (of {others}) did not print a fix with {self.says!r} for\n    {command}\nbut\n{text}"
         problem = mine[0]
-        for way in [problem.fix] if self.edit else ways(problem.fix):
+        offered = ways(problem.fix)
+        # Beside a way that is typed there may be one to do elsewhere, such as to wait.
+        offered = [way for way in offered if says_what_to_type(way)] or offered
+        for way in [problem.fix] if self.edit else offered:
             now = self.edit(world, problem, command) if self.edit else typed(problem, way, command, self.values)
             left = [each for each in world.run(now) if str(each) not in map(str, first) or each == problem]
             bad = [each for each in left if each == problem or not (self.then and re.search(self.then, str(each)))]

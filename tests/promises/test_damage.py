@@ -156,7 +156,7 @@ def test_a_second_start_in_the_same_folder_is_locked_out_and_the_first_goes_on(f
     first = finetune("run", 1, second, **flags)
     for run in seen:
         assert run.status == 2, run.output
-        assert "in use by process" in run.output and "choose another --output_dir" in run.output
+        assert "in use by process" in run.output and "-2; or wait for it, or end it" in run.output
     assert len(seen) == 2 and first.status == 75, first.output
     assert [row["step"] for row in first.rows] == list(range(1, first.info["interrupted"] + 1))
 

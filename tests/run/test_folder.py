@@ -168,7 +168,7 @@ def test_a_folder_that_holds_no_run_is_never_deleted(recipe, tmp_path, overwrite
     before = content(folder)
     text = refusal(recipe(overwrite_output_dir=overwrite))
     assert "no record of a run" in text if record is not None else "holds no run" in text
-    assert "choose another --output_dir" in text
+    assert "out-2; or empty it yourself" in text
     assert "--overwrite_output_dir" not in text  # it would not help
     assert content(folder) == before
 

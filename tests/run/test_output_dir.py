@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_run(outlook):
 @pytest.mark.parametrize(
     ("dataset", "advice"),
     [
-        ("org/chats", "--dataset_revision c0ffee takes the data as they were; or choose another"),
+        ("org/chats", "--dataset_revision c0ffee takes the data as they were; or --output_dir runs/mine-single-2"),
         ([{"path": "org/chats"}, {"path": "b.jsonl"}], "in the list of data sets, org/chats revision: c0ffee; or"),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_weight_in_two_units_of_fsdp1_is_refused_before_weights_are_read(tmp_p
     problems = check_adapter_units(topology(FSDP1), settings, meta_model)
     assert bool(problems) == bool(found)
     for problem in problems:
-        assert found in problem.found and problem.fix == "use --config fsdp"
+        assert found in problem.found and problem.fix == "--config fsdp"
         assert problem.where == ("adapter_name_or_path" if from_files else "lora_modules_to_save")
     assert check_adapter_units(topology(FSDP2), settings, meta_model) == []
     full = settings.model_copy(update={"method": "full"})
