@@ -114,7 +114,7 @@ def config_file(tmp_path):
 
 def command_to_type(error):
     """The words of the command that a refusal prints."""
-    return shlex.split(re.search(r"type: (.+)", str(error))[1])
+    return shlex.split(re.search(r"-> `(.+)`", str(error))[1])
 
 
 # The same topology from every form
@@ -412,7 +412,7 @@ def own_address():
 
 def test_processes_with_a_single_config_are_refused(resolve):
     error = refusal(resolve, "--config", "single", "--num_processes", 2)
-    assert "--config ddp or fsdp" in str(error)
+    assert "--config ddp; or --config fsdp" in str(error)
 
 
 def test_a_batch_that_cannot_be_dealt_is_refused_with_a_micro_batch_that_can(resolve):
