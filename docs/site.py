@@ -7,11 +7,13 @@ page links to becomes a page too, so that the site needs no address of a reposit
 nowhere.
 """
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -43,10 +45,19 @@ def stage(folder: Path) -> int:
             waiting += names
             lines = [f"- [{path.name}]({page_of(path).name})" for path in names]
             target.write_text("\n".join([f"# {source.relative_to(ROOT).as_posix()}/", "", *lines, ""]))
+        elif source.suffix == ".ipynb":
+            cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+            target.write_text("\n\n".join(map(text_of_cell, cells)) + "\n", encoding="utf-8")
         else:
             fence = f"````{LANGUAGES.get(source.suffix, '')}\n{source.read_text(encoding='utf-8')}\n````\n"
             target.write_text(f"# {source.relative_to(ROOT).as_posix()}\n\n{fence}", encoding="utf-8")
     return len(seen)
+
+
+def text_of_cell(cell: dict[str, Any]) -> str:
+    """Return a cell of a notebook as Markdown."""
+    text = "".join(cell["source"])
+    return text if cell["cell_type"] == "markdown" else f"````python\n{text}\n````"
 
 
 def page_of(path: Path) -> Path:
