@@ -2,12 +2,12 @@
 
 import json
 import math
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kit.config.recipe import Recipe
-from kit.config.scripts import command_of
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError, raise_if
 from kit.memory.formulas import TENSORS
@@ -27,6 +27,7 @@ from kit.tools.plan.table import (
     on_machines,
     parts,
     scale,
+    start_words,
     time_lines,
     to_type,
     ways,
@@ -93,6 +94,7 @@ def _show_plan(
     where = f"{base.num_gpus} x {ask.gpu.name}, {gib(ask.gpu.memory)} each"
     where += f", {base.num_machines} machines" if base.num_machines > 1 else ""
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
+    where += "" if ask.gpu.bf16 else "; in float32, since it has no bf16"
     shape = question.shape
     title = f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens"
     if recommended is None:
@@ -133,6 +135,8 @@ def _show_usual(ask: Ask) -> int:
         return 0
     if ask.gpu is None:
         show("No GPU here: the usual ones. --gpu 24GiB, or --gpu h100, plans for one.\n")
+    elif not ask.gpu.bf16:
+        show(f"In float32: {ask.gpu.name} has no bf16.\n")
     show(fitted([*all_recipes(ask, gpus), "", NOTE]))
     return 0
 
@@ -184,8 +188,8 @@ def _write(ask: Ask, question: Question, recommended: tuple[Option, str] | None)
     kept = recipe.model_dump(mode="json", include=recipe.model_fields_set)
     values = kept | {"method": option.workload.method} | changes(option, question)
     header = f"# Planned for {option.workload.num_gpus} x {option.gpu.name}.\n# Launch:   "
-    words = [command_of("finetune.py"), "--config", option.workload.config, "--recipe", str(ask.write)]
-    launch = "\n".join([" ".join(words), *(f"# {line}" for line in on_machines(option))])
+    words = [*start_words(option.workload), "--recipe", str(ask.write)]
+    launch = "\n".join([shlex.join(words), *(f"# {line}" for line in on_machines(option))])
     durable.write_text(ask.write, f"{header}{launch}\n\n" + yaml.safe_dump(values, sort_keys=False))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,11 @@ import yaml
 from helpers import ROOT
 
 from kit.cli.main import main
+from kit.config.command_line import read_command_line
+from kit.config.recipe import ACCELERATE_CONFIGS
+from kit.config.recipe_file import find_file
 from kit.config.validation import load_recipe
+from kit.strategy.accelerate_config import read_config
 from kit.tools.plan import ask
 from kit.tools.plan.hardware import GPUS
 
@@ -199,3 +204,54 @@ def test_a_plan_of_all_recipes_needs_no_torch():
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+def test_each_command_that_a_plan_prints_is_one_that_the_script_takes(capsys, tmp_path, monkeypatch):
+    """With each flag once, a recipe and a config that exist, and in float32 the config that the plan says how to make."""
+    (tmp_path / "adapter").mkdir()
+    config = {"base_model_name_or_path": str(ROOT / "recipes/tiny/model"), "r": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    tiny = ["--max_length", "128"]
+    whats = [
+        ["--recipe", "llama-8b-lora"],
+        ["--recipe", "llama-8b", "--model_name_or_path", "Qwen/Qwen2.5-7B", "--method", "qlora"],
+        ["--recipe", "llama-3b-full", "--model", "llama-8b", "--learning_rate", "1e-5"],
+        ["--model", "qwen2.5-7b", "--lora_target_modules", "q_proj,v_proj", "--optim", "adamw_8bit"],
+        ["--model_name_or_path", "meta-llama/Llama-3.1-8B", "--method", "qlora"],
+        ["--model_name_or_path", str(tmp_path / "adapter"), *tiny],
+        ["--adapter_name_or_path", str(tmp_path / "adapter"), *tiny],
+        ["--params", "3B"],
+    ]
+    wheres = [
+        ["--gpu", "h100"],
+        ["--gpu", "h100", "--gpus", "2x8"],
+        ["--gpu", "t4"],
+        ["--gpu", "v100-32", "--gpus", "8"],
+    ]
+    commands = set()
+    for what in whats:
+        for where in wheres:
+            assert main(["plan", *what, *where, "--json"]) == 0, (what, where)
+            plan = json.loads(capsys.readouterr().out)
+            if plan["command"] is None:
+                continue
+            commands.add(plan["command"])
+            words = shlex.split(plan["command"])
+            words = words[words.index("recipes/finetune.py") + 1 :]
+            names = [word for word in words if word.startswith("--")]
+            assert len(names) == len(set(names)), plan["command"]
+            request = read_command_line(words)
+            assert not request.problems, plan["command"]
+            if (request.launch.config or "").endswith("-float32.yaml"):
+                monkeypatch.chdir(tmp_path)
+                made = plan["on_machines"].partition("float32:")[2].strip()
+                subprocess.run(
+                    made.replace("accelerate_configs", str(ROOT / "accelerate_configs")), shell=True, check=True
+                )
+            if request.launch.config:
+                file = find_file(request.launch.config, ACCELERATE_CONFIGS, "config")
+                assert read_config(file).mixed_precision == ("bf16" if "h100" in where else "no")
+            else:  # in float32 a single process needs no config, and no shipped one fits
+                assert "t4" in where and "--mixed_precision no --num_processes 1 recipes" in plan["command"]
+            monkeypatch.chdir(ROOT)
+    assert len(commands) > 16

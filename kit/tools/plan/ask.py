@@ -3,9 +3,11 @@
 The flags of ``recipes/finetune.py`` mean what they mean there. Those of ``OWN`` are of this command.
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.config.adapter_base import adapter_config
 from kit.config.command_line import Request, read_command_line
 from kit.config.conflicts import fix_of_batch
 from kit.config.hints import recipe_names
@@ -27,6 +29,15 @@ OWN = {
     "price": "of a GPU for an hour, in any currency",
     "write": "save the recommended recipe to this file",
     "picture": "with --scale: draw its table into this SVG file",
+}
+# Words of the script and of other tools, and this command's own for them.
+ANSWERS = {
+    **dict.fromkeys(("num_gpus", "n_gpus", "gpu_count", "devices"), "--gpus"),
+    **dict.fromkeys(("nodes", "num_nodes", "nnodes", "num_machines", "machines"), "--gpus 2x8"),
+    **dict.fromkeys(("gpu_type", "gpu_name", "gpu_memory", "vram", "device"), "--gpu"),
+    **dict.fromkeys(("parameters", "num_params", "num_parameters", "size"), "--params"),
+    **dict.fromkeys(("cost", "price_per_hour", "hourly_price"), "--price"),
+    **dict.fromkeys(("output", "save"), "--write"),
 }
 SWITCHES = {
     "explain": "show where each number comes from",
@@ -102,7 +113,9 @@ def read_ask(argv: list[str]) -> Ask:
             problems.append(Problem(f"--{flag}", f"given with --{other}", fix="keep one: both name the model"))
     problems.raise_if_any()
     names_recipe = any(word.partition("=")[0] == "--recipe" for word in rest)
-    names_model = bool({"model", "params"} & set(own)) or any(word.startswith("--model") for word in rest)
+    names_model = bool({"model", "params"} & set(own)) or any(
+        word.startswith(("--model", "--adapter")) for word in rest
+    )
     if names_recipe or names_model:
         questions = [_question(own, rest, names_recipe, num, per_machine, problems)]
     else:
@@ -137,7 +150,12 @@ def _split(argv: list[str], problems: Problems) -> tuple[dict[str, str], set[str
         word = words.pop(0)
         name, has_value, value = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
-        if not word.startswith("--") or name not in {**OWN, **SWITCHES}:
+        name = "gpus" if name == "num_processes" else name  # so that the flags of a run are those of its plan
+        if word.startswith("--") and name in ANSWERS:
+            if not has_value:
+                value = words.pop(0) if words and not words[0].startswith("--") else ""
+            problems.append(Problem(f"--{name}", "not a flag of kit plan", fix=_answer(name, value)))
+        elif not word.startswith("--") or name not in {**OWN, **SWITCHES}:
             rest.append(word)
         elif name in SWITCHES:
             switches.add(name)
@@ -154,6 +172,14 @@ def _split(argv: list[str], problems: Problems) -> tuple[dict[str, str], set[str
     if "-" in own.values():
         problems.raise_if_any()
     return own, switches, rest
+
+
+def _answer(name: str, value: str) -> str:
+    """This command's own flag for ``name``, with the value where that can be typed."""
+    flag = ANSWERS[name]
+    if flag == "--gpus 2x8":
+        return f"--gpus {value if value.isdecimal() else 2}x8, machines x GPUs of each"
+    return f"{flag} {shlex.quote(value)}" if value and " " not in flag else flag
 
 
 def _price(text: str, problems: Problems) -> float | None:
@@ -191,7 +217,9 @@ def _question(
         problems.append(Problem("--params", "with --dataset, whose tokens nothing can count", fix=fix))
     shape = None
     field = "--params" if "params" in own else "--model" if "model" in own else "model_name_or_path"
-    name = own.get("model") or (request.recipe.model_name_or_path if request.recipe else None)
+    name = own.get("model")
+    if request.recipe and (name is None or request.recipe.adapter_name_or_path):
+        name = request.recipe.model_name_or_path
     with problems.caught():
         if "params" in own:
             shape = shape_of_size(parse_parameters(own["params"]), own["params"])
@@ -204,6 +232,8 @@ def _question(
     if shape.max_positions and recipe.max_length > shape.max_positions:
         found = f"{recipe.max_length} tokens, {shape.name} has {shape.max_positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {shape.max_positions}"))
+    if recipe.adapter_name_or_path:
+        recipe = _with_adapter(recipe)
     problems += _uncovered(recipe)
     if num_gpus and recipe.global_batch_size % (num_gpus * recipe.micro_batch_size):
         gpus = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
@@ -211,16 +241,27 @@ def _question(
         fix = fix_of_batch(recipe.global_batch_size, recipe.micro_batch_size, num_gpus)
         problems.append(Problem("global_batch_size", found, fix=fix.replace("--num_processes", "--gpus")))
     file = request.recipe_name if names_recipe else None
-    typed = tuple(
-        key for key in Recipe.model_fields if key in given or (key == MODEL and names_recipe and "model" in own)
-    )
+    named = {MODEL} if names_recipe and "model" in own else set()
+    named |= {MODEL, "adapter_name_or_path"} if recipe.adapter_name_or_path else set()
+    typed = tuple(key for key in Recipe.model_fields if key in given | named)
     return Question(recipe=recipe, recipe_name=file, shape=shape, only=config, typed=typed)
 
 
 def _uncovered(settings: MethodSettings) -> list[Problem]:
     """A problem for each setting that changes memory in a way that no formula here describes."""
     fix = "leave it out here, and add what it takes"
-    return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in uncovered(settings)]
+    unknown = [key for key in uncovered(settings) if key != "adapter_name_or_path"]
+    return [Problem(key, "the formulas do not know what it takes", fix=fix) for key in unknown]
+
+
+def _with_adapter(recipe: Recipe) -> Recipe:
+    """The recipe with rank and modules of the adapter that it goes on training."""
+    config = adapter_config(recipe.adapter_name_or_path or "")
+    keys = {"lora_r": "r", "use_dora": "use_dora", "lora_modules_to_save": "modules_to_save"}
+    changes = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs)}
+    if isinstance(config.get("target_modules"), list):
+        changes["lora_target_modules"] = config["target_modules"]
+    return recipe.model_copy(update=changes)
 
 
 def _config(config: str | None, num_gpus: int | None, gpus_per_machine: int, problems: Problems) -> str | None:

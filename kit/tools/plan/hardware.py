@@ -7,19 +7,23 @@ import math
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import psutil
 
-from kit.errors import Problem, UserError, did_you_mean
+from kit.errors import Problem, UserError
 
 GB, GIB = 10**9, 2**30
 # Bytes per second in one direction between GPUs of a machine, of the manufacturer's datasheets.
-PCIE4, PCIE5 = 32 * GB, 64 * GB
-NVLINK3, NVLINK4, NVLINK5 = 300 * GB, 450 * GB, 900 * GB
+PCIE3, PCIE4, PCIE5 = 16 * GB, 32 * GB, 64 * GB
+NVLINK2, NVLINK3, NVLINK4, NVLINK5 = 150 * GB, 300 * GB, 450 * GB, 900 * GB
+INFINITY3 = 448 * GB  # of an MI300X: seven links of 64 GB/s
 # Of one GPU to other machines: 400 Gbit/s per GPU is what DGX H100 and the clouds' machines with eight H100 have.
 NETWORK = 50 * GB
+_BF16_FROM = 8.0  # compute capability
 CGROUP = Path("/sys/fs/cgroup")
 MAX_GPUS = 2**17  # more than any cluster has: a larger number is a mistake
 
@@ -30,7 +34,9 @@ class Gpu:
 
     name: str
     memory: int  # bytes that CUDA reports as total, or that the user named
-    tflops: float | None = None  # 10^12 bf16 operations per second, dense, sums in float32; None: unknown
+    # 10^12 operations per second, dense, sums in float32: of bf16, or of float32 without it. None: unknown
+    tflops: float | None = None
+    bf16: bool = True  # else everything is computed in float32
     bandwidth: float | None = None  # bytes per second of its memory
     link: float = PCIE4  # bytes per second in one direction to the other GPUs of the machine
     network: float = NETWORK  # bytes per second in one direction to other machines
@@ -42,13 +48,21 @@ class Gpu:
         return self.tflops is not None
 
 
-def _gpu(name: str, gib: float, tflops: float, gigabytes_per_second: float, link: float = PCIE4) -> Gpu:
-    return Gpu(name=name, memory=int(gib * GIB), tflops=tflops, bandwidth=gigabytes_per_second * GB, link=link)
+def _gpu(
+    name: str, gib: float, tflops: float, gigabytes_per_second: float, link: float = PCIE4, bf16: bool = True
+) -> Gpu:
+    bandwidth = gigabytes_per_second * GB
+    return Gpu(name=name, memory=int(gib * GIB), tflops=tflops, bf16=bf16, bandwidth=bandwidth, link=link)
 
 
 # Memory: what CUDA reports, which is less than the name says: ECC and the driver take some. Arithmetic and bandwidth:
-# NVIDIA's datasheets and architecture whitepapers (GA102, AD102, GB202: "BF16 Tensor TFLOPS with FP32 Accumulate").
+# NVIDIA's datasheets and architecture whitepapers (GA102, AD102, GB202: "BF16 Tensor TFLOPS with FP32 Accumulate"); of
+# those without bf16 "single precision" of the datasheets of Tesla T4 and V100; of the MI300X AMD's datasheet.
 GPUS = {
+    "t4": _gpu("T4", 14.6, 8.1, 320, PCIE3, bf16=False),
+    "v100": _gpu("V100 SXM2 16 GB", 15.7, 15.7, 900, NVLINK2, bf16=False),
+    "v100-32": _gpu("V100 SXM2 32 GB", 31.7, 15.7, 900, NVLINK2, bf16=False),
+    "v100-pcie": _gpu("V100 PCIe 16 GB", 15.7, 14, 900, PCIE3, bf16=False),
     "rtx3060": _gpu("RTX 3060 12 GB", 11.6, 25.5, 360),
     "rtx3090": _gpu("RTX 3090", 23.6, 71, 936),
     "rtx4060ti": _gpu("RTX 4060 Ti 16 GB", 15.6, 44, 288),
@@ -69,10 +83,20 @@ GPUS = {
     "h100": _gpu("H100 SXM", 79.1, 989.4, 3350, NVLINK4),
     "h200": _gpu("H200 SXM", 139.7, 989.4, 4800, NVLINK4),
     "b200": _gpu("B200", 178.3, 2250, 8000, NVLINK5),
+    "mi300x": _gpu("MI300X", 191.9, 1307.4, 5300, INFINITY3),
 }
-_OTHER_NAMES = {"a100-80": "a100", "a100-80gb": "a100", "a100-40gb": "a100-40", "h100-sxm": "h100", "h200-sxm": "h200"}
-_WITHOUT_BF16 = re.compile("(tesla)?(t4|v100|p100|p40|gtx|titan|(rtx)?20[678]0)")
-_FLOAT32 = "docs/strategies.md#gpus-without-bf16 says what trains on it, in float32; --dry_run on it plans that"
+_OTHER_NAMES = {
+    **{key.replace("-", ""): key for key in GPUS},
+    **{key.removeprefix("rtx"): key for key in GPUS if key.startswith("rtx")},
+    **{"a10080": "a100", "a100sxm": "a100", "a100sxm4": "a100", "a100pcie": "a100"},
+    **{"h100sxm": "h100", "h100sxm5": "h100", "h200sxm": "h200", "h200sxm5": "h200"},
+    **{"v100sxm": "v100", "v100sxm2": "v100", "v100sxm32": "v100-32", "v100sxm232": "v100-32"},
+    **{"rtxa6000": "a6000", "6000ada": "rtx6000ada"},
+}
+_MAKERS = re.compile("nvidia|geforce|tesla|quadro|amd|instinct|radeon")
+_WITHOUT_BF16 = re.compile("p100|p40|p4|gtx|titan|(rtx)?20[678]0")
+_APPLE = re.compile("(apple)?m[1-9](pro|max|ultra)?")
+_FLOAT32 = "--gpu t4 plans in float32, as docs/strategies.md#gpus-without-bf16 says; --dry_run on the GPU plans for it"
 # Where this machine has no GPU and none was named.
 USUAL = ("rtx4090", "l40s", "a100", "h100")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
@@ -80,12 +104,10 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB":
 
 def parse_gpu(text: str) -> Gpu:
     """Read ``--gpu``: the name of a GPU, or a memory with its unit (``24GiB``). Raises ``UserError``."""
-    plain = re.sub(r"[\s_]", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
-    plain = _OTHER_NAMES.get(plain, plain)
-    gpu = GPUS.get(plain) or GPUS.get(f"rtx{plain}")
-    if gpu:
+    plain = _MAKERS.sub("", re.sub(r"[\s_-]", "", text.lower()))
+    if gpu := _named(plain):
         return gpu
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?b)?", plain):
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]i?b)?", re.sub(r"[\s_]", "", text.lower())):
         number, unit = float(match[1]), (match[2] or "").upper()
         if not unit:
             fix = f"--gpu {text}GiB, or --gpu {text}GB"
@@ -96,8 +118,31 @@ def parse_gpu(text: str) -> Gpu:
         return Gpu(name=text, memory=memory)
     expected = f"a memory such as 24GiB, or one of {', '.join(GPUS)}"
     if _WITHOUT_BF16.match(plain):
-        raise UserError(Problem("--gpu", f"{text} has no bf16, in which a plan computes", expected, _FLOAT32))
-    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, did_you_mean(plain, GPUS)))
+        raise UserError(Problem("--gpu", f"{text} has no bf16, and its numbers are not known here", expected, _FLOAT32))
+    if _APPLE.fullmatch(plain):
+        raise UserError(Problem("--gpu", f"{text} has no memory of its own: the machine's is shared", expected))
+    raise UserError(Problem("--gpu", f"no GPU {text!r}", expected, _near(plain)))
+
+
+def _named(plain: str) -> Gpu | None:
+    """The GPU of that name, with its memory in GB or without: a100, a100-80g, A100 SXM4 80GB."""
+    short = re.sub(r"(?<=\d)gi?b?$", "", plain)
+    if key := _OTHER_NAMES.get(short):
+        return GPUS[key]
+    for digits in (2, 3):
+        key, number = _OTHER_NAMES.get(short[:-digits], ""), short[-digits:]
+        kin = [key, *(each for each in GPUS if each.split("-")[0] == key.split("-")[0])] if key else []
+        for each in kin:
+            if number.isdecimal() and int(number) and 0.85 < GPUS[each].memory / (int(number) * GIB) < 1.1:
+                return GPUS[each]
+    return None
+
+
+def _near(plain: str) -> str:
+    """The names of GPUs that are spelled about like ``plain``, as flags to type; empty if none is."""
+    close = get_close_matches(plain, _OTHER_NAMES, n=8, cutoff=0.6)
+    names = dict.fromkeys(_OTHER_NAMES[name] for name in close)
+    return ", or ".join(f"--gpu {name}" for name in list(names)[:3])
 
 
 def parse_gpus(text: str) -> tuple[int, int]:
@@ -130,22 +175,33 @@ def parse_parameters(text: str) -> float:
 def this_machine() -> tuple[Gpu, int] | None:
     """Return the GPU of this machine and how many of it there are, as its driver reports; None without one.
 
-    If the GPUs differ, the smallest one is returned, since all ranks need the same. It has the machine's memory too.
+    If the GPUs differ, the smallest one is returned, since all ranks need the same; without bf16, if one has none. It
+    has the machine's memory too.
     """
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
-    query = [command, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [line.rsplit(",", 1) for line in result.stdout.splitlines() if line.count(",")]
-    found = [(int(memory) * 2**20, name.strip()) for name, memory in rows if memory.strip().isdigit()]
+    rows = _ask_driver(command, "name,memory.total,compute_cap") or _ask_driver(command, "name,memory.total")
+    found = [(int(row[1]) * 2**20, row[0]) for row in rows if row[1].isdigit()]
     if not found:
         return None
     memory, name = min(found)
-    return replace(gpu_of(name, memory), host=host_memory()[0]), len(found)
+    gpu = gpu_of(name, memory)
+    with suppress(IndexError, ValueError):  # drivers before 2021 do not report it
+        gpu = replace(gpu, bf16=all(float(row[2]) >= _BF16_FROM for row in rows))
+    return replace(gpu, host=host_memory()[0]), len(found)
+
+
+def _ask_driver(command: str, columns: str) -> list[list[str]]:
+    """The cells of each GPU of this machine; empty if the driver does not answer."""
+    query = [command, f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    last = columns.count(",")
+    rows = [[cell.strip() for cell in line.rsplit(",", last)] for line in result.stdout.splitlines()]
+    return [row for row in rows if len(row) == last + 1]
 
 
 def gpu_of(name: str, memory: int | None = None) -> Gpu:
@@ -155,15 +211,16 @@ def gpu_of(name: str, memory: int | None = None) -> Gpu:
         memory: bytes that the driver reports, which distinguish cards of one name. None: not known.
     """
     words = re.sub(r"[^a-z0-9]", "", name.lower())
-    # A card of that name with about that memory; if several have it, the one whose whole key is in the name.
+    # A card of that name with about that memory; if several have it, the one of whose key most is in the name.
     like = [
         key
         for key, gpu in GPUS.items()
         if key.split("-")[0] in words and (memory is None or 0.8 < gpu.memory / memory < 1.25)
     ]
-    key = max(like, key=lambda key: (key.replace("-", "") in words, -len(key)), default=None)
+    whole = [key for key in like if key.replace("-", "") in words]
+    key = max(whole, key=len) if whole else min(like, key=len, default=None)
     if key is None:
-        return Gpu(name=name, memory=memory or 0)
+        return Gpu(name=name, memory=memory or 0, bf16=not _WITHOUT_BF16.match(_MAKERS.sub("", words)))
     return replace(GPUS[key], name=name, memory=memory or GPUS[key].memory)
 
 

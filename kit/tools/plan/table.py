@@ -5,6 +5,7 @@ Promises: ``fitted`` lines have at most ``WIDTH`` columns, unless a single word 
 
 import json
 import math
+import os
 import re
 import shlex
 import textwrap
@@ -12,7 +13,7 @@ from collections.abc import Container, Iterable
 from itertools import pairwise
 from typing import Any
 
-from kit.config.recipe import Recipe
+from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.scripts import command_of
 from kit.memory.formulas import ASSUMED, Memory
 from kit.memory.workload import Workload
@@ -155,7 +156,7 @@ def parts(memory: Memory) -> list[str]:
 def command(option: Option, question: Question) -> str:
     """The command that runs ``option``."""
     own, recipe = option.workload, question.recipe
-    words = [*command_of("finetune.py").split(), "--config", own.config]
+    words = start_words(own)
     if question.recipe_name:
         words += ["--recipe", question.recipe_name]
         words += ["--dataset", _flag(recipe, "dataset")] if "dataset" in question.typed else []
@@ -172,12 +173,27 @@ def command(option: Option, question: Question) -> str:
     return shlex.join(words)
 
 
+def start_words(own: Workload) -> list[str]:
+    """The words of the command up to the recipe. In float32 no shipped config will do, and one process needs none."""
+    words = command_of("finetune.py").split()
+    if own.bf16 or own.num_machines > 1:
+        return [*words, "--config", own.config]
+    if own.num_gpus > 1:
+        return [*words, "--config", f"{own.config}-float32.yaml"]
+    return [*words[:2], "--mixed_precision", "no", "--num_processes", "1", *words[2:]] if len(words) > 2 else words
+
+
 def on_machines(option: Option) -> list[str]:
-    """What the command needs on several machines; nothing on one."""
+    """What the command needs beside: in float32 a config, on several machines another one; else nothing."""
     own = option.workload
     if own.num_machines == 1:
-        return []
+        if own.bf16 or own.num_gpus == 1:
+            return []
+        path = os.path.relpath(ACCELERATE_CONFIGS / f"{own.config}.yaml")
+        return ["Its config is a copy in float32:", f"    sed 's/: bf16/: no/' {path} > {own.config}-float32.yaml"]
     keys = [f"num_machines: {own.num_machines}", "main_process_ip", "main_process_port"]
+    if not own.bf16:
+        keys.append("mixed_precision: no")
     if own.num_replicas > 1:
         keys.insert(0, f"parallelism_config_dp_replicate_size: {own.num_replicas}")
     return [
@@ -336,15 +352,16 @@ def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
 def explanation(option: Option) -> list[str]:
     """Where each number comes from."""
     own, shape = option.workload, option.workload.shape
+    dtype, plain = ("bf16", "2 bytes each, bf16") if own.bf16 else ("float32", "4 bytes each, float32")
     lines = [
         f"{shape.name}: {shape.num_parameters:,} parameters, {own.trainable_parameters:,} of them trained",
         "  trainable weights      4 bytes each, float32; over all GPUs with FSDP",
-        "  frozen weights         2 bytes each, bf16; of qlora, those outside the layers' matrices",
+        f"  frozen weights         {plain}; of qlora, those outside the layers' matrices",
         "  4-bit weights          0.5 bytes, and 0.0159 for the scales of NF4 with double quantisation (not sharded)",
         "  gradients              4 bytes; with FSDP the input of a reduction too, one layer or the head in float32",
         "  optimiser              8 bytes, two moments in float32; 2 with the 8-bit ones",
-        "  gathered weights       of FSDP, two layers in bf16, and the head while the loss is computed",
-        "  dequantised weights    of qlora, the largest matrix of a layer in bf16",
+        f"  gathered weights       of FSDP, two layers in {dtype}, and the head while the loss is computed",
+        f"  dequantised weights    of qlora, the largest matrix of a layer in {dtype}",
         "  logits                 of one chunk of 128 MiB in float32, with its gradient: kit/model/loss_head.py",
         "  activations            what autograd keeps of each layer, by kit/memory/activations.py; of autocast also "
         "the bf16 copies of the weights",
@@ -356,7 +373,7 @@ def explanation(option: Option) -> list[str]:
     gpu = option.gpu
     if gpu.tflops and gpu.bandwidth:
         lines.append(
-            f"{gpu.name}, by its datasheet: {gpu.tflops:g} bf16 TFLOP/s, {gpu.bandwidth / 1e9:g} GB/s of memory, "
+            f"{gpu.name}, by its datasheet: {gpu.tflops:g} {dtype} TFLOP/s, {gpu.bandwidth / 1e9:g} GB/s of memory, "
             f"{gpu.link / 1e9:g} GB/s to the next GPU, {gpu.network / 1e9:g} GB/s to other machines (assumed)"
         )
     return lines

@@ -1,5 +1,7 @@
 """The command line of ``kit plan``: its own flags beside those of a recipe."""
 
+import json
+
 import pytest
 
 from kit.errors import UserError
@@ -104,3 +106,34 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("mine")
     assert "exists" in refused("--model", "llama-8b", "--gpu", "h100", "--write", str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--num_gpus", "4"], "--gpus 4"),
+        (["--nodes", "2"], "--gpus 2x8, machines x GPUs of each"),
+        (["--num-nodes=3"], "--gpus 3x8, machines x GPUs of each"),
+        (["--gpu_type", "A100 80GB"], "--gpu 'A100 80GB'"),
+        (["--gpu_type"], "--gpu"),
+    ],
+)
+def test_words_for_gpus_are_answered_with_the_flags_of_the_plan(words, fix):
+    with pytest.raises(UserError) as error:
+        read_ask(["--recipe", "llama-8b-lora", *words])
+    assert [problem.fix for problem in error.value.problems] == [fix]
+
+
+def test_the_number_of_processes_of_a_run_is_the_number_of_gpus_of_its_plan():
+    assert read_ask(["--recipe", "llama-8b-lora", "--gpu", "h100", "--num_processes", "4"]).num_gpus == 4
+
+
+def test_an_adapter_is_planned_with_its_base_and_its_rank(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    config = {"base_model_name_or_path": "meta-llama/Llama-3.1-8B", "r": 64, "target_modules": ["q_proj", "v_proj"]}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    for flag in ("model", "model_name_or_path", "adapter_name_or_path"):
+        (question,) = read_ask([f"--{flag}", str(tmp_path / "adapter"), "--gpu", "h100"]).questions
+        assert question.shape.num_layers == 32
+        assert (question.recipe.lora_r, question.recipe.lora_target_modules) == (64, ["q_proj", "v_proj"])
+        assert {"model_name_or_path", "adapter_name_or_path"} <= set(question.typed)

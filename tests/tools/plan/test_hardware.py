@@ -15,8 +15,38 @@ def test_a_gpu_has_several_spellings(text):
     assert parse_gpu(text) is GPUS["h100"]
 
 
-def test_consumer_gpus_need_no_rtx_in_front():
-    assert parse_gpu("4090") is GPUS["rtx4090"] and parse_gpu("RTX 4090") is GPUS["rtx4090"]
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("4090", "rtx4090"),
+        ("RTX 4090", "rtx4090"),
+        ("GeForce RTX 4090 24GB", "rtx4090"),
+        ("3060", "rtx3060"),
+        ("t4", "t4"),
+        ("Tesla T4", "t4"),
+        ("V100", "v100"),
+        ("Tesla V100-SXM2-32GB", "v100-32"),
+        ("a100", "a100"),
+        ("a100-80g", "a100"),
+        ("A100 80GB", "a100"),
+        ("A100-SXM4-40GB", "a100-40"),
+        ("h100 sxm", "h100"),
+        ("H100-SXM5-80GB", "h100"),
+        ("h100 pcie", "h100-pcie"),
+        ("l4", "l4"),
+        ("L40S 48GB", "l40s"),
+        ("mi300x", "mi300x"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_a_gpu_is_found_as_people_type_it(text, key):
+    assert parse_gpu(text) is GPUS[key]
+
+
+def test_gpus_without_bf16_have_the_speed_and_the_plan_of_float32():
+    """8.1 and 15.7 TFLOP/s of float32 are in NVIDIA's datasheets of T4 and V100; their bf16 would be emulated."""
+    assert {key for key, gpu in GPUS.items() if not gpu.bf16} == {"t4", "v100", "v100-32", "v100-pcie"}
+    assert (GPUS["t4"].tflops, GPUS["v100"].tflops) == (8.1, 15.7)
 
 
 @pytest.mark.parametrize(("text", "memory"), [("24GiB", 24 * GIB), ("80GB", 80 * 10**9), ("81920MiB", 80 * GIB)])
@@ -31,11 +61,13 @@ def test_a_memory_with_its_unit_is_a_gpu_of_unknown_speed(text, memory):
         ("24", "a memory without a unit"),
         ("0GiB", "no GPU has so much memory"),
         ("9999GiB", "no GPU has so much memory"),
-        ("h10", "did you mean 'h100'?"),
+        ("h10", "-> --gpu h100"),
+        ("l40", "-> --gpu l40s"),
+        ("a1000", "-> --gpu a100, or --gpu a100-40"),
+        ("m2", "the machine's is shared"),
         ("-3GiB", "no GPU '-3GiB'"),
-        ("t4", "t4 has no bf16"),
-        ("Tesla T4", "has no bf16"),
-        ("V100", "has no bf16"),
+        ("A100 60GB", "no GPU 'A100 60GB'"),
+        ("Tesla P100", "-> --gpu t4 plans in float32"),
         ("RTX 2080 Ti", "has no bf16"),
         ("gtx1080", "has no bf16"),
     ],
@@ -67,7 +99,15 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     monkeypatch.setattr(hardware.shutil, "which", lambda name: name)
 
     def driver(text):
-        monkeypatch.setattr(hardware.subprocess, "run", lambda *args, **options: SimpleNamespace(stdout=text))
+        """The driver prints ``text`` for columns of their number, and refuses others, as old ones do."""
+
+        def run(words, **options):
+            columns = words[1].count(",")
+            if any(line.count(",") != columns for line in text.splitlines()):
+                raise hardware.subprocess.CalledProcessError(2, words)
+            return SimpleNamespace(stdout=text)
+
+        monkeypatch.setattr(hardware.subprocess, "run", run)
         return this_machine()
 
     gpu, count = driver("NVIDIA H100 80GB HBM3, 81559\nNVIDIA H100 80GB HBM3, 81559\n")
@@ -77,6 +117,12 @@ def test_this_machines_gpus_are_those_of_its_driver(monkeypatch):
     assert gpu.bandwidth == GPUS["a100-40"].bandwidth
     gpu, _ = driver("NVIDIA GeForce RTX 4090, 24564\nNVIDIA RTX 1, 8000\n")
     assert not gpu.is_known and gpu.memory == 8000 * 2**20  # all ranks need what the smallest one has
+    gpu, _ = driver("NVIDIA H100 PCIe, 81559, 9.0\n")
+    assert gpu.bf16 and gpu.tflops == GPUS["h100-pcie"].tflops
+    assert not driver("Tesla T4, 15360, 7.5\n")[0].bf16 and not driver("Tesla T4, 15360\n")[0].bf16
+    assert not driver("Quadro RTX 5000, 16384, 7.5\n")[0].bf16  # no name that is known here
+    assert not driver("NVIDIA A10, 22731, 8.6\nTesla T4, 15360, 7.5\n")[0].bf16
+    assert not driver("NVIDIA RTX 1, 8000, 8.6\nTesla T4, 15360, 7.5\n")[0].bf16  # the smaller one has it
     assert driver("") is None and driver("NVIDIA X, [N/A]\n") is None
     monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
     assert this_machine() is None
