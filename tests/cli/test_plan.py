@@ -207,7 +207,7 @@ def test_a_plan_of_all_recipes_needs_no_torch():
 
 
 def test_each_command_that_a_plan_prints_is_one_that_the_script_takes(capsys, tmp_path, monkeypatch):
-    """With each flag once, a recipe and a config that exist, and in float32 the config that the plan says how to make."""
+    """With each flag once, a recipe and a config that exist, and in float32 the config that the plan makes."""
     (tmp_path / "adapter").mkdir()
     config = {"base_model_name_or_path": str(ROOT / "recipes/tiny/model"), "r": 8, "target_modules": ["q_proj"]}
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
