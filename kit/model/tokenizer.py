@@ -4,6 +4,7 @@ Promises: the same recipe gives the same ids on every rank and at every start; a
 text of another one.
 """
 
+import shlex
 from collections import Counter
 from typing import Any
 
@@ -47,7 +48,13 @@ def ids_of(tokenizer: Any, tokens: list[str] | None) -> list[int]:
 
 def _add(tokenizer: Any, tokens: list[str]) -> None:
     known = tokenizer.get_vocab() if tokens else {}
-    fix = "leave it out; --trainable_tokens trains the row of a token that exists"
+    new = [token for token in tokens if token not in known]
+    old = shlex.quote(",".join(dict.fromkeys(token for token in tokens if token in known)))
+    if new:
+        added = f"--new_tokens {shlex.quote(','.join(new))}"
+        fix = f"{added}; or {added} --trainable_tokens {old}, which trains the rows of those that exist"
+    else:
+        fix = f"leave it out; or --trainable_tokens {old} instead of --new_tokens, which trains the rows"
     problems = [
         Problem("new_tokens", f"{token!r} exists already, with id {known[token]}", "new ones", fix)
         for token in dict.fromkeys(tokens)
@@ -61,6 +68,13 @@ def _add(tokenizer: Any, tokens: list[str]) -> None:
     raise_if(Problem("new_tokens", f"{token!r} cannot be added to this tokenizer") for token in lost)
 
 
+def _moved(token: str, tokens: list[str]) -> str:
+    """What adds a token that is among those to train."""
+    others = ",".join(other for other in tokens if other != token)
+    added = f"--new_tokens {shlex.quote(token)}"
+    return f"{added} --trainable_tokens {shlex.quote(others)}" if others else f"{added} instead of --trainable_tokens"
+
+
 def _check_known(tokenizer: Any, tokens: list[str]) -> None:
     known = tokenizer.get_vocab() if tokens else {}
     raise_if(
@@ -68,7 +82,7 @@ def _check_known(tokenizer: Any, tokens: list[str]) -> None:
             "trainable_tokens",
             f"{token!r} is no token of the tokenizer",
             "a token that it has",
-            did_you_mean(token, tokenizer.get_added_vocab()) or f"--new_tokens '{token}' adds it",
+            did_you_mean(token, tokenizer.get_added_vocab()) or _moved(token, tokens),
         )
         for token in tokens
         if token not in known

@@ -27,7 +27,7 @@ UNTYPED = {
     "kit/cache.py:open_entry": "a limit of the system's open files",
     "kit/cache.py:allow_open_files": "a limit of the system's open files",
     "kit/checkpoint/save.py:Saver.wait": "a disk that failed while the run saved",
-    "kit/run/folder.py:RunFolder.open": "two runs that start in one folder at the same moment: tests/run/test_folder.py",
+    "kit/run/folder.py:RunFolder.open": "two runs that start at the same moment: tests/run/test_folder.py",
     "kit/run/output_dir.py:check_writable#2": "a folder of another user: root, who runs tests, may write to all",
     "kit/lock.py:check_free": "a lock file of another user: root, who runs tests, may read all",
     "kit/strategy/debugging.py:record": "another folder, where this one cannot be written to",

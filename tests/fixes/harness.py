@@ -115,7 +115,7 @@ class World:
         words = shlex.split(command)
         name = words.pop(0)
         if name == "finetune" and not any(re.match("--(model_name_or_path|recipe)", word) for word in words):
-            words += ["--model_name_or_path=model", "--max_length=256"]
+            words = ["--model_name_or_path=model", "--max_length=256", *words]
         if name == "finetune" and not any(re.match(r"--(dataset|recipe)|(?!--).*\.jsonl", word) for word in words):
             words += ["--dataset=chats.jsonl"]
         try:
