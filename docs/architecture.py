@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From below: a package, or a module right in kit/, imports only from floors below its own, and nothing on its floor.
 # The core is what training, evaluating, saving and exporting need.
 CORE = [
-    ["visible"],
+    ["visible", "interrupt"],
     ["errors", "secrets", "durable", "phases"],
     ["console", "lock", "cache", "hub"],
     ["config"],

@@ -14,6 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
+from kit import interrupt
+
+if __name__ == "__main__":
+    interrupt.leave_on_ctrl_c()  # also while the imports below run
+
 from kit.config.scripts import TYPED_AS
 from kit.config.settings.method import MethodSettings
 from kit.console import Parser, say, silence_libraries

@@ -12,6 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
+from kit import interrupt
+
+if __name__ == "__main__":
+    interrupt.leave_on_ctrl_c()  # also while the imports below run
+
 from kit.config.command_line import read_command_line
 from kit.config.recipe import DEFAULT_RECIPE, PACKAGE, RECIPES
 from kit.config.scripts import command_of
@@ -54,6 +59,8 @@ def main() -> None:
     from kit.train.replicas import ReplicaCheck
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
+
+    interrupt.raise_on_ctrl_c()
 
     # --- check: every problem at once, before any weight is read
     checked = preflight.check(recipe, topology, request.recipe_name, launch=request.launch)

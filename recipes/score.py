@@ -13,6 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this clone's kit, installed or not
 
+from kit import interrupt
+
+if __name__ == "__main__":
+    interrupt.leave_on_ctrl_c()  # also while the imports below run
+
 from kit import phases
 from kit.config.command_line import read_command_line
 from kit.config.dataset_entry import DatasetEntry, flag_of_list

@@ -17,6 +17,7 @@ from fake_gpu_meter import GpuMeter, GpuTally
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
+import kit
 from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
@@ -24,8 +25,11 @@ from kit.strategy import launch
 from kit.tools.plan.fake_run import FakeRun, RandomSamples
 from kit.tools.plan.fake_tensors import teach_fake_tensors
 
-OWN = ("/kit/",)
-IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", "/kit/tools/plan/", "runpy")
+# Whole paths: the folder of the clone may be called `kit` too.
+KIT = f"{Path(kit.__file__).parent}/"
+PLAN = f"{KIT}tools/plan/"
+OWN = (KIT,)
+IGNORED = ("torch/", "<", "/tests/fake_gpu", "/tests/fake_cuda", PLAN, "runpy")
 
 
 def run(case: Any) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not own:
         path = frame.f_code.co_filename
-        if any(part in path for part in own_code) and "/kit/tools/plan/" not in path:
+        if any(part in path for part in own_code) and not path.startswith(PLAN):
             own = f"{_tail(path)}:{frame.f_lineno}"
             inner = inner or own
         elif not inner and not any(part in path for part in ignored_code):
@@ -172,7 +176,9 @@ def asked_by(own_code: tuple[str, ...], ignored_code: tuple[str, ...]) -> str:
 
 def _tail(path: str) -> str:
     """The path from its package on: ``kit/train/step.py``."""
-    for root in ("site-packages/", "/kit/", "/tests/"):
+    if path.startswith(KIT):
+        return f"kit/{path.removeprefix(KIT)}"
+    for root in ("site-packages/", "/tests/"):
         if root in path:
             return root.strip("/").removesuffix("site-packages") + "/" * (root[0] == "/") + path.rsplit(root, 1)[1]
     return path.rsplit("/", 1)[-1]
@@ -185,7 +191,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "type": type(error).__name__,
         "message": str(error)[:500],
         "lines": [
-            f"kit/{line.split('/kit/')[-1]}" for line in lines if "/kit/" in line and "/kit/tools/plan/" not in line
+            f"kit/{line.removeprefix(KIT)}" for line in lines if line.startswith(KIT) and not line.startswith(PLAN)
         ][-3:],
         "trace": lines[-40:],
     }

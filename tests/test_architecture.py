@@ -19,7 +19,7 @@ RECIPES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "recipes")
 
 # Answer a mistyped flag, so they are imported before anything slow is.
 LIGHT = """
-visible errors secrets console lock config.fields config.dataset_entry config.recipe config.recipe_file
+visible interrupt errors secrets console lock config.fields config.dataset_entry config.recipe config.recipe_file
 config.validation config.conflicts config.hints
 config.other_kits config.command_line strategy.topology strategy.accelerate_config strategy.launcher strategy.launch
 failures.exits inputs phases train.schedule tools.doctor.result cli.doctor cli.main
@@ -135,7 +135,7 @@ def test_only_the_strategy_package_reads_what_launchers_leave_in_the_environment
     variable += r"|(ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM)_\w*"
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     # The console needs the rank before there is a strategy: one rank reports what is wrong with a command line.
-    allowed = ["RANK"] if name == "kit.console" else []
+    allowed = ["RANK"] if name in ("kit.console", "kit.interrupt") else []
     assert [text for text in strings if re.fullmatch(variable, text)] == allowed
 
 

@@ -4,6 +4,7 @@ Without a launcher it starts the ranks of a distributed run itself. Under `torch
 calls it: the first rank of each machine checks that machine, and all machines are compared.
 """
 
+from kit import interrupt
 from kit.config.command_line import Request, read_command_line
 from kit.console import is_main, show, show_error
 from kit.errors import Problem, UserError, raise_if
@@ -49,6 +50,7 @@ def run(argv: list[str]) -> int:
     planned = plan_launch(request)
     from kit.tools.doctor.machine import check_machine
 
+    interrupt.raise_on_ctrl_c()
     check_machine(report, planned, None)
     if planned.topology.strategy != SINGLE and planned.config.num_machines == 1 and not planned.problems:
         from kit.tools.doctor.starting import start_ranks
@@ -70,6 +72,8 @@ def _run_as_rank(request: Request, launched: LaunchedRank, as_json: bool, timeou
     from kit.tools.doctor.machine import check_machine
     from kit.tools.doctor.ranks import check_ranks
     from kit.tools.doctor.versions import check_versions
+
+    interrupt.raise_on_ctrl_c()
 
     def report_result(result: Result) -> None:
         if result.status == "fail" and not is_main():

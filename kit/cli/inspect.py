@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from kit import interrupt
 from kit.config.command_line import read_recipe
 from kit.console import Parser, announce_wait, show
 from kit.errors import Problem, UserError, raise_if
@@ -30,6 +31,7 @@ def run(argv: list[str]) -> int:
     from kit import preflight
     from kit.tools.report import samples_page
 
+    interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
     if recipe.streaming:
         fix = "show some of its files: leave --streaming out"

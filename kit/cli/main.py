@@ -5,7 +5,14 @@ takes the remaining words of the command line and returns the exit status. It is
 other slow packages are imported inside ``run``. ``kit.cli.scripts`` starts the scripts.
 """
 
+import os
 import sys
+
+from kit import interrupt
+
+if os.path.basename(sys.argv[0]) in ("kit", "main.py"):
+    interrupt.leave_on_ctrl_c()  # also while the imports below run
+
 import traceback
 from importlib import import_module
 from types import ModuleType
@@ -16,6 +23,7 @@ from kit.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
 COMMANDS = "recipes doctor plan inspect prepare report cache verify-resume".split()
+SLOW_TO_IMPORT = "doctor inspect prepare".split()
 _CHAT = (
     'after pip install "transformers[serving]": transformers serve runs/NAME/final, and in another terminal '
     "transformers chat runs/NAME/final"
@@ -62,10 +70,14 @@ def main(argv: list[str] | None = None) -> int:
             start(name, rest)
         if name not in COMMANDS:
             raise UserError(_unknown(name))
-        status: int = _module(name).run(rest)
+        command = _module(name)
+        if name not in SLOW_TO_IMPORT:  # these call it themselves
+            interrupt.raise_on_ctrl_c()
+        status: int = command.run(rest)
         return status
     except KeyboardInterrupt:
-        return 130
+        interrupt.report("stopped by Ctrl-C")
+        return interrupt.STATUS
     except UserError as error:
         show_error(str(error))
         return error.exit_status

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kit import interrupt
 from kit.config.command_line import read_recipe
 from kit.console import announce_wait, show
 from kit.errors import Problem, UserError
@@ -28,6 +29,7 @@ def run(argv: list[str]) -> int:
         return {(path, path.stat().st_mtime_ns) for path in cache_folder().glob(f"samples/[!.]*/{ENTRY}")}
 
     before = entries()
+    interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
     data = checked.data
     if recipe.streaming:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kit import durable
+from kit import durable, interrupt
 from kit.console import guard_libraries, is_main, rank, show_error
 from kit.errors import Problem, TrainingError, UserError, first_line
 from kit.secrets import redacted
@@ -51,12 +51,14 @@ def reporting_errors() -> Iterator[None]:
             leave(0)  # a thread of the process group may still run, and would make the interpreter's shutdown abort
         _finish()
     except KeyboardInterrupt:
+        interrupt.report("stopped by Ctrl-C; the same command starts again")
         _reason[:] = ["Ctrl-C ended it"]
-        leave(130)
+        leave(interrupt.STATUS)
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as caught:  # libraries in Rust raise one that is no Exception
         _is_ending.set()
+        interrupt.raise_on_ctrl_c()
         error: BaseException = caught
         for explain in _explainers:
             if not isinstance(error, UserError | TrainingError):

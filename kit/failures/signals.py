@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kit import interrupt
 from kit.strategy.launcher import launcher_is_gone
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class StopRequest:
             self._signal = number
             self._time = time.monotonic()
             if self._accelerator.is_main_process:
-                again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
+                again = "; Ctrl-C again leaves at once, without the steps since the last save"
+                again = again if number == signal.SIGINT else ""
                 with suppress(OSError):  # the terminal is closed. Not `print`: the signal may have interrupted one
                     os.write(2, f"\n{signal.Signals(number).name}: stopping and saving{again}\n".encode())
             return
@@ -83,4 +85,4 @@ class StopRequest:
         # change nothing: schedulers repeat their SIGTERM.
         is_urgent = number == signal.SIGINT or (number == signal.SIGTERM and not launcher_is_gone())
         if self._signal == signal.SIGINT and is_urgent and time.monotonic() - self._time > SAME_SECONDS:
-            os._exit(130)
+            os._exit(interrupt.STATUS)

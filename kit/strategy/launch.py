@@ -30,12 +30,12 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.console import say
 from kit.errors import Problem, UserError, raise_if
+from kit.interrupt import OWN_TORCHRUN
 from kit.strategy import debugging
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
 from kit.strategy.failure_note import meets_at
 from kit.strategy.launch_problems import launch_problems, started_machines
 from kit.strategy.launcher import (
-    OWN_TORCHRUN,
     end_with_launcher,
     exit_if_recorded,
     launched_rank,

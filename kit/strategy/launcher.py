@@ -18,13 +18,12 @@ import xxhash
 
 from kit import durable, lock
 from kit.config.recipe import Recipe
+from kit.interrupt import OWN_TORCHRUN
 from kit.strategy.network import machine_id
 
 # Environment variable with the process id of `accelerate launch`. Set before torchrun starts the ranks, so that they
 # inherit it.
 ACCELERATE_PID = "KIT_ACCELERATE_PID"
-# Environment variable of ranks that kit.strategy.torchrun started: it asks how they ended.
-OWN_TORCHRUN = "KIT_TORCHRUN"
 _POLL_SECONDS = 0.2
 GRACE_SECONDS = 8.0  # in which torchrun has ended if it can reach the other machines
 # A process of its own, because it outlives the rank. It ends with the launcher, whose id may be reused.

@@ -23,6 +23,11 @@ import psutil
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its modules would hide others
 
+from kit import interrupt
+
+if __name__ == "__main__":
+    interrupt.leave_on_ctrl_c()  # until torchrun sets its own handlers
+
 from kit.console import show_error
 from kit.errors import TrainingError, UserError
 from kit.strategy.failure_note import (
@@ -37,7 +42,6 @@ from kit.strategy.failure_note import (
 from kit.strategy.launcher import (
     ACCELERATE_PID,
     GRACE_SECONDS,
-    OWN_TORCHRUN,
     end_with_launcher,
     recorded_exit,
     recorded_kills,
@@ -88,7 +92,7 @@ def main(argv: list[str]) -> int:
     if os.environ.get(ACCELERATE_PID, str(os.getppid())) != str(os.getppid()):
         return 128 + signal.SIGTERM  # `accelerate launch` ended before it could be watched from here
     end_with_launcher()
-    os.environ[OWN_TORCHRUN] = "1"
+    os.environ[interrupt.OWN_TORCHRUN] = "1"
     # torch reads this at its import. Its store warns of every name that it cannot resolve, and of ranks that left.
     is_quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -106,6 +110,7 @@ def main(argv: list[str]) -> int:
             if name.startswith("torch.distributed.elastic."):
                 logging.getLogger(name).setLevel(logging.ERROR)
                 logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
+    interrupt.raise_on_ctrl_c()
     register(_RENDEZVOUS)
     arguments = run.parse_args(["--rdzv_backend", _RENDEZVOUS, *argv])
     machines = Machines.from_arguments(arguments)
@@ -139,21 +144,31 @@ def main(argv: list[str]) -> int:
             return _end_of_thread()
         rank, failure = error.get_first_failure()  # torchrun ended the others
         if failure.exitcode >= 0:
+            if failure.exitcode == interrupt.STATUS:
+                _report_ctrl_c()
             return failure.exitcode
         if failure.pid in recorded_kills(os.getpid()):  # by a rank that has said why
             return recorded_exit(os.getpid()) or 1
         cause = ", as Linux does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
         show_error(f"\nerror: rank {rank} was killed by {failure.signal_name()}{cause}")
         return 128 - failure.exitcode
-    except SignalException as error:
+    except (SignalException, KeyboardInterrupt) as error:
+        number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
         status = recorded_exit(os.getpid())
+        if number == signal.SIGINT and status in (None, interrupt.STATUS):
+            _report_ctrl_c()
         if status is not None:
             return status
         if machines:
-            text = f"{signal.Signals(error.sigval).name} ended it before it was training"
-            report_to_machines(machines, FailureNote(own_name(), 128 + error.sigval, text), READ_SECONDS)
-        return 128 + error.sigval
+            text = f"{signal.Signals(number).name} ended it before it was training"
+            report_to_machines(machines, FailureNote(own_name(), 128 + number, text), READ_SECONDS)
+        return 128 + number
     return 0
+
+
+def _report_ctrl_c() -> None:
+    """Report Ctrl-C for all ranks, which leave it to this process: each of them gets it."""
+    show_error("\nstopped by Ctrl-C; the same command starts again")
 
 
 def _loss_of_machines(error: Exception, where: str) -> str:

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 from helpers import ROOT, matrix
 
@@ -100,3 +102,56 @@ def wait_until(happened, log, seconds=240):
     while not happened():
         assert time.monotonic() < end, f"not within {seconds} s\n{log.read_text()}"
         time.sleep(0.05)
+
+
+FINETUNE = str(ROOT / "recipes/finetune.py")
+KIT_COMMAND = ["-m", "kit.cli.main"]
+COMMANDS = {
+    "python, single": [FINETUNE, "--config", "single"],
+    "python, ddp": [FINETUNE, "--config", "ddp"],
+    "kit train": [*KIT_COMMAND, "train", "--config", "single"],
+    "kit inspect": [*KIT_COMMAND, "inspect", "--recipe", "tiny"],
+    "kit doctor": [*KIT_COMMAND, "doctor", "--config", "ddp"],
+}
+# Seconds of CPU after which Ctrl-C is pressed: in the imports of the kit, of torch, of transformers, in the checks. In
+# seconds of the clock the moments would depend on how busy the machine is.
+MOMENTS = (0.1, 0.2, 0.3, 0.6, 1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds"),
+    matrix([("python, single", 0.2), ("python, ddp", 2.0)], rest=[(c, s) for c in COMMANDS for s in MOMENTS]),
+)
+def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, command, seconds):
+    """No traceback, no run that starts all the same, one line of all ranks, and the status of Ctrl-C."""
+    words = [sys.executable, *COMMANDS[command]]
+    words += [] if "kit" in command and "train" not in command else ["--output_dir", str(tmp_path / "run")]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        options = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True, "cwd": tmp_path}
+        process = subprocess.Popen(words, **options, env=PLAIN, preexec_fn=hear_ctrl_c)
+    try:
+        wait_until(lambda: cpu_seconds(process.pid) >= seconds or process.poll() is not None, log)
+        if process.poll() is not None:
+            pytest.skip(f"it ended in less than {seconds} s of CPU")
+        os.killpg(process.pid, signal.SIGINT)
+        status = process.wait(120)
+    finally:
+        process.kill()
+    text = log.read_text()
+    assert "Traceback" not in text and text.count("stopped by Ctrl-C") == 1, text
+    assert status in (130, -signal.SIGINT)  # a shell shows both as 130
+    assert not (tmp_path / "run/run.json").exists()
+
+
+PLAIN = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+PLAIN |= {"PYTHONPATH": str(ROOT)}
+
+
+def cpu_seconds(pid):
+    """The CPU time of a process and of all that it started."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
+    return 0.0
