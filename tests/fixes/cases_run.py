@@ -2,9 +2,11 @@
 
 import fcntl
 import json
+import shutil
 from unittest.mock import patch
 
 from fixes.harness import case
+from helpers import actual_strategy
 
 from kit import preflight
 
@@ -20,7 +22,12 @@ UNTYPED = {
     "kit/strategy/rendezvous.py:join_group": "a port of the launcher, which another program takes",
     "kit/strategy/agreement.py:compare_facts": _MACHINES,
     "kit/run/shared.py:_check_same_folder": "a disk that machines share",
-    "kit/strategy/launch.py:_package_problems": "installs a package",
+    "kit/strategy/launch.py:_package_problems#1": "a package that this system does not have",
+    "kit/strategy/launch.py:_package_problems#2": "installs a package",
+    "kit/strategy/launch_problems.py:launch_problems#1": "typed under accelerate launch: tests/strategy/test_launch.py",
+    "recipes/export.py:main#1": "weights of a run: tests/promises/test_export_roundtrip.py",
+    "recipes/export.py:main#2": "weights of a run: tests/promises/test_export_roundtrip.py",
+    "recipes/export.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
     "kit/preflight.py:check_bitsandbytes": "a package that is installed but broken",
     "kit/failures/exits.py:_explain_disk": "a full disk",
     "kit/cache.py:cannot_write": "a full disk, or one that cannot be written to",
@@ -31,7 +38,8 @@ UNTYPED = {
     "kit/run/output_dir.py:check_writable#2": "a folder of another user: root, who runs tests, may write to all",
     "kit/lock.py:check_free": "a lock file of another user: root, who runs tests, may read all",
     "kit/strategy/debugging.py:record": "another folder, where this one cannot be written to",
-    "kit/strategy/precision.py:check_precision": "a GPU without bf16",
+    "kit/strategy/precision.py:check_precision#1": "a GPU without bf16",
+    "kit/strategy/precision.py:check_precision#2": "a GPU without bf16",
     "kit/memory/fit.py:memory_problems": "a GPU that is too small: tests/memory/test_fit.py holds that the advice fits",
     "kit/memory/advice.py:explain": "a run that ran out of memory: tests/memory/test_advice.py",
     "kit/hub.py:refusal#1": "a page of the hub to read",
@@ -45,8 +53,8 @@ UNTYPED = {
 }
 
 
-def left_by(world, command, finished_steps=0, **changes):
-    """Write the ``run.json`` that a run of this command leaves."""
+def left_by(world, command, more=None, finished_steps=0, **changes):
+    """Write the ``run.json`` that a run of this command leaves, with ``more`` keys and other settings."""
     checked = []
     check = preflight.check
 
@@ -58,7 +66,7 @@ def left_by(world, command, finished_steps=0, **changes):
         assert world.run(command) == []
     folder = checked[0].folder
     recipe = checked[0].recipe.model_dump(mode="json") | changes
-    record = {"recipe": recipe, "identity": folder.identity, "finished_steps": finished_steps}
+    record = {"recipe": recipe, "identity": folder.identity, "finished_steps": finished_steps, **(more or {})}
     world.write(str(folder.path / "run.json"), json.dumps(record))
     return folder.path
 
@@ -154,7 +162,25 @@ def a_folder_in_use(world):
     return "finetune --output_dir out"
 
 
-# --- recipes/score.py, recipes/export.py
+# --- kit/run/record.py, recipes/score.py
+
+
+def without_the_setting(world, problem, command):
+    path = world.folder / "out/run.json"
+    record = json.loads(path.read_text())
+    assert "delete 'mixout' under 'recipe' in" in problem.fix
+    del record["recipe"]["mixout"]
+    path.write_text(json.dumps(record))
+    return command
+
+
+@case("kit/run/record.py:_of_another_version", edit=without_the_setting)
+def a_run_of_a_later_version(world):
+    strategy = actual_strategy().record()
+    more = {"strategy": strategy, "versions": {"kit": "9.9"}, "data": {"sources": []}}
+    left_by(world, "finetune --output_dir out", more, mixout=0.1)
+    shutil.copytree(world.folder / "model", world.folder / "out/final")
+    return "score --model_name_or_path out/final --eval_dataset chats.jsonl"
 
 
 @case("recipes/score.py:main")
