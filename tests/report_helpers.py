@@ -16,7 +16,7 @@ def looked(tokenizer, num_samples=5, **flags):
 
 
 def checks(gathered):
-    return {text: verdict for verdict, text in gathered.checks}
+    return {text: verdict for verdict, text, *_ in gathered.checks}
 
 
 def record(**changes):

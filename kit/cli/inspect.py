@@ -22,6 +22,7 @@ def run(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("-n", type=int, default=5, metavar="N", help="samples to show (default: 5)")
+    parser.add_argument("--show", metavar="WHAT", help="samples of one kind: cut, longest, ...; the output lists them")
     parser.add_argument("--html", metavar="FILE", help="write a page that opens in a browser without network")
     options, rest = parser.parse_known_args(argv)
     raise_if([Problem("-n", f"found {options.n}", "whole number from 0")] if options.n < 0 else [])
@@ -29,16 +30,18 @@ def run(argv: list[str]) -> int:
     announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
     check_inputs(recipe)
     from kit import preflight
+    from kit.data.open import Data
     from kit.tools.report import samples_page
 
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
-    if recipe.streaming:
+    if not isinstance(checked.data, Data):
         fix = "show some of its files: leave --streaming out"
         raise UserError(Problem("streaming", "a stream cannot be shown as a whole", fix=fix))
-    gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n)
+    each = options.n if options.show else samples_page.PER_REASON
+    gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n, each)
     colour = sys.stdout.isatty()
-    show(samples_page.as_text(gathered, colour), has_colours=colour)
+    show(samples_page.as_text(gathered, colour, options.show), has_colours=colour)
     if options.html:
         try:
             Path(options.html).write_text(samples_page.as_page(gathered), encoding="utf-8")

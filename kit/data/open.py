@@ -51,8 +51,14 @@ class Data:
     train: Samples
     evaluation: Samples | None
     order: Order
-    chat_template: Jinja  # to be saved with the model
+    datasets: Sequence[Dataset]  # to train on
+    encoder: Encoder
     notes: tuple[str, ...] = ()  # lines for the user
+
+    @property
+    def chat_template(self) -> Jinja:
+        """The template to be saved with the model."""
+        return self.encoder.template
 
     @property
     def fingerprint(self) -> str:
@@ -212,7 +218,7 @@ def open_data(
         items = "packs" if settings.packing else "samples"
         few = f"{num_items} {items} are fewer than global_batch_size {global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
-    return Data(settings, train, evaluation, order, template, (_summary(train), *notes))
+    return Data(settings, train, evaluation, order, train_datasets, encoder, (_summary(train), *notes))
 
 
 def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: str) -> list[Problem]:

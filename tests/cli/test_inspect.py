@@ -11,6 +11,9 @@ def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("--- train.jsonl:") == 2 and "page: out.html" in printed
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+    assert main(["inspect", *model.flags, "-n", "1", "--show", "longest"]) == 0
+    assert capsys.readouterr().out.count("--- train.jsonl:") == 1
+    assert main(["inspect", *model.flags, "-n", "0"]) == 0 and "--- train.jsonl:" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -19,6 +22,10 @@ def test_the_command_prints_and_writes_a_page(model, tmp_path, capsys):
     [
         (["--datset", "x"], "--datset: unknown flag"),
         (["-n", "-1"], "-n: found -1; expected whole number from 0"),
+        (
+            ["--show", "shiny"],
+            "--show: shiny: no sample of these data; expected longest, shortest, least-learned, spread",
+        ),
         (["--html", "nowhere/out.html"], "--html: nowhere/out.html: No such file or directory"),
         (["--streaming", "--max_steps", "3"], "streaming: a stream cannot be shown as a whole"),
         (["--max_length", "8"], "train.jsonl: none of 20 samples"),

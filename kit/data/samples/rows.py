@@ -179,28 +179,41 @@ class Encoder:
         _fill(piece, kept)
         return piece
 
+    def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Encoded]:
+        """Encode a row without cutting it, to show what ``encode`` made of it; empty if it cannot be used."""
+        sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields)
+        if isinstance(sample, list):
+            return []
+        (result,) = encode_all([sample], self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
+        return [] if isinstance(result, Problem) else result
+
+    def pieces(self, ids: Sequence[int]) -> list[list[slice]]:
+        """Return what of a sample longer than ``max_length`` is kept: for each piece, the slices that it joins."""
+        limit = self.max_length
+        if self.excess_length_strategy == "drop":
+            return []
+        if self.excess_length_strategy == "split":
+            # Neighbouring pieces share a token, so that every token except the very first is a target once.
+            return [[slice(i, i + limit)] for i in range(0, len(ids) - 1, limit - 1)]
+        if self.excess_length_strategy == "keep_end":
+            num_first = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens kept of the start: BOS stays first
+            return [[slice(0, num_first), slice(len(ids) - limit + num_first, len(ids))]]
+        return [[slice(0, limit)]]
+
     def _cut(self, encoded: Encoded, piece: Piece) -> list[Encoded]:
         """Cut a sample to ``max_length``, which may leave no sample or several. Adds to the counts of ``piece``."""
-        ids, weights, limit = encoded.input_ids, encoded.weights, self.max_length
-        if len(ids) <= limit:
+        ids, weights = encoded.input_ids, encoded.weights
+        if len(ids) <= self.max_length:
             cut = [encoded]
-        elif self.excess_length_strategy == "drop":
-            piece.counts["num_dropped_long"] += 1
-            return []
-        elif self.excess_length_strategy == "split":
-            piece.counts["num_split"] += 1
-            # Neighbouring pieces share a token, so that every token except the very first is a target once.
-            starts = range(0, len(ids) - 1, limit - 1)
-            cut = [Encoded(ids[i : i + limit], weights[i : i + limit]) for i in starts]
-        elif self.excess_length_strategy == "keep_end":
-            piece.counts["num_truncated"] += 1
-            piece.remarks[START_CUT] += 1
-            num_first = 1 if ids[0] == self.tokenizer.bos_token_id else 0  # tokens kept of the start: BOS stays first
-            end = len(ids) - limit + num_first
-            cut = [Encoded(ids[:num_first] + ids[end:], weights[:num_first] + weights[end:])]
         else:
-            piece.counts["num_truncated"] += 1
-            cut = [Encoded(ids[:limit], weights[:limit])]
+            counts = {"drop": "num_dropped_long", "split": "num_split"}
+            piece.counts[counts.get(self.excess_length_strategy, "num_truncated")] += 1
+            if self.excess_length_strategy == "keep_end":
+                piece.remarks[START_CUT] += 1
+            cut = [
+                Encoded([i for kept in slices for i in ids[kept]], [w for kept in slices for w in weights[kept]])
+                for slices in self.pieces(ids)
+            ]
         supervised = [sample for sample in cut if any(sample.weights[1:])]
         piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
         return supervised

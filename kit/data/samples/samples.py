@@ -237,8 +237,16 @@ def duplicates(evaluation: Samples, train: Samples) -> tuple[int, int]:
     Returns the number of those with the same tokens, and of those with the same text except for case, spaces and
     punctuation. No sample is counted twice.
     """
-    exact = train.have("ids_hash", evaluation.hashes("ids_hash"))
-    empty = xxhash.xxh3_64_intdigest(b"")  # the text_hash of samples that were given as token ids, or have no letters
-    text = evaluation.hashes("text_hash")
-    similar = train.have("text_hash", text) & (text != np.uint64(empty)) & ~exact
+    exact, similar = found_in(evaluation, train)
     return int(exact.sum()), int(similar.sum())
+
+
+def found_in(samples: Samples, others: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Which of N ``samples`` are also in ``others``: bool [N] of the same tokens, and bool [N] of the same text only.
+
+    Texts are compared except for case, spaces and punctuation.
+    """
+    exact = others.have("ids_hash", samples.hashes("ids_hash"))
+    empty = xxhash.xxh3_64_intdigest(b"")  # the text_hash of samples that were given as token ids, or have no letters
+    text = samples.hashes("text_hash")
+    return exact, others.have("text_hash", text) & (text != np.uint64(empty)) & ~exact

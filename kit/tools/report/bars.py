@@ -6,7 +6,7 @@ from kit.tools.report.axes import short, ticks
 from kit.tools.report.page import escaped
 
 WIDTH, HEIGHT = 480, 200
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 40  # margins
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 22, 40  # margins
 
 
 def histogram_svg(counts: Sequence[int], edges: Sequence[float], title: str, limit: tuple[str, float]) -> str:
@@ -42,6 +42,7 @@ def histogram_svg(counts: Sequence[int], edges: Sequence[float], title: str, lim
     text, value = limit
     if value <= end:
         parts.append(f"<path class=mark d='M{x(value)} {TOP}v{height}'/>")
-        parts.append(f"<text x={x(value) - 4} y={TOP + 10} text-anchor=end>{escaped(text)}</text>")
+        anchor = "end" if x(value) > LEFT + width / 2 else "start"
+        parts.append(f"<text x={x(value)} y={TOP - 8} text-anchor={anchor}>{escaped(text)}</text>")  # above all bars
     parts.append(f"<text x={LEFT + width / 2} y={HEIGHT - 6} text-anchor=middle>{escaped(title)}</text>")
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img aria-label='{escaped(title)}'>{''.join(parts)}</svg>"

@@ -1,7 +1,7 @@
 """Check tokenised training data for common mistakes: BOS, EOS, cut samples, duplicates, leaks."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -9,13 +9,22 @@ import numpy as np
 
 from kit.config.settings.data import DataSettings
 from kit.data.samples.rows import START_CUT
-from kit.data.samples.samples import Samples, duplicates
+from kit.data.samples.samples import Samples, duplicates, found_in
 
 # ok: as it should be; look: probably a mistake, the user should look at it; note: no mistake, but worth knowing.
 Verdict = Literal["ok", "look", "note"]
 
 MAX_SAMPLES = 10_000  # checked token by token, spread over the data; lengths and duplicates are checked for all samples
 NUM_ORIGINS = 5  # shown in a finding
+# Why a sample is shown: the reasons that checks find.
+REASONS = {
+    "no-bos": "does not begin with BOS",
+    "bos-twice": "begins with BOS twice",
+    "no-end": "does not teach to stop",
+    "special-inside": "learns a special token in the middle of an answer",
+    "repeated": "occurs more than once",
+    "leaked": "also in the evaluation data",
+}
 LEAK = "evaluation samples are in the training data"
 
 
@@ -27,6 +36,8 @@ class Finding(NamedTuple):
 
     verdict: Verdict
     text: str
+    reason: str = ""  # a key of ``REASONS``, for which samples are shown
+    samples: Sequence[int] = ()  # those that were found, by their indices; the first are shown
 
 
 def check(train: Samples, evaluation: Samples | None, tokenizer: Any, settings: DataSettings) -> list[Finding]:
@@ -35,13 +46,19 @@ def check(train: Samples, evaluation: Samples | None, tokenizer: Any, settings: 
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     looked_at = np.linspace(0, len(train) - 1, min(len(train), MAX_SAMPLES)).round().astype(int)
     firsts, lasts = Counter[tuple[int, ...]](), Counter[int]()
+    no_bos, bos_twice, last_of = [], [], {}
     for i in looked_at.tolist():
         ids, weights = train[i]
-        firsts[tuple(ids[:2].tolist())] += 1
-        lasts[int(ids[np.flatnonzero(weights)[-1]])] += 1
+        begin = tuple(ids[:2].tolist())
+        firsts[begin] += 1
+        no_bos += [i] if begin[0] != bos else []
+        bos_twice += [i] if begin == (bos, bos) else []
+        last_of[i] = int(ids[np.flatnonzero(weights)[-1]])
+        lasts[last_of[i]] += 1
+    no_end = [i for i, last in last_of.items() if last not in special]
     stop = next((id_ for id_, _ in lasts.most_common() if id_ in special), eos)
-    findings = _beginnings(firsts, tokenizer, train) if bos is not None else []
-    findings.append(_endings(lasts, special, tokenizer, train))
+    findings = _beginnings(firsts, tokenizer, train, no_bos, bos_twice) if bos is not None else []
+    findings.append(_endings(lasts, special, tokenizer, train, no_end))
     if settings.train_on != "all":  # with "all", the end of every turn is supervised
         findings.append(_middles(train, looked_at, [id_ for id_ in {bos, eos, stop} if id_ is not None], tokenizer))
     return [*findings, *_cuts(train, settings.max_length, stop), _repeats(train), *_leaks(train, evaluation)]
@@ -58,37 +75,46 @@ def _split(train: Samples) -> str:
     return ", as excess_length_strategy split makes pieces that begin and end anywhere" if is_split else ""
 
 
-def _beginnings(firsts: Counter[tuple[int, ...]], tokenizer: Any, train: Samples) -> list[Finding]:
+def _beginnings(
+    firsts: Counter[tuple[int, ...]], tokenizer: Any, train: Samples, no_bos: list[int], bos_twice: list[int]
+) -> list[Finding]:
     bos, token = tokenizer.bos_token_id, tokenizer.bos_token
     begin = sum(count for ids, count in firsts.items() if ids[0] == bos)
     num = firsts.total()
     twice = firsts[bos, bos]
     why = _split(train)
     if not begin and tokenizer("a").input_ids[:1] == [bos]:
-        return [Finding("look", f"no sample begins with {token}, which the tokenizer puts before any other text")]
+        return [
+            Finding(
+                "look",
+                f"no sample begins with {token}, which the tokenizer puts before any other text",
+                "no-bos",
+                no_bos,
+            )
+        ]
     if not begin:
         return [Finding("ok", f"no sample begins with {token}: the template writes none")]
     text = f"{begin:,} of {num:,} samples begin with {token}"
     if begin == num:
         findings = [Finding("ok", text)]
     else:
-        findings = [Finding("note" if why else "look", text + why)]
+        findings = [Finding("note" if why else "look", text + why, "no-bos", no_bos)]
     if twice:
-        findings.append(Finding("look", f"{twice:,} begin with it twice"))
+        findings.append(Finding("look", f"{twice:,} begin with it twice", "bos-twice", bos_twice))
     else:
         findings.append(Finding("ok", "none begins with it twice"))
     return findings
 
 
-def _endings(lasts: Counter[int], special: set[int], tokenizer: Any, train: Samples) -> Finding:
+def _endings(lasts: Counter[int], special: set[int], tokenizer: Any, train: Samples, no_end: list[int]) -> Finding:
     num, why = lasts.total(), _split(train)
     ends = sum(count for id_, count in lasts.items() if id_ in special) / num
     shown = [(tokenizer.convert_ids_to_tokens(id_), f"{count / num:.1%}") for id_, count in lasts.most_common(3)]
     named = ", ".join(f"{token!r} {share}" for token, share in shown if share != "0.0%")
     text = f"{ends:.1%} of the samples teach to stop"
     if ends <= 0.99 and why:
-        return Finding("note", text + why)
-    return Finding("ok" if ends > 0.99 else "look", f"{text}; the last token learned is {named}")
+        return Finding("note", text + why, "no-end", no_end)
+    return Finding("ok" if ends > 0.99 else "look", f"{text}; the last token learned is {named}", "no-end", no_end)
 
 
 def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: Any) -> Finding:
@@ -112,7 +138,12 @@ def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: 
     sample, id_ = affected[0]
     first = f"first {train.origin(sample)} ({tokenizer.convert_ids_to_tokens(id_)!r})"
     learn = "1 sample learns" if len(affected) == 1 else f"{len(affected):,} samples learn"
-    return Finding("look", f"{learn} a special token in the middle of an answer, {first}")
+    return Finding(
+        "look",
+        f"{learn} a special token in the middle of an answer, {first}",
+        "special-inside",
+        [i for i, _ in affected],
+    )
 
 
 def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
@@ -134,7 +165,8 @@ def _repeats(train: Samples) -> Finding:
         return Finding("ok", "no sample occurs twice")
     repeated = "are the same" if (counts > 1).sum() == 1 else "occur more than once"
     origins = _listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
-    return Finding("look", f"{counted(len(again), 'sample')} {repeated}: {origins}")
+    together = sorted(again, key=lambda i: (content[i], i))  # each beside those that it repeats
+    return Finding("look", f"{counted(len(again), 'sample')} {repeated}: {origins}", "repeated", together)
 
 
 def _leaks(train: Samples, evaluation: Samples | None) -> list[Finding]:
@@ -143,7 +175,9 @@ def _leaks(train: Samples, evaluation: Samples | None) -> list[Finding]:
     exact, similar = duplicates(evaluation, train)
     if not exact and not similar:
         return [Finding("ok", f"none of the {len(evaluation):,} {LEAK}")]
-    return [Finding("look", f"{exact + similar:,} of {len(evaluation):,} {LEAK} ({exact:,} token for token)")]
+    text = f"{exact + similar:,} of {len(evaluation):,} {LEAK} ({exact:,} token for token)"
+    of_train = np.logical_or(*found_in(train, evaluation))
+    return [Finding("look", text, "leaked", np.flatnonzero(of_train).tolist())]
 
 
 def _listed(origins: Iterable[str], num: int) -> str:

@@ -53,9 +53,15 @@ def unused_table(train: Samples) -> list[dict[str, Any]]:
     ]
 
 
-def text_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table of ``rows``, which all have the same keys, for a terminal."""
+def text_table(rows: list[dict[str, Any]], left: bool = False) -> list[str]:
+    """Return the lines of a table of ``rows``, which all have the same keys, for a terminal.
+
+    Args:
+        left: the columns are aligned at the left.
+    """
     values = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
     cells = [[one_line(cell) for cell in row] for row in [list(rows[0]), *values]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    align = str.ljust if left else str.rjust
+    lines = ("  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return [f"  {line}".rstrip() for line in lines]

@@ -4,60 +4,29 @@
 """
 
 import re
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers.decoders import DecodeStream
 
 from kit.config.recipe import Recipe
 from kit.data.feed.ranks import Ranks
-from kit.data.samples.samples import NOT_USED, Samples
-from kit.secrets import secret_spans
+from kit.data.open import Data
+from kit.data.samples.samples import NOT_USED
+from kit.errors import Problem, UserError
 from kit.tools.report.bars import histogram_svg
 from kit.tools.report.data_checks import LEAK, Finding, Verdict, check, counted
 from kit.tools.report.data_tables import datasets_table, text_table, unused_table
 from kit.tools.report.page import escaped, page, section, table
+from kit.tools.report.shown_samples import SPREAD, Reason, Shown, ShownSample, Token, runs_of
 from kit.visible import one_line, visible
 
-MAX_TOKENS_SHOWN = 4000  # of one sample
+PER_REASON = 3  # samples for each thing that is counted
 BARS = "▁▂▃▄▅▆▇█"
 MARKS: dict[Verdict, str] = {"ok": "ok", "look": "LOOK", "note": ""}
 MARK_CLASSES: dict[Verdict, str] = {"ok": "", "look": " class=look", "note": " class=known"}
 PLAIN_NUMBER = re.compile(r"(?<!\S)\d{4,}(?= (of|samples|tokens|packs|blank|left)\b)")  # not a year, not part of a name
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token as it is shown."""
-
-    text: str  # empty if more tokens are needed to complete a character
-    weight: float  # in the loss; 0: not supervised
-    is_special: bool
-
-
-@dataclass(frozen=True)
-class ShownSample:
-    """A sample as it is shown."""
-
-    origin: str  # ``file:line``
-    tokens: list[Token]  # the first MAX_TOKENS_SHOWN tokens
-    num_tokens: int  # of the whole sample
-    num_learned: int  # supervised tokens of the whole sample
-
-    @property
-    def about(self) -> str:
-        """Its numbers of tokens, as text."""
-        share = f"{self.num_learned / self.num_tokens:.0%}"
-        return f"{counted(self.num_tokens, 'token')}, {self.num_learned:,} learned ({share})"
-
-    @property
-    def more(self) -> str:
-        """How many tokens are not shown, as text; empty if all are shown."""
-        num = self.num_tokens - len(self.tokens)
-        return counted(num, "more token") if num else ""
 
 
 @dataclass
@@ -71,21 +40,49 @@ class GatheredSamples:
     checks: list[Finding]
     lengths: np.ndarray  # int [N], tokens of each sample
     max_length: int  # tokens
-    samples: list[ShownSample]
+    shown: Shown
+
+    @property
+    def samples(self) -> list[ShownSample]:
+        """Those spread over the data, in its order."""
+        return self.shown.spread
+
+    def with_reason(self, key: str) -> list[ShownSample]:
+        """The samples that are shown for a reason, as many as wanted. Raises ``UserError`` if these data have none."""
+        found = [sample for sample in self.shown.samples if key in sample.reasons]
+        if not found:
+            known = ", ".join(r.key for r in self.shown.reasons if self._num_shown(r.key))
+            raise UserError(Problem("--show", f"{key}: no sample of these data", known))
+        return found[: self.shown.per_reason]
+
+    def _num_shown(self, key: str) -> int:
+        return sum(key in sample.reasons for sample in self.shown.samples)
+
+    def choices(self) -> list[tuple[Reason, str]]:
+        """The reasons for which samples are shown, each with how many: ``3 of 924``."""
+        found = []
+        for reason in self.shown.reasons:
+            num = self._num_shown(reason.key)
+            of = f" of {reason.count:,}" if reason.count is not None and reason.count != num else ""
+            if num or reason.count:
+                found.append((reason, f"{num:,}{of}"))
+        return found
 
 
 def gather_samples(
-    recipe: Recipe, tokenizer: Any, data: Any, notes: Sequence[str], num_samples: int
+    recipe: Recipe, tokenizer: Any, data: Data, notes: Sequence[str], num_samples: int, per_reason: int = PER_REASON
 ) -> GatheredSamples:
     """Gather what ``kit inspect`` shows.
 
     Args:
-        data: as ``open_data`` returned it.
+        data: not a stream.
         notes: lines for the user, those of ``data`` included.
         num_samples: number of samples to show, spread evenly over the data. No sample is shown twice. Unless it is 0,
             at least one sample of each data set is shown, even if that makes more than ``num_samples``.
+        per_reason: number of samples for each thing that is counted, see ``Shown``.
     """
-    train: Samples = data.train
+    train = data.train
+    findings = check(train, data.evaluation, tokenizer, recipe)
     feed = data.open_feed(recipe, Ranks(), 0, {})
     lines = [store.source.name for store in train.stores if store.source.name != store.name]
     lines += [note for note in notes if LEAK not in note and NOT_USED not in note]  # these are shown apart
@@ -95,76 +92,11 @@ def gather_samples(
         [PLAIN_NUMBER.sub(lambda match: f"{int(match[0]):,}", line) for line in lines],
         datasets_table(train, data.evaluation if recipe.eval_split_size else None),
         unused_table(train),
-        check(train, data.evaluation, tokenizer, recipe),
+        findings,
         train.lengths,
         recipe.max_length,
-        [_shown(train, i, tokenizer) for i in _choice(train.dataset_ids, num_samples)],
+        Shown(data, tokenizer, num_samples, per_reason, findings),
     )
-
-
-def _choice(dataset_ids: np.ndarray, num: int) -> list[int]:
-    """Choose ``num`` samples, spread evenly, with at least one of each data set. Returns their indices."""
-    chosen: list[int] = np.linspace(0, len(dataset_ids) - 1, min(num, len(dataset_ids))).round().astype(int).tolist()
-    present, firsts = np.unique(dataset_ids, return_index=True)
-    for dataset_id, first in zip(present, firsts.tolist(), strict=True):
-        of_dataset = Counter(int(dataset_ids[i]) for i in chosen)
-        if chosen and not of_dataset[dataset_id]:
-            most, times = of_dataset.most_common(1)[0]
-            if times > 1:
-                chosen.remove(max(i for i in chosen if dataset_ids[i] == most))
-            chosen.append(first)
-    return sorted(chosen)
-
-
-def _shown(train: Samples, i: int, tokenizer: Any) -> ShownSample:
-    ids, weights = train[i]
-    weights[0] = 0  # the first token has no token before it that predicts it
-    tokens = tokens_of(ids[:MAX_TOKENS_SHOWN], weights, tokenizer)
-    return ShownSample(train.origin(i), tokens, len(ids), int(train.num_targets[i]))
-
-
-def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
-    """Decode token by token.
-
-    The texts of the tokens, joined, are the decoded sample with its control characters made visible. If a character
-    consists of several tokens, the last of them has it as its text.
-
-    Args:
-        ids: [T].
-        weights: [T] or longer, of each token in the loss.
-    """
-    special = set(tokenizer.all_special_ids) | {
-        id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special
-    }
-    stream = DecodeStream(skip_special_tokens=False)
-    tokens, text = [], None
-    for id_, weight in zip(ids.tolist(), weights.tolist(), strict=False):
-        text = stream.step(tokenizer.backend_tokenizer, id_)
-        tokens.append(Token(visible(text or ""), weight, id_ in special))
-    if text is None and tokens:  # the sample was cut within a character
-        tokens[-1] = replace(tokens[-1], text="\ufffd")
-    return _without_secrets(tokens)
-
-
-def _without_secrets(tokens: list[Token]) -> list[Token]:
-    """Replace tokens that spell a credential by ``***``. On the page it could not be found, as tokens are separate."""
-    ends = np.cumsum([len(token.text) for token in tokens])
-    for start, end in secret_spans("".join(token.text for token in tokens)):
-        first, last = (int(i) for i in np.searchsorted(ends, [start, end - 1], side="right"))
-        for i in range(first, last + 1):
-            tokens[i] = replace(tokens[i], text="***" if i == first else "")
-    return tokens
-
-
-def runs_of(tokens: list[Token]) -> list[list[Token]]:
-    """Group consecutive tokens of equal weight."""
-    runs: list[list[Token]] = []
-    for token in tokens:
-        if runs and runs[-1][-1].weight == token.weight:
-            runs[-1].append(token)
-        else:
-            runs.append([token])
-    return runs
 
 
 def histogram(lengths: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,34 +104,56 @@ def histogram(lengths: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarra
     return np.histogram(lengths, bins=num_bins, range=(0, max(int(lengths.max()), 1)))
 
 
-def as_text(gathered: GatheredSamples, colour: bool) -> str:
+def as_text(gathered: GatheredSamples, colour: bool, show: str | None = None) -> str:
     """Return the text for a terminal.
 
-    Supervised tokens are green, or in ``[[ ]]`` without ``colour``. Special tokens are dim.
+    Supervised tokens are green, or in ``[[ ]]`` without ``colour``. Special tokens are dim, and what was cut off is
+    struck out, or in ``{{ }}``.
+
+    Args:
+        show: key of the reason for which samples are shown; None: those spread over the data.
+
+    Raises:
+        UserError: no sample has this reason.
     """
+    samples = gathered.with_reason(show) if show else gathered.samples
     lines = [gathered.title, *(f"  {note}" for note in gathered.notes), ""]
-    lines += [f"  {MARKS[verdict]:<4}  {text}" for verdict, text in gathered.checks]
+    lines += [f"  {MARKS[verdict]:<4}  {text}" for verdict, text, *_ in gathered.checks]
     counts, edges = histogram(gathered.lengths, 48)
     bars = "".join(BARS[round(c / counts.max() * (len(BARS) - 1))] if c else " " for c in counts)
     lines += ["", f"  lengths, 0 to {edges[-1]:,.0f} tokens (max_length {gathered.max_length:,})", f"  {bars}", ""]
     lines = [*map(one_line, lines), *text_table(gathered.datasets)]
     lines += ["", *text_table(gathered.unused)] if gathered.unused else []
-    for sample in gathered.samples:
+    rows = [
+        {
+            "to see samples": f"--show {reason.key}",
+            "what": reason.label,
+            "of": "" if reason.count is None else reason.count,
+        }
+        for reason, _ in gathered.choices()
+        if reason.key != SPREAD
+    ]
+    lines += ["", *text_table(rows, left=True), "  --html FILE writes a page with samples of each"]
+    for sample in samples:
         lines += ["", f"--- {one_line(sample.origin)}: {sample.about}"]
+        lines += [f"    {one_line(sample.remark)}"] if sample.remark else []
+        lines += [visible(sample.row)] if sample.row else []
         lines.append("".join(_text_run(run, colour) for run in runs_of(sample.tokens)))
         lines += [f"... {sample.more}"] if sample.more else []
     return "\n".join(lines)
 
 
 def _text_run(run: list[Token], colour: bool) -> str:
-    learned = run[0].weight > 0
+    learned, is_cut = run[0].weight > 0, run[0].is_cut
     mark = f" x{run[0].weight:g}" if run[0].weight not in (0.0, 1.0) else ""
+    hidden = f"\n... {counted(run[0].num_hidden, 'token')} ...\n" if run[0].num_hidden else ""
     if not colour:
         text = "".join(token.text for token in run)
-        return f"[[{text}]]{mark}" if learned else text
-    start = "\033[32m" if learned else ""
+        text = f"[[{text}]]{mark}" if learned else text
+        return hidden + (f"{{{{{text}}}}}" if is_cut else text)
+    start = "\033[9m" if is_cut else "\033[32m" if learned else ""
     text = "".join(f"\033[2m{t.text}\033[22m" if t.is_special else t.text for t in run)
-    return f"{start}{text}{mark}\033[0m"
+    return f"{hidden}{start}{text}{mark}\033[0m"
 
 
 STYLE = """
@@ -217,14 +171,25 @@ ul.checks li::before { content: "✓"; color: var(--good); float: left; margin-l
 font-weight: bold }
 ul.checks li.look::before { content: "!"; color: var(--warn) } ul.checks li.known::before { content: "·" }
 .legend .run { display: inline-block } .chart svg { max-width: 36rem }
+.run.cut { border-left-style: dashed; text-decoration: line-through var(--edge) }
+.remark { margin: 0 0 .5rem } .reason { font: 12px/1.5 system-ui; border: 1px solid var(--edge); border-radius: 1rem;
+padding: .05rem .5rem; margin-right: .35rem; color: var(--soft); font-weight: normal; white-space: nowrap }
+.choose { border: 1px solid var(--edge); border-radius: 6px; margin: .5rem 0; padding: .35rem .75rem .5rem;
+display: flex; flex-wrap: wrap; gap: .25rem 1.1rem } .choose legend { color: var(--soft); padding: 0 .25rem }
+.choose label { cursor: pointer; display: inline-flex; gap: .3rem; align-items: center }
 """
 
 
 def as_page(gathered: GatheredSamples) -> str:
     """Return the HTML page, in one file that needs no network."""
-    checks = "".join(f"<li{MARK_CLASSES[verdict]}>{escaped(text)}</li>" for verdict, text in gathered.checks)
+    checks = "".join(f"<li{MARK_CLASSES[verdict]}>{escaped(text)}</li>" for verdict, text, *_ in gathered.checks)
+    has_cut = any(token.is_cut for sample in gathered.shown.samples for token in sample.tokens)
     legend = "<p class=legend><span class='run learned'>learned from</span> <span class=run>read only</span> "
-    legend += "<span class=run><i>special token</i></span> <small>at the right: number of tokens</small></p>"
+    legend += "<span class=run><i>special token</i></span> "
+    legend += "<span class='run cut'>cut off</span> " if has_cut else ""
+    legend += "<small>at the right: number of tokens. Of each sample at most "
+    legend += f"{counted(gathered.shown.num_tokens, 'token')} are shown.</small></p>"
+    labels = {reason.key: reason.label for reason in gathered.shown.reasons}
     parts = [
         f"<h1>{escaped(gathered.title)}</h1>",
         "".join(f"<p class=line>{escaped(note)}</p>" for note in gathered.notes),
@@ -232,24 +197,51 @@ def as_page(gathered: GatheredSamples) -> str:
         section("Data sets", table(list(gathered.datasets[0]), gathered.datasets)),
         *([section("Not used", table(list(gathered.unused[0]), gathered.unused))] if gathered.unused else []),
         section("Lengths", f"<div class=chart>{_chart(gathered)}</div>"),
-        f"<h2>Samples</h2>{legend}",
-        *(_page_sample(sample) for sample in gathered.samples),
+        f"<h2>Samples</h2>{_control(gathered)}{legend}",
+        *(_page_sample(sample, labels) for sample in gathered.shown.samples),
     ]
-    return page(f"{gathered.title}: what is learned from", parts, STYLE)
+    return page(f"{gathered.title}: what is learned from", parts, STYLE + _hiding(gathered))
 
 
-def _page_sample(sample: ShownSample) -> str:
+def _control(gathered: GatheredSamples) -> str:
+    """Radio buttons that choose the reason for which samples are shown."""
+    choices = [("all", "all", f"{len(gathered.shown.samples):,}")]
+    choices += [(reason.key, reason.label, num) for reason, num in gathered.choices()]
+    buttons = (
+        f"<label><input type=radio name=show id=show-{key}{' checked' if key == 'all' else ''}>"
+        f"{escaped(label)} <small>{num}</small></label>"
+        for key, label, num in choices
+    )
+    return f"<fieldset class='choose screen'><legend>show samples</legend>{''.join(buttons)}</fieldset>"
+
+
+def _hiding(gathered: GatheredSamples) -> str:
+    """CSS that hides the samples that were not chosen: the page needs no script for it."""
+    keys = [reason.key for reason, _ in gathered.choices()]
+    rules = (f":root:has(#show-{key}:checked) .sample:not(.for-{key})" for key in keys)
+    return ",".join(rules) + "{display:none}" if keys else ""
+
+
+def _page_sample(sample: ShownSample, labels: Mapping[str, str]) -> str:
     runs = "".join(_page_run(run) for run in runs_of(sample.tokens))
     end = f"<p class=line>{sample.more}</p>" if sample.more else ""
-    return f"<div class=sample><h3>{escaped(sample.origin)} <small>{sample.about}</small></h3>{runs}{end}</div>"
+    reasons = "".join(f"<span class=reason>{escaped(labels[key])}</span>" for key in sample.reasons if key != SPREAD)
+    remark = f"<p class=remark>{reasons}{escaped(sample.remark)}</p>" if reasons or sample.remark else ""
+    row = f"<pre class=row>{escaped(sample.row)}</pre>" if sample.row else ""
+    head = f"<h3>{escaped(sample.origin)} <small>{sample.about}</small></h3>{remark}"
+    classes = " ".join(["sample", *(f"for-{key}" for key in sample.reasons)])
+    return f"<div class='{classes}'>{head}{row}{runs}{end}</div>"
 
 
 def _page_run(run: list[Token]) -> str:
-    weight = run[0].weight
+    weight, is_cut = run[0].weight, run[0].is_cut
     tags = [("i" if token.is_special else "b", token.text) for token in run if token.text]
     tokens = "".join(f"<{tag}>{escaped(text)}</{tag}>" for tag, text in tags)
     extra = f", weight {weight:g}" if weight not in (0.0, 1.0) else ""
-    return f"<div class='run{' learned' if weight else ''}'><small>{len(run):,}{extra}</small>{tokens}</div>"
+    extra += ", would be learned" if weight and is_cut else ""
+    kind = " cut" if is_cut else " learned" if weight else ""
+    hidden = f"<p class=line>... {counted(run[0].num_hidden, 'token')} ...</p>" if run[0].num_hidden else ""
+    return f"{hidden}<div class='run{kind}'><small>{len(run):,}{extra}</small>{tokens}</div>"
 
 
 def _chart(gathered: GatheredSamples) -> str:
