@@ -4,11 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from data_helpers import chat, open_all, recipe, write
+from data_helpers import chat, write
 from report_helpers import looked
 
-from kit.errors import UserError
-from kit.tools.report.samples_page import as_page, as_text, gather_samples
+from kit.tools.report.samples_page import as_page, as_text
 from kit.tools.report.shown_samples import runs_of, tokens_of
 
 
@@ -179,133 +178,3 @@ def test_what_nothing_reads_is_shown_as_text_and_on_the_page(tmp_path, tokenizer
         assert "messages.id" in shown and "source" in shown and "100.0%" in shown and ": not used" not in shown
     write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
     assert "not used" not in as_page(looked(tokenizer, chat_template="chatml")).lower()
-
-
-def shown_for(gathered, key):
-    return [sample for sample in gathered.shown.samples if key in sample.reasons]
-
-
-def text_of(sample, is_cut):
-    return "".join(token.text for token in sample.tokens if token.is_cut == is_cut)
-
-
-CHATML = {"chat_template": "chatml"}
-
-
-def test_samples_that_were_cut_are_shown_with_what_was_cut_off(tmp_path, tokenizer):
-    rows = [chat("Hi", "Hello"), chat("Hi", "Bye now " * 30), chat("Hi " * 60, "Hello")]
-    write(tmp_path / "train.jsonl", *rows)
-    gathered = looked(tokenizer, 0, max_length=40, **CHATML)
-    assert gathered.samples == []
-    (sample,) = shown_for(gathered, "cut")
-    assert sample.origin == "train.jsonl:2" and "would be learned" in sample.remark
-    assert text_of(sample, True).endswith("Bye now <|im_end|>\n") and "Hi" in text_of(sample, False)
-    assert sum(not token.is_cut for token in sample.tokens) == 40 < sample.num_tokens
-    assert sample.num_learned == gathered.lengths.max() - sum(not t.weight for t in sample.tokens if not t.is_cut)
-    (sample,) = shown_for(gathered, "nothing-learned")
-    assert sample.origin == "train.jsonl:3" and "is cut off at 40" in sample.remark and not text_of(sample, False)
-    text, page = as_text(gathered, False, "cut"), as_page(gathered)
-    assert "--- train.jsonl:2: " in text and "]]{{[[" in text and "train.jsonl:3" not in text.split("--html FILE")[1]
-    assert "<div class='run cut'>" in page and "would be learned</small>" in page
-
-
-@pytest.mark.parametrize("strategy", ["keep_end", "split"])
-def test_what_the_model_never_sees_of_a_text_is_marked(strategy, tmp_path, tokenizer):
-    text = "".join(f"{i} " for i in range(60))
-    write(tmp_path / "train.jsonl", {"text": text}, {"text": "short"})
-    gathered = looked(tokenizer, 0, max_length=40, excess_length_strategy=strategy)
-    cut = shown_for(gathered, "cut")
-    if strategy == "split":  # every token is in a piece
-        assert cut == [] and any(reason.key == "cut" for reason in gathered.shown.reasons)
-    else:
-        (sample,) = cut
-        assert text_of(sample, True).startswith("0 1 2 ") and "59 " in text_of(sample, False)
-
-
-def test_samples_that_are_too_long_are_shown(tmp_path, tokenizer):
-    write(tmp_path / "train.jsonl", chat("Hi", "Hello"), chat("Hi", "Bye now " * 30))
-    gathered = looked(tokenizer, max_length=40, excess_length_strategy="drop", **CHATML)
-    (sample,) = shown_for(gathered, "too-long")
-    assert sample.origin == "train.jsonl:2" and sample.num_learned == 0 and "max_length is 40" in sample.remark
-
-
-def test_each_kind_of_skipped_row_is_shown_as_it_stands(tmp_path, tokenizer):
-    good = [chat(f"Hi {i}", "Hello") for i in range(60)]
-    bad = [{"messages": [{"role": "user", "content": f"only asked {i}"}]} for i in range(4)]
-    write(tmp_path / "train.jsonl", *good, *bad, {"messages": "<script>"}, "{broken")
-    gathered = looked(tokenizer, on_bad_row="skip", **CHATML)
-    shown = shown_for(gathered, "skipped")
-    assert [s.origin.partition(":")[2] for s in shown] == ["61", "65", "66", "62", "63"]
-    assert "no assistant turn" in shown[0].remark and "only asked 0" in shown[0].row and "not JSON" in shown[2].remark
-    text, page = as_text(gathered, False, "skipped"), as_page(gathered)
-    assert "only asked 0" in text and "<script>" in text and "{&quot;messages&quot;: &quot;&lt;script&gt;" in page
-
-
-def test_what_the_checks_find_is_shown(tmp_path, tokenizer):
-    rows = [chat(f"Hi {i}", "Hello") for i in range(9)]
-    write(tmp_path / "train.jsonl", *rows, chat("Hi 4", "Hello"), chat("Bye", "A <|im_end|> B"))
-    write(tmp_path / "eval.jsonl", chat("Hi 2", "Hello"))
-    gathered = looked(tokenizer, 1, eval_dataset="eval.jsonl", **CHATML)
-    lines = {key: [s.origin.partition(":")[2] for s in shown_for(gathered, key)] for key in ("repeated", "leaked")}
-    assert lines == {"repeated": ["5", "10"], "leaked": ["3"]}
-    assert len(shown_for(gathered, "special-inside")) == 1
-    write(
-        tmp_path / "train.jsonl",
-        *[{"input_ids": [300, 301, 302]}] * 2,
-        {"input_ids": [300, 301, tokenizer.eos_token_id]},
-    )
-    assert [s.origin for s in shown_for(looked(tokenizer), "no-end")] == ["train.jsonl:1", "train.jsonl:2"]
-
-
-def test_the_longest_the_shortest_and_the_least_learned_are_shown(tmp_path, tokenizer):
-    rows = [chat("Hi " * (5 + i), "Hello") for i in range(5)]
-    write(tmp_path / "train.jsonl", *rows, chat("Hi", "Bye now " * 40))
-    gathered = looked(tokenizer, 1, **CHATML)
-    lines = {
-        key: sorted(s.origin[-1] for s in shown_for(gathered, key)) for key in ("longest", "shortest", "least-learned")
-    }
-    assert lines == {"longest": ["4", "5", "6"], "shortest": ["1", "2", "3"], "least-learned": ["3", "4", "5"]}
-
-
-def test_the_page_has_a_button_for_each_reason_and_a_rule_that_hides_the_others(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", *({"text": f"a {i}"} for i in range(9)))
-    write(tmp_path / "b.jsonl", {"text": "b " * 99})
-    gathered = looked(tokenizer, dataset="a.jsonl,b.jsonl", max_length=20)
-    page = as_page(gathered)
-    keys = re.findall(r"<input type=radio name=show id=show-([a-z0-9-]+)", page)
-    assert keys[:2] == ["all", "cut"] and {"longest", "shortest", "data-1", "data-2", "spread"} <= set(keys)
-    for key in keys[1:]:
-        assert f":root:has(#show-{key}:checked) .sample:not(.for-{key})" in page and f" for-{key}" in page
-    assert "data set a <small>3 of 9</small>" in page and page.count(">checked") == 0
-    assert {key for sample in gathered.shown.samples for key in sample.reasons} == set(keys) - {"all"}
-    assert len({(s.origin, s.num_tokens) for s in gathered.shown.samples}) == len(gathered.shown.samples)  # each once
-    text = as_text(gathered, colour=False)
-    assert "--show cut " in text and "--html FILE writes a page" in text
-    with pytest.raises(UserError, match="--show: nothing: no sample of these data; expected cut, "):
-        as_text(gathered, False, "nothing")
-
-
-def test_a_page_of_many_long_samples_stays_small(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.tools.report.shown_samples.MAX_TOKENS_IN_ALL", 3000)
-    write(tmp_path / "train.jsonl", *({"text": f"{i} " * 2000} for i in range(40)))
-    gathered = looked(tokenizer, 40, max_length=3000)
-    assert all(len(sample.tokens) <= 256 for sample in gathered.shown.samples)
-    assert "Of each sample at most 256 tokens are shown" in as_page(gathered)
-    (sample, *_) = shown_for(gathered, "cut")
-    assert {token.is_cut for token in sample.tokens} == {True, False}, "the place of the cut is shown"
-    assert "tokens ...</p>" in as_page(gathered) and "tokens ...\n" in as_text(gathered, False, "cut")
-
-
-def test_only_blocks_with_a_row_that_was_cut_or_left_out_are_parsed_again(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.data.read.parts.BLOCK_BYTES", 2000)
-    rows = [chat(f"Hi {i}", "Hello") for i in range(300)]
-    rows[200] = chat("Hi", "Bye now " * 30)
-    write(tmp_path / "train.jsonl", *rows)
-    data = open_all(tokenizer, max_length=60, **CHATML)
-    parsed = []
-    part = data.train.stores[0].source.parts[0]
-    rows_of = type(part).rows
-    monkeypatch.setattr(type(part), "rows", lambda self, block: parsed.append(block.first) or rows_of(self, block))
-    gathered = gather_samples(recipe(max_length=60, **CHATML), tokenizer, data, data.notes, 5)
-    assert [s.origin for s in shown_for(gathered, "cut")] == ["train.jsonl:201"]
-    assert len(parsed) == 1
