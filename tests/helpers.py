@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,3 +282,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
+
+
+def with_gpus(monkeypatch, *names_and_majors):
+    """Let torch report these GPUs, each as its name and its major compute capability: 8 and above have bf16."""
+    import torch
+
+    gpus = [SimpleNamespace(name=name, major=major, total_memory=2**34) for name, major in names_and_majors]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpus[0].name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.abc import MetaPathFinder
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, with_gpus
 from preflight_helpers import ONE_PROCESS, wrong
 from safetensors.torch import load_file, save_file
 
@@ -83,8 +83,7 @@ def test_what_cannot_be_opened_does_not_hide_what_is_wrong_elsewhere(recipe):
 
 @pytest.mark.parametrize(("has_bf16", "said"), [(True, "--config single"), (False, "Tesla T4 has no bf16")])
 def test_a_run_in_float32_on_a_gpu_says_so_among_its_notes(recipe, monkeypatch, has_bf16, said):
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Tesla T4")
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda emulated: has_bf16)
+    with_gpus(monkeypatch, ("Tesla T4", 8 if has_bf16 else 7))
     on_gpu = replace(ONE_PROCESS, device_type="cuda")
     assert sum(said in note for note in preflight.check(recipe(), on_gpu, "mine").notes) == 1
     assert not any("float32" in note for note in preflight.check(recipe(), ONE_PROCESS, "mine").notes)

@@ -8,16 +8,18 @@ from kit.errors import Problem
 from kit.strategy.topology import Topology
 
 _MACOS_WITH_BF16 = 14
+_BF16_FROM = 8  # major compute capability
 
 
 def check_precision(topology: Topology) -> list[Problem]:
-    """Return a problem if the run is to compute in bf16, and its GPU does not have it: torch would emulate it."""
-    if topology.mixed_precision != "bf16" or _has_bf16(topology.device_type):
+    """Return a problem if the run is to compute in bf16, which torch would emulate on one of its GPUs."""
+    without = _gpu_without_bf16(topology)
+    if topology.mixed_precision != "bf16" or not without:
         return []
     if topology.device_type == "mps":
         found = f"bf16, which MPS has from macOS {_MACOS_WITH_BF16} on"
         return [Problem("mixed_precision", found, "no", FLOAT32)]
-    return [Problem("mixed_precision", f"bf16, which {_gpu_name(topology)} does not have", "no", FLOAT32)]
+    return [Problem("mixed_precision", f"bf16, which {without} does not have", "no", FLOAT32)]
 
 
 def describe_precision(topology: Topology, config: str | None, method: str) -> list[str]:
@@ -30,21 +32,28 @@ def describe_precision(topology: Topology, config: str | None, method: str) -> l
     if topology.mixed_precision != "no" or topology.device_type == "cpu":
         return []
     name = _gpu_name(topology)
-    if not _has_bf16(topology.device_type):
+    if without := _gpu_without_bf16(topology):
         smaller = "; --method qlora holds frozen weights in 4 bits" if method == "lora" else ""
-        return [f"computes in float32: {name} has no bf16, and fp16 is not offered{smaller}"]
+        return [f"computes in float32: {without} has no bf16, and fp16 is not offered{smaller}"]
     change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
     reason = f"mixed_precision: no in {config}" if config else "no --config was given"
     return [f"computes in float32, since {reason}: {name} is faster in bf16, with less memory: {change}"]
 
 
-def _has_bf16(device_type: str) -> bool:
-    """Whether a run on such devices computes in bf16 without emulation. A CPU rehearses it, at whatever speed."""
+def _gpu_without_bf16(topology: Topology) -> str:
+    """The name of the first GPU of the run on this machine that would emulate bf16; empty if all have it.
+
+    A CPU rehearses bf16, at whatever speed.
+    """
     import torch
 
-    if device_type == "mps":
-        return torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0)
-    return device_type != "cuda" or torch.cuda.is_bf16_supported(False)  # False: not by emulation
+    if topology.device_type == "mps":
+        return "" if torch.backends.mps.is_macos_or_newer(_MACOS_WITH_BF16, 0) else "MPS"
+    if topology.device_type != "cuda" or torch.version.hip:
+        return ""
+    # By their properties: asking a GPU itself would take memory of each in every process.
+    gpus = [torch.cuda.get_device_properties(i) for i in range(min(topology.num_processes, torch.cuda.device_count()))]
+    return next((gpu.name for gpu in gpus if gpu.major < _BF16_FROM), "")
 
 
 def _gpu_name(topology: Topology) -> str:

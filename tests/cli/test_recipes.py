@@ -30,7 +30,7 @@ def test_the_recipe_for_a_model_is_the_nearest_in_size(capsys):
     assert main(["recipes", "--model", "nowhere/none"]) == 2
     assert "`kit plan --params 8B`" in capsys.readouterr().err
     assert main(["recipes", "--model", "qwen2.5-7b", "--gpu", "h100", "--gpus", "8"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
     assert "The nearest recipe is llama-8b (8.03B)" in text and "8 x H100 SXM" in text
     assert "--num_processes 8 --model_name_or_path Qwen/Qwen2.5-7B" in text
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_model
+from helpers import make_model, with_gpus
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -75,10 +75,9 @@ def test_layers_that_share_weights_are_refused_before_they_are_sharded_apart(lla
 
 
 def test_bf16_on_a_gpu_without_it_is_refused(llama, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: True)
+    with_gpus(monkeypatch, ("NVIDIA A10", 8))
     assert check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama) == []
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    with_gpus(monkeypatch, ("Tesla T4", 7))
     (problem,) = check_strategy(topology(mixed_precision="bf16", device_type="cuda"), llama)
     assert str(problem).startswith("mixed_precision: bf16, which Tesla T4 does not have; expected no")
     assert check_strategy(topology(mixed_precision="bf16"), llama) == []

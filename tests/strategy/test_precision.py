@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import with_gpus
 
 from kit.config.other_kits import FLOAT32
 from kit.strategy.accelerate_config import config_from_environment
@@ -23,8 +24,7 @@ def on(monkeypatch):
     """Returns a function that gives the topology of a run on a GPU of this name, or on a CPU."""
 
     def on(gpu, strategy=SINGLE, precision="no"):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: emulated or GPUS[gpu])
+        with_gpus(monkeypatch, (gpu, 8 if GPUS.get(gpu) else 7))
         return Topology(
             strategy=strategy,
             config_name=strategy.config,
@@ -90,3 +90,11 @@ def test_a_mac_computes_in_bf16_from_macos_14_on(monkeypatch, has_bf16):
     assert bool(check_precision(topology)) is not has_bf16
     (line,) = describe_precision(replace(topology, mixed_precision="no"), None, "full")
     assert ("--config single" in line) is has_bf16
+
+
+def test_one_gpu_without_bf16_decides_for_all_that_the_run_uses(on, monkeypatch):
+    topology = replace(on("NVIDIA A10G", DDP, "bf16"), num_processes=2)
+    with_gpus(monkeypatch, ("NVIDIA A10G", 8), ("Tesla T4", 7))
+    (problem,) = check_precision(topology)
+    assert "bf16, which Tesla T4 does not have" in problem.found
+    assert check_precision(replace(topology, num_processes=1)) == []  # it runs on the first one

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import with_gpus
 
 from kit.errors import Problem
 from kit.memory.needs import RunNeeds
@@ -79,8 +80,7 @@ def test_bf16_is_tried_if_the_config_asks_for_it(topology, monkeypatch):
     assert "not asked for" in check_bf16(topology(mixed_precision="no"), None, "lora").found
     monkeypatch.setattr(devices, "_error", lambda result, expected: 0.5)
     assert check_bf16(topology(), "ddp", "lora").status == "fail"
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
+    with_gpus(monkeypatch, ("T4", 7))
     result = check_bf16(topology(device_type="cuda"), "ddp", "lora")
     assert result.status == "fail" and "bf16, which T4 does not have" in result.found and result.fix
     result = check_bf16(topology(device_type="cuda", mixed_precision="no"), None, "lora")
