@@ -59,7 +59,18 @@ def test_a_wheel_has_every_file_that_the_kit_opens_and_no_other_package(wheel):
         tracked = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True).stdout.split()
         wanted = {inside + name.removeprefix(folder) for name in tracked if (ROOT / name).is_file()}
         assert wanted and wanted - names == set()
-    assert "kit/shipped/accelerate_configs/fsdp.yaml" in names and "kit/shipped/docs/versions.md" in names
+    assert "kit/shipped/accelerate_configs/fsdp.yaml" in names
+
+
+def test_the_pages_that_messages_name_are_found(call, installed):
+    *_, line = call("--help").splitlines()
+    assert line.endswith(f" lie in {installed / 'kit/shipped'}")
+    named = {
+        page
+        for path in [*installed.glob("kit/**/*.py")]
+        for page in re.findall(r"\bdocs/[a-z-]+\.md", path.read_text())
+    }
+    assert len(named) > 5 and all((installed / "kit/shipped" / page).is_file() for page in named)
 
 
 def test_the_metadata_name_the_licence_the_command_and_bounds_of_the_libraries(installed):
@@ -85,8 +96,19 @@ def test_a_recipe_of_a_wheel_names_its_schema_for_editors(installed):
 
 def test_the_first_command_runs_from_a_wheel(installed, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    script = installed / "kit/shipped/recipes/finetune.py"
-    command = [sys.executable, script, "--config", "ddp", "--max_steps", "2", "--max_eval_samples", "2"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "kit.cli.main",
+        "train",
+        "--config",
+        "ddp",
+        "--max_steps",
+        "2",
+        "--max_eval_samples",
+        "2",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/tiny-ddp/final/model.safetensors").is_file()

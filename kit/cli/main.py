@@ -15,6 +15,7 @@ if os.path.basename(sys.argv[0]) in ("kit", "main.py"):
 
 import traceback
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from kit import __version__
@@ -57,6 +58,10 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         lines = [f"  {command:<14} {meaning}" for command, meaning in meanings().items()]
+        from kit.config.recipe import ROOT
+
+        if Path.cwd() != ROOT:
+            lines += ["", f"recipes/ and docs/, which messages name, lie in {ROOT}"]
         show("\n".join(["usage: kit <command> [--help], or kit --version", "", *lines]))
         return 0
     if name in ("-V", "--version", "version"):

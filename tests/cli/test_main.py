@@ -10,7 +10,7 @@ def test_help_names_the_commands(capsys):
     for argv in ([], ["--help"], ["help"]):
         assert main(argv) == 0
         text = capsys.readouterr().out
-        assert [line.split()[0] for line in text.splitlines()[2:]] == [*SCRIPTS, *COMMANDS]
+        assert [line.split()[0] for line in text.split("\n\n")[1].splitlines()] == [*SCRIPTS, *COMMANDS]
 
 
 def test_the_version_is_that_of_the_package(capsys):
