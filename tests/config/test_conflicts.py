@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.config.conflicts import find_conflicts, fix_of_batch
+from kit.config.conflicts import describe_unused, find_conflicts, fix_of_batch
 from kit.config.recipe import Recipe
 
 REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
@@ -104,3 +104,22 @@ def test_what_is_typed_then_works():
                     size = flags.get("--per_device_train_batch_size", micro_batch)
                     assert flags and batch % (processes * size) == 0
                     assert processes <= num_processes and size <= micro_batch
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, []),
+        ({"max_eval_samples": 9}, ["note: no effect without eval_dataset or eval_split_size: max_eval_samples"]),
+        ({"max_eval_samples": 9, "eval_split_size": 0.1}, []),
+        ({"max_new_tokens": 9}, ["note: no effect without predict_with_generate: max_new_tokens"]),
+        ({"max_new_tokens": 128}, []),  # the default
+        (
+            {"method": "full", "lora_r": 8, "use_dora": True},
+            ["note: no effect without method lora or qlora: lora_r, use_dora"],
+        ),
+        ({"lora_r": 8, "project": "mine"}, ["note: no effect without report_to: project"]),
+    ],
+)
+def test_settings_without_effect_are_named(settings, said):
+    assert describe_unused(Recipe(**REQUIRED, **settings)) == said

@@ -1,8 +1,11 @@
-"""An entry of a list of data sets has a name for tables."""
+"""An entry of a list of data sets has a name for tables, and a list is written so that a shell and YAML read it."""
+
+import shlex
 
 import pytest
 
-from kit.config.dataset_entry import DatasetEntry
+from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_own_names
+from kit.config.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,27 @@ def test_a_data_set_is_named_by_a_word_for_tables(path, name, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     assert DatasetEntry(path=path).filled(None, "train", {}).name == name
     assert DatasetEntry(path=path, name="mine").filled(None, "train", {}).name == "mine"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [{"path": "a.jsonl"}, {"path": "b.jsonl"}],
+        [{"path": "a, b.jsonl"}, {"path": "it's: #1 [x] {y}.jsonl"}, {"path": '"q" $(x) `y` \\ é.jsonl'}],
+        [{"path": "[a].jsonl"}],
+        [{"path": "null", "weight": 2.5}, {"path": "1e5", "name": "yes"}],
+        [{"path": "a.jsonl", "columns": {"my: question, or so": "prompt", "'a'": "completion"}}],
+    ],
+)
+def test_a_list_of_data_sets_arrives_as_it_is_when_its_flag_is_typed(entries):
+    entries = [DatasetEntry.model_validate(entry) for entry in entries]
+    flag, value = shlex.split(flag_of_list("dataset", entries))
+    recipe = Recipe(model_name_or_path="m", **{flag[2:]: value})
+    given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]
+    assert given == entries
+
+
+def test_data_sets_that_share_a_name_get_names_of_their_own():
+    paths = ["a.jsonl", "b.jsonl", "x/a.jsonl", "x/a.jsonl", "y/a.jsonl"]
+    names = [entry.filled(None, "", {}).name for entry in with_own_names([DatasetEntry(path=path) for path in paths])]
+    assert len(set(names)) == 5 and names[1] == "b" and names[4] == "y-a"

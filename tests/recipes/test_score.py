@@ -225,3 +225,9 @@ def test_a_lost_rank_is_named(finetune, fp32, flags, model_folder):
     assert status == "1" and "Traceback" not in output, output
     assert "error: rank 0: rank 1 is gone, last seen: rank 1 evaluating\n" in output
     assert "(see `dmesg`)\n" in output and "checkpoint" not in output
+
+
+@pytest.mark.slow
+def test_a_dry_run_checks_and_scores_nothing(finetune, flags, model_folder):
+    run = finetune.score("dry", model_name_or_path=model_folder, dry_run=True, **flags)
+    assert run.status == 0 and "9 samples would be scored" in run.output and "eval_loss" not in run.output

@@ -599,3 +599,10 @@ def test_on_a_mac_nothing_is_to_be_installed_that_does_not_run_there(resolve, mo
     fixes = [problem.fix for problem in caught.value.problems]
     assert fixes == ["--method lora", "--optim adamw_torch"]
     resolve("--config", "single", *" ".join(fixes).split())  # they work when typed
+
+
+def test_of_a_flag_given_twice_and_of_one_without_effect_a_line_says_so_once(resolve, capsys):
+    resolve("--config", "ddp", "--seed", "1", "--seed", "2", "--run_name", "mine", gpus=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("note: --seed given twice: '1' and '2'; the last one is taken") == 1
+    assert lines.count("note: no effect without report_to: run_name") == 1
