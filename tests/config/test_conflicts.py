@@ -77,7 +77,8 @@ def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, 
             30,
             2,
             4,
-            "--num_processes 3: the same maths; or --global_batch_size 24 or --global_batch_size 32, which changes what is learned",
+            "--num_processes 3: the same maths; "
+            "or --global_batch_size 24 or --global_batch_size 32, which changes what is learned",
         ),
         (
             9,
