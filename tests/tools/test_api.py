@@ -81,12 +81,15 @@ def start(monkeypatch):
 def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, capsys):
     started = start("step 1\n")
     recipe = kit.read_recipe("tiny", new_tokens="<a>,<b>")
-    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/recipe-ddp"
+    assert kit.finetune(recipe, config="ddp", num_processes=2, max_steps=3) == "runs/tiny-ddp"
     assert capsys.readouterr().out == "step 1\n"
     assert started.command[2].endswith("recipes/finetune.py")
-    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/recipe-ddp"]
+    assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/tiny-ddp"]
     assert '"new_tokens": ["<a>", "<b>"]' in started.given and "learning_rate" in started.given
     assert "async_save" not in started.given  # a default, which a later version may change
+    assert kit.finetune(recipe.model_copy(update={"seed": 1})) == "runs/tiny-single"
+    assert kit.finetune(kit.Recipe(model_name_or_path="m", dataset="d")) == "runs/recipe-single"
+    capsys.readouterr()
     start("step 1\n")
     assert kit.finetune("tiny", quiet=True) == "runs/tiny-single"
     assert capsys.readouterr().out == ""
