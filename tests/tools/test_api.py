@@ -87,7 +87,9 @@ def test_a_run_is_the_command_with_the_recipe_s_and_the_call_s_settings(start, c
     assert started.command[4:] == ["--max_steps=3", "--config=ddp", "--num_processes=2", "--output_dir=runs/tiny-ddp"]
     assert '"new_tokens": ["<a>", "<b>"]' in started.given and "learning_rate" in started.given
     assert "async_save" not in started.given  # a default, which a later version may change
+    start()
     assert kit.finetune(recipe.model_copy(update={"seed": 1})) == "runs/tiny-single"
+    start()
     assert kit.finetune(kit.Recipe(model_name_or_path="m", dataset="d")) == "runs/recipe-single"
     capsys.readouterr()
     start("step 1\n")
