@@ -23,8 +23,8 @@ from kit.console import guard_libraries, show, show_error
 from kit.errors import Problem, UserError, did_you_mean
 
 SCRIPTS = "train score export".split()
-COMMANDS = "recipes doctor plan inspect prepare report cache verify-resume".split()
-SLOW_TO_IMPORT = "doctor inspect prepare".split()
+COMMANDS = "recipes doctor plan inspect prepare rates report cache verify-resume".split()
+SLOW_TO_IMPORT = "doctor inspect prepare rates".split()
 _CHAT = (
     'after pip install "transformers[serving]": transformers serve runs/NAME/final, and in another terminal '
     "transformers chat runs/NAME/final"
@@ -40,6 +40,7 @@ ANSWERS = {
     **dict.fromkeys(("preview", "view", "show", "data"), "kit inspect"),
     **dict.fromkeys(("preprocess", "tokenize"), "kit prepare"),
     **dict.fromkeys(("chat", "serve", "generate", "infer", "inference"), _CHAT),
+    **dict.fromkeys(("sweep", "tune", "lr-find", "find-lr", "lr"), "kit rates"),
     "push": "hf upload OWNER/NAME runs/NAME/final uploads a model",
     "upload": "hf upload OWNER/NAME runs/NAME/final uploads a model",
     "convert": "kit export CHECKPOINT --output_dir model makes a model folder, which converters to other formats take",

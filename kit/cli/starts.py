@@ -34,21 +34,27 @@ class ScriptFailed(Exception):
 class ScriptRunner:
     """Runs the script several times with the same flags, one run after the other."""
 
-    def __init__(self, flags: dict[str, str], folder: Path, temporary: Path) -> None:
+    def __init__(
+        self, flags: dict[str, str], folder: Path, temporary: Path, num_titles: int = 3, every: int = 1
+    ) -> None:
         """
         Args:
             flags: flags of the script, without ``output_dir``.
             folder: for the logs.
             temporary: the ``TMPDIR`` of all processes. ``kill_all`` finds them by it.
+            num_titles: how many different titles there will be.
+            every: of the lines about steps, those of every N steps are shown.
         """
         self.flags, self.folder, self.temporary = flags, folder, temporary
+        self.num_titles, self.every = num_titles, every
         self.titles: list[str] = []  # printed so far
 
-    def run(self, title: str, output_dir: Path, until: Callable[[], bool] | None = None) -> bool:
+    def run(self, title: str, output_dir: Path, until: Callable[[], bool] | None = None, **flags: str) -> bool:
         """Start the script and wait for its end, or kill all its processes as soon as ``until`` returns true.
 
         Args:
             title: printed before the first run with this title.
+            flags: of this run, besides those of all.
 
         Returns:
             Whether the script was killed.
@@ -58,8 +64,8 @@ class ScriptRunner:
         """
         if title not in self.titles:
             self.titles.append(title)
-            show(f"{len(self.titles)} of 3: {title}")
-        words = [f"--{name}={value}" for name, value in {**self.flags, "output_dir": str(output_dir)}.items()]
+            show(f"{len(self.titles)} of {self.num_titles}: {title}")
+        words = [f"--{name}={value}" for name, value in {**self.flags, **flags, "output_dir": str(output_dir)}.items()]
         log = self.folder / f"{len(self.titles)}.log"
         began = time.monotonic()
         with log.open("wb") as file:
@@ -77,21 +83,27 @@ class ScriptRunner:
             is_due = status is None and until is not None and until()
             if is_due:
                 break
-            num_shown = _show_new_lines(log, num_shown)
+            num_shown = _show_new_lines(log, num_shown, self.every)
             if status is not None:
                 break
             time.sleep(POLL_SECONDS)
         kill_all(self.temporary)
         process.wait()
-        _show_new_lines(log, num_shown)
+        _show_new_lines(log, num_shown, self.every)
         if status:
-            raise _failure(len(self.titles), status, log.read_text(encoding="utf-8", errors="replace"))
+            raise _failure(
+                f"{len(self.titles)} of {self.num_titles}", status, log.read_text(encoding="utf-8", errors="replace")
+            )
         show(f"    {'killed' if is_due else 'done'} after {time.monotonic() - began:.0f} s")
         return is_due
 
 
-def _show_new_lines(log: Path, start: int) -> int:
-    """Print the lines about steps that the script wrote from byte ``start`` on. Returns where the next line begins."""
+def _show_new_lines(log: Path, start: int, every: int) -> int:
+    """Print the lines about steps that the script wrote from byte ``start`` on. Returns where the next line begins.
+
+    Args:
+        every: of the lines of single steps, those of every N steps are printed.
+    """
     if log.stat().st_size == start:
         return start
     with log.open("rb") as file:
@@ -99,12 +111,15 @@ def _show_new_lines(log: Path, start: int) -> int:
         text = file.read()
     text = text[: text.rfind(b"\n") + 1]
     for line in text.decode(errors="replace").splitlines():
-        if line.startswith(("step ", "evaluation after ", "continuing after ", "skipping ")):
+        step = re.match(r"step (\d+)", line)
+        if line.startswith(("evaluation after ", "continuing after ", "skipping ")) or (
+            step and int(step[1]) % every == 0
+        ):
             show(f"    {line}")
     return start + len(text)
 
 
-def _failure(number: int, status: int, text: str) -> ScriptFailed:
+def _failure(number: str, status: int, text: str) -> ScriptFailed:
     """The error message of the script, found in the log. A launcher adds lines, and turns exit status 2 into 1."""
     block = re.search(r"^error: (rank \d)?.*(\n[ \t]+\S.*)*", text, re.MULTILINE)
     if block:
@@ -112,7 +127,7 @@ def _failure(number: int, status: int, text: str) -> ScriptFailed:
     crash = re.search(r"^rank \d+ failed:", text, re.MULTILINE)
     lines = text[crash.start() :].splitlines()[:60] if crash else text.splitlines()[-60:]
     end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ScriptFailed(max(status, 1), "\n".join([*lines, f"error: run {number} of 3 {end}"]))
+    return ScriptFailed(max(status, 1), "\n".join([*lines, f"error: run {number} {end}"]))
 
 
 @contextmanager

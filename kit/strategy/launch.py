@@ -282,13 +282,10 @@ def _package_problems(recipe: Recipe) -> list[Problem]:
     for key, package in needed:
         if find_spec(package) is not None:
             continue
+        found, fix = f"needs {package}, which is not installed", f"pip install {package.replace('_', '-')}"
         if sys.platform == "darwin" and key in instead:
-            problems.append(
-                Problem(key, f"needs {package}, which this kit does not install on a Mac", fix=instead[key])
-            )
-        else:
-            fix = f"pip install {package.replace('_', '-')}"
-            problems.append(Problem(key, f"needs {package}, which is not installed", fix=fix))
+            found, fix = f"needs {package}, which this kit does not install on a Mac", instead[key]
+        problems.append(Problem(key, found, fix=fix))
     return problems
 
 

@@ -16,10 +16,10 @@ def check_precision(topology: Topology) -> list[Problem]:
     without = _gpu_without_bf16(topology)
     if topology.mixed_precision != "bf16" or not without:
         return []
+    found = f"bf16, which {without} does not have"
     if topology.device_type == "mps":
-        found = f"bf16, which MPS has from macOS {_MACOS_WITH_BF16} on"
-        return [Problem("mixed_precision", found, "no", FLOAT32)]
-    return [Problem("mixed_precision", f"bf16, which {without} does not have", "no", FLOAT32)]
+        found += f" before macOS {_MACOS_WITH_BF16}"
+    return [Problem("mixed_precision", found, "no", FLOAT32)]
 
 
 def describe_precision(topology: Topology, config: str | None, method: str) -> list[str]:

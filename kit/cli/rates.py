@@ -1,0 +1,237 @@
+"""``kit rates``: the first steps of a run with several learning rates, beside each other.
+
+Promises: each rate is an ordinary run of ``recipes/finetune.py``, on the same batches; nothing is written into the
+real run's folder; a finished rate is never run again, so the same command continues a sweep that was stopped. No
+process is left behind, not even after Ctrl-C.
+"""
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit import interrupt
+from kit.cli.starts import ScriptFailed, ScriptRunner, workplace
+from kit.config.command_line import Request, read_command_line, read_flags
+from kit.console import announce_wait, show, show_error
+from kit.durable import read_small, write_text
+from kit.errors import Problem, UserError, raise_if
+from kit.run.record import RUN_FILE, read_metrics
+from kit.visible import joined, one_line
+
+if TYPE_CHECKING:
+    from kit.preflight import Preflight
+    from kit.tools.rates import Sweep
+
+HELP = "try several learning rates for a few steps, and draw how the losses compare"
+FACTORS = (0.1, 0.3, 1, 3, 10)  # of the run's own rate
+FEWEST_STEPS, WARMUPS = 50, 3  # of a trial by default: so many steps, or so many times the warm-up
+MOST_EVAL_SAMPLES = 256
+SWEEP_FILE, PAGE = "sweep.json", "rates.html"
+
+USAGE = f"""usage: kit rates [--recipe R] [--config C] [--rates 1e-5,3e-5,...] [--sweep_steps N] [--flag value ...]
+
+Run the first N steps of a run with each rate: the same data in the same order, the same seed and warm-up, then a
+constant rate. Compare their losses, draw them, and suggest a range.
+
+  --rates R,R,...    learning rates (default: {", ".join(f"{factor:g}" for factor in FACTORS)} times the run's own)
+  --sweep_steps N    steps of each (default: {FEWEST_STEPS}, or {WARMUPS} times the warm-up if that is more)
+
+Takes the flags of recipes/finetune.py. The sweep has a folder of its own, OUTPUT_DIR-rates; weights are deleted as soon
+as a rate is done. Ctrl-C ends it; the same command continues with the rate that was not finished, and more --rates are
+added to those that are done. docs/rates.md says what a short sweep cannot show.
+Exit status: 0 done, 1 a run failed, 2 if you can fix something."""
+
+
+def run(argv: list[str]) -> int:
+    """Run the trials that are not done, write the page, and return the exit status.
+
+    Raises:
+        UserError: flags, model or data are wrong, or the folder holds another sweep.
+    """
+    if {"-h", "--help"} & set(argv):
+        show(USAGE)
+        return 0
+    words, problems, notes = read_flags(argv)
+    asked_rates, asked_steps = words.pop("rates", None), words.pop("sweep_steps", None)
+    request = read_command_line([f"--{name}={value}" for name, value in words.items()])
+    problems += request.problems
+    rates = _rates(asked_rates, request, problems)
+    if asked_steps is not None and not (asked_steps.isdecimal() and int(asked_steps) > 1):
+        problems.append(Problem("--sweep_steps", f"found {asked_steps!r}", "a whole number from 2"))
+    raise_if(problems)
+    if notes:
+        show(joined(notes))
+    assert request.recipe is not None
+    from kit.strategy.launch import resolve_config
+
+    recipe = resolve_config(request)[0]
+    announce_wait(f"opening the tokenizer and config of {recipe.model_name_or_path}, and the data")
+    from kit import preflight
+
+    interrupt.raise_on_ctrl_c()
+    checked = preflight.check(recipe)
+    steps, warmup = _length(checked, asked_steps)
+    flags = _flags(words, request, checked, steps, warmup)
+    folder = Path(f"{recipe.output_dir}-rates")
+    known = _open(folder, flags, steps, checked)
+    done = {rate: folder / f"{rate:g}" for rate in {*known, *rates} if _is_done(folder / f"{rate:g}", steps)}
+    missing = [rate for rate in rates if rate not in done]
+    shape = "its own schedule, whole" if steps == checked.total_steps else f"warm-up of {warmup}, then constant"
+    about = [
+        f"{len(missing)} x {steps} steps of {recipe.global_batch_size} samples = {len(missing) * steps:,} steps; the "
+        f"run itself has {checked.total_steps:,}",
+        f"schedule: {shape}; the same batches for each rate; folder {folder}",
+    ]
+    show(f"rates: {', '.join(f'{rate:g}' for rate in missing) or 'all are done'}")
+    show(joined([f"    {line}" for line in (about if missing else about[1:])]))
+    with workplace() as temporary:
+        runner = ScriptRunner(flags, folder, temporary, len(missing), every=math.ceil(steps / 5))
+        for rate in missing:
+            target = folder / f"{rate:g}"
+            if target.exists():  # it was stopped
+                shutil.rmtree(target)
+            began = time.monotonic()
+            try:
+                runner.run(f"learning rate {rate:g}", target, learning_rate=f"{rate!r}")
+            except ScriptFailed as error:
+                if not _has_diverged(target):
+                    show_error(f"\n{error}")
+                    return error.status
+                show("    the loss is no longer finite: this rate is done")
+            for name in ("checkpoints", "final"):  # large, and nobody continues from them
+                shutil.rmtree(target / name, ignore_errors=True)
+            done[rate] = target
+            left = len(missing) - missing.index(rate) - 1
+            if left:
+                show(f"    about {left * (time.monotonic() - began) / 60:.1f} minutes left")
+    sweep = _result(done, steps, about[1:])
+    show(joined([*_as_text(sweep), "", *sweep.suggestion()]))
+    _write_page(folder, sweep, request.recipe_name)
+    return 0
+
+
+def _rates(text: str | None, request: Request, problems: list[Problem]) -> list[float]:
+    """The rates to try, the lowest first."""
+    if text is None:
+        peak = request.recipe.peak_learning_rate if request.recipe else 1e-4
+        return [rate for rate in (float(f"{peak * factor:.2g}") for factor in FACTORS) if rate <= 1]
+    found = []
+    for word in text.split(","):
+        try:
+            found.append(float(word))
+        except ValueError:
+            found.append(math.nan)
+        if not 0 < found[-1] <= 1:
+            problems.append(Problem("--rates", f"found {word!r}", "rates above 0, at most 1: --rates 1e-5,3e-5,1e-4"))
+    return sorted(set(found))
+
+
+def _length(checked: "Preflight", asked: str | None) -> tuple[int, int]:
+    """The steps of a trial, and those of them that are warm-up."""
+    from kit.train.schedule import count_steps
+
+    total = checked.total_steps
+    warmup = count_steps(checked.recipe.warmup_steps, total)
+    steps = min(total, int(asked) if asked else max(FEWEST_STEPS, WARMUPS * warmup))
+    if steps <= warmup and steps < total:
+        found = f"{steps}, of which all are warm-up: no trial would reach its rate"
+        problem = Problem(
+            "--sweep_steps", found, f"more than {warmup}", f"--sweep_steps {min(total, WARMUPS * warmup)}"
+        )
+        raise UserError(problem)
+    return steps, warmup
+
+
+def _flags(words: dict[str, str], request: Request, checked: "Preflight", steps: int, warmup: int) -> dict[str, str]:
+    """The flags of each trial, without rate and folder."""
+    recipe = checked.recipe
+    own = {
+        "max_steps": str(steps),
+        "logging_steps": "1",
+        "save_strategy": "no",
+        "save_steps": "0",
+        "save_only_model": "true",
+        "keep_best": "false",
+        "max_nonfinite_steps": "0",
+        "report_to": "none",
+        "resume_from_checkpoint": "auto",
+        "overwrite_output_dir": "false",
+    }
+    if steps < checked.total_steps:
+        own |= {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": str(warmup)}
+        # Only other schedules have these.
+        own |= {key: "none" for key in ("min_lr_rate", "lr_decay_steps") if getattr(recipe, key) is not None}
+    if recipe.has_evaluation:
+        own |= {
+            "eval_strategy": "no",
+            "eval_steps": "0",
+            "eval_on_start": "false",
+            "predict_with_generate": "false",
+            "early_stopping_patience": "none",
+            "early_stopping_threshold": "0",
+            "max_eval_samples": str(min(recipe.max_eval_samples or MOST_EVAL_SAMPLES, MOST_EVAL_SAMPLES)),
+        }
+    left_out = {"output_dir", "learning_rate", "dry_run", "num_train_epochs"}
+    return {name: value for name, value in words.items() if name not in left_out} | own
+
+
+def _open(folder: Path, flags: dict[str, str], steps: int, checked: "Preflight") -> list[float]:
+    """Create the folder of the sweep, or check that it holds this one. Returns the rates that were begun in it."""
+    about: dict[str, Any] = {"flags": flags, "data": str(getattr(checked.data, "fingerprint", ""))}
+    path = folder / SWEEP_FILE
+    if folder.exists() and not path.exists() and any(folder.iterdir()):
+        raise UserError(_taken(folder, f"{folder} exists and holds no sweep"))
+    begun = [each for each in folder.glob("*/") if (each / RUN_FILE).is_file()]
+    if not begun:  # a first trial that was refused leaves nothing that binds the next command
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(about, indent=1) + "\n")
+        return []
+    try:
+        before = json.loads(read_small(path))
+        other = [key for key in {**before["flags"], **flags} if before["flags"].get(key) != flags.get(key)]
+        other += ["the data"] * (before["data"] != about["data"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(_taken(folder, f"{path} is damaged")) from None
+    if other:
+        raise UserError(_taken(folder, f"{folder} holds a sweep with other values of {', '.join(other)}"))
+    return [float(each.name) for each in begun]
+
+
+def _taken(folder: Path, found: str) -> Problem:
+    plain = str(folder).removesuffix("-rates")
+    free = next(name for i in range(2, 10_000) if not Path(f"{(name := f'{plain}-{i}')}-rates").exists())
+    return Problem("output_dir", one_line(found), "the folder of this sweep, or none", f"--output_dir {free}")
+
+
+def _is_done(folder: Path, steps: int) -> bool:
+    if not (folder / RUN_FILE).is_file():
+        return False
+    finished = json.loads(read_small(folder / RUN_FILE)).get("finished_steps") == steps
+    return finished or _has_diverged(folder)
+
+
+def _has_diverged(folder: Path) -> bool:
+    return (folder / RUN_FILE).is_file() and any("nonfinite" in row for row in read_metrics(folder))
+
+
+def _result(done: dict[float, Path], steps: int, about: list[str]) -> "Sweep":
+    from kit.tools.rates import Sweep, Trial
+
+    return Sweep([Trial.read(rate, done[rate]) for rate in sorted(done)], steps, about)
+
+
+def _as_text(sweep: "Sweep") -> list[str]:
+    from kit.tools.report.data_tables import text_table
+
+    return ["", *text_table(sweep.rows())]
+
+
+def _write_page(folder: Path, sweep: "Sweep", recipe_name: str) -> None:
+    from kit.tools.rates import sweep_page
+    from kit.tools.report.page import write_page
+
+    path = write_page(folder / PAGE, sweep_page(sweep, f"Learning rates: {recipe_name}"))
+    show(f"page: {one_line(str(path))}")

@@ -1,0 +1,220 @@
+"""What a short sweep over learning rates found, as a table, a suggestion and a page.
+
+Promises: a suggestion is a range, and says when the best rate is at the end of those that were tried. All rates of a
+sweep trained on the same batches, so their losses are compared step by step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kit.run.record import read_metrics
+from kit.tools.report.axes import AxisScale, short
+from kit.tools.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Series, draw
+from kit.tools.report.page import escaped, page, section, table
+
+_TAIL = 0.25  # share of the steps at the end whose losses are averaged
+_AS_GOOD = 0.03  # of the way from the first loss to the best one: a rate this near to the best is as good
+_STYLE = """.charts { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)) }
+.up { stroke: var(--warn) }"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The first steps of a run with one learning rate."""
+
+    rate: float
+    losses: np.ndarray  # [N], of each step with an update; the first one is from before any update
+    stopped_at: int = 0  # the step whose loss or gradient norm was not finite; 0: none
+    eval_loss: float = math.nan  # after the last step; NaN without evaluation data
+
+    @classmethod
+    def read(cls, rate: float, folder: Path) -> "Trial":
+        """Read what the run in ``folder`` logged. Raises ``UserError`` if its metrics cannot be read."""
+        rows = read_metrics(folder)
+        losses = [row["loss"] for row in rows if "loss" in row and math.isfinite(row["loss"])]
+        stopped = [row["step"] for row in rows if "nonfinite" in row]
+        evaluated = [row["eval_loss"] for row in rows if "eval_loss" in row]
+        return cls(rate, np.array(losses), stopped[0] if stopped else 0, evaluated[-1] if evaluated else math.nan)
+
+    @property
+    def tail(self) -> np.ndarray:
+        """The losses of the last steps."""
+        return self.losses[-max(1, round(_TAIL * len(self.losses))) :]
+
+    @property
+    def final_loss(self) -> float:
+        """The mean of ``tail``; infinite if the run stopped before."""
+        return math.inf if self.stopped_at or not len(self.losses) else float(self.tail.mean())
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of a sweep, the lowest rate first."""
+
+    trials: Sequence[Trial]
+    num_steps: int
+    about: Sequence[str] = field(default_factory=tuple)  # lines: what was run
+
+    @property
+    def measure(self) -> str:
+        """What is compared: the evaluation loss if each trial has one, else the training loss of the last steps."""
+        ended = [trial for trial in self.trials if not trial.stopped_at]
+        has_evaluation = bool(ended) and all(math.isfinite(trial.eval_loss) for trial in ended)
+        return "evaluation loss" if has_evaluation else "training loss"
+
+    def score(self, trial: Trial) -> float:
+        """The loss by which ``trial`` is compared; infinite if it stopped."""
+        if trial.stopped_at:
+            return math.inf
+        return trial.eval_loss if self.measure == "evaluation loss" else trial.final_loss
+
+    def went_up(self, trial: Trial) -> bool:
+        """Whether the loss rose: it is not finite, or above that of the first step and of the lowest rate."""
+        if math.isinf(trial.final_loss):
+            return True
+        return trial.final_loss > max(trial.losses[0], self.trials[0].final_loss)
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the lowest score; None if all went up."""
+        good = [trial for trial in self.trials if not self.went_up(trial)]
+        return min(good, key=self.score, default=None)
+
+    def is_as_good(self, trial: Trial) -> bool:
+        """Whether the difference to the best trial is small, or within the noise of the last steps."""
+        best = self.best
+        if best is None or self.went_up(trial):
+            return False
+        differences = trial.tail - best.tail  # of the same batches
+        noise = 2 * float(differences.std()) / math.sqrt(len(differences))
+        fall = float(best.losses[0]) - self.score(best)
+        return self.score(trial) - self.score(best) <= max(noise, _AS_GOOD * fall)
+
+    @property
+    def range(self) -> list[Trial]:
+        """The best trial and its neighbours that are as good, the lowest rate first; empty if all went up."""
+        if self.best is None:
+            return []
+        at = list(self.trials).index(self.best)
+        low = high = at
+        while low > 0 and self.is_as_good(self.trials[low - 1]):
+            low -= 1
+        while high + 1 < len(self.trials) and self.is_as_good(self.trials[high + 1]):
+            high += 1
+        return list(self.trials[low : high + 1])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table: a row for each rate."""
+        rows = []
+        for trial in self.trials:
+            remark = "lowest" if trial is self.best else "as good" if self.is_as_good(trial) else ""
+            if trial.stopped_at:
+                remark = f"not finite at step {trial.stopped_at}"
+            elif self.went_up(trial):
+                remark = "went up"
+            row = {"learning rate": f"{trial.rate:g}", f"training loss, last {_TAIL:.0%}": _text(trial.final_loss)}
+            if self.measure == "evaluation loss":
+                row["evaluation loss"] = _text(self.score(trial))
+            rows.append({**row, "": remark})
+        return rows
+
+    def suggestion(self) -> list[str]:
+        """Return lines for the user: which rates to take, which to try, and what the sweep cannot show."""
+        if self.best is None:
+            lowest = self.trials[0].rate
+            return [
+                "the loss went up with every rate: try lower ones",
+                f"    --rates {','.join(f'{lowest * factor:.1g}' for factor in (0.003, 0.01, 0.03, 0.1, 0.3))}",
+            ]
+        rates = [f"{trial.rate:g}" for trial in self.range]
+        found = f"{rates[0]} to {rates[-1]}" if len(rates) > 1 else rates[0]
+        lines = [f"after {self.num_steps} steps the {self.measure} is lowest with {found}"]
+        best, highest = self.best.rate, self.trials[-1]
+        if self.best is self.trials[0] and len(self.trials) > 1:
+            lines.append(f"    the lowest rate that was tried; add lower ones: --rates {best / 10:.1g},{best / 3:.1g}")
+        elif self.best is highest:
+            higher = [f"{best * factor:.1g}" for factor in (3, 10) if best * factor <= 1]
+            lines.append(
+                "    the highest rate that was tried" + f"; add higher ones: --rates {','.join(higher)}" * bool(higher)
+            )
+        lines.append("    short runs favour rates that are high for a long run: start at the lower end (docs/rates.md)")
+        return lines
+
+
+def sweep_page(sweep: Sweep, title: str) -> str:
+    """Return the page of a sweep as HTML."""
+    curves = [
+        Series(f"{trial.rate:g}", {"step": np.arange(1.0, len(trial.losses) + 1)}, smoothed(trial.losses), colour)
+        for colour, trial in enumerate(sweep.trials)
+        if len(trial.losses)
+    ]
+    window = _window(sweep.num_steps)
+    mean = f", mean of {window} steps" if window > 1 else ""
+    lines = "".join(f"<p class=line>{escaped(line)}</p>" for line in sweep.about)
+    found = "".join(f"<p>{escaped(line.strip())}</p>" for line in sweep.suggestion())
+    rows = sweep.rows()
+    scores = f"<figure><figcaption><span class=title>{sweep.measure} after {sweep.num_steps} steps</span></figcaption>"
+    scores += f"{_score_svg(sweep)}</figure>"
+    parts = [
+        f"<h1>{escaped(title)}</h1>{lines}{found}",
+        f"<div class=charts>{scores}{draw([Chart(f'training loss{mean}', curves)])}</div>",
+        section("Rates", table(list(rows[0]), rows)),
+    ]
+    return page(title, parts, _STYLE)
+
+
+def smoothed(losses: np.ndarray) -> np.ndarray:
+    """Return the mean of each loss and those before it in a window of a twentieth of the steps, [N]."""
+    window = _window(len(losses))
+    return np.array([losses[max(0, i + 1 - window) : i + 1].mean() for i in range(len(losses))])
+
+
+def _window(num_steps: int) -> int:
+    return max(1, round(num_steps / 20))
+
+
+def _score_svg(sweep: Sweep) -> str:
+    """The score of each rate; rates on a logarithmic axis. Those that went up stand at the upper edge."""
+    rates = [trial.rate for trial in sweep.trials]
+    across = AxisScale(min(rates) / 1.5, max(rates) * 1.5, True)
+    fell = [sweep.score(trial) for trial in sweep.trials if not sweep.went_up(trial)] or [1.0]
+    margin = 0.1 * (max(fell) - min(fell)) or 0.1 * abs(max(fell)) or 1.0
+    up = AxisScale(min(fell) - margin, max(fell) + 2 * margin, False)
+
+    def x(rate: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * across.share(rate), 1)
+
+    def y(value: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - up.share(min(value, up.high))), 1)
+
+    parts = []
+    for tick in up.ticks():
+        parts.append(f"<path class=grid d='M{LEFT} {y(tick)}H{WIDTH - RIGHT}'/>")
+        parts.append(f"<text x={LEFT - 5} y={round(y(tick) + 4, 1)} text-anchor=end>{short(tick)}</text>")
+    points = []
+    for trial in sweep.trials:
+        at, has_risen = x(trial.rate), sweep.went_up(trial)
+        height = TOP + 4 if has_risen else y(sweep.score(trial))
+        parts.append(f"<path class=tick d='M{at} {HEIGHT - BOTTOM}v4'/>")
+        parts.append(f"<text x={at} y={HEIGHT - BOTTOM + 15} text-anchor=middle>{short(trial.rate)}</text>")
+        if has_risen:
+            parts.append(f"<path class=up d='M{at - 4} {height}l8 8m0 -8l-8 8' stroke-width=2 />")
+            parts.append(f"<text x={at - 7} y={height + 8} text-anchor=end>went up</text>")
+        else:
+            points.append((at, height))
+            colour = "c2" if trial in sweep.range else "c0"
+            parts.append(f"<circle class={colour} cx={at} cy={height} r=4 />")
+    parts.append(f"<path class='line c0' d='M{'L'.join(f'{a} {b}' for a, b in points)}'/>" if points else "")
+    label = "learning rate; the axis of losses does not begin at 0"
+    parts.append(f"<text x={WIDTH - RIGHT} y={HEIGHT - 2} text-anchor=end>{label}</text>")
+    described = ", ".join(f"{row['learning rate']}: {row.get(sweep.measure, '')} {row['']}" for row in sweep.rows())
+    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img aria-label='{escaped(described)}'>{''.join(parts)}</svg>"
+
+
+def _text(loss: float) -> str:
+    return f"{loss:.4f}" if math.isfinite(loss) else ""
