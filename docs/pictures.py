@@ -38,7 +38,7 @@ class Picture:
     height: int
     needs: tuple[str, ...] = ()  # of RUNS
     theme: str = "light"
-    scale: int = 1  # pixels of the picture for each CSS pixel
+    scale: float = 1  # pixels of the picture for each CSS pixel
 
 
 PICTURES = {
@@ -54,7 +54,7 @@ PICTURES = {
         ("tiny", "slow", "adapters"),
     ),
     "readme-report": Picture(
-        f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 800, 640, ("tiny",), scale=2
+        f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 860, 620, ("tiny",), scale=1.86
     ),
 }
 
@@ -81,14 +81,16 @@ def main(names: list[str]) -> int:
 
 
 def photograph(page: Path, picture: Picture, path: Path) -> None:
-    """Write the upper left part of a page as a PNG with 64 colours."""
+    """Write the upper left part of a page as a PNG with 256 colours."""
     with tempfile.TemporaryDirectory() as profile:
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         command += [f"--user-data-dir={profile}", f"--force-device-scale-factor={picture.scale}"]
         command += [f"--window-size={picture.width},{picture.height}", f"--screenshot={path}"]
         command += [f"{page.as_uri()}?theme={picture.theme}"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-    Image.open(path).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    # The method keeps colours of few points, such as that of a thin line.
+    few = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     size = path.stat().st_size
     assert size <= MOST_BYTES, f"{path} has {size:,} bytes, more than {MOST_BYTES:,}: take a smaller part of the page"
 

@@ -47,7 +47,9 @@ def read_run(run_file: Path) -> tuple[Recipe, ActualStrategy]:
 
 def _of_another_version(run_file: Path, values: Any, error: Exception) -> Problem | None:
     """The problem of a record with settings of another version of the kit; None if it is wrong in another way."""
-    if not isinstance(error, ValidationError) or any(each["type"] == "missing" for each in error.errors()):
+    if not isinstance(error, ValidationError) or any(
+        each["type"] == "missing" or not each["loc"] for each in error.errors()
+    ):
         return None
     keys = list(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
     try:

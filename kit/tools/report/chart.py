@@ -321,7 +321,8 @@ def _x_axis(axis: Axis, end: float) -> str:
     for tick in ticks(0.0, end / size):
         x = _x(tick * size, end)
         parts.append(f"<path class=tick d='M{x} {HEIGHT - BOTTOM}v4'/>")
-        parts.append(f"<text x={x} y={HEIGHT - BOTTOM + 6} dy=.8em text-anchor=middle>{short(tick)}</text>")
+        middle = round(min(x, WIDTH - _LETTER * len(short(tick)) / 2), 1)  # so that none is cut off
+        parts.append(f"<text x={middle} y={HEIGHT - BOTTOM + 6} dy=.8em text-anchor=middle>{short(tick)}</text>")
     return "".join(parts)
 
 

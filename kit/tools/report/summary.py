@@ -33,17 +33,19 @@ def results_of(run: ReportedRun) -> list[Result]:
         if key == "eval_loss" and len(rows) > 2:
             best = min(rows, key=lambda row: row[key])
             notes.append(
-                "the last is the lowest" if best is rows[-1] else f"lowest: {best[key]:.4f} {after(best['step'])}"
+                "the last is the lowest" if best is rows[-1] else f"lowest: {_loss(best[key])} {after(best['step'])}"
             )
         elif "num_answers" in rows[-1]:
             notes.append(f"of {rows[-1]['num_answers']:,} answers" if key == "eval_exact_match" else "")
-        form = ".1%" if key == "eval_exact_match" else ".4f"
-        found.append(Result(name, _change([row[key] for row in rows], form), ", ".join(filter(None, notes))))
+        values = [row[key] for row in (rows[0], rows[-1])[-len(rows) :]]
+        text = " → ".join(f"{value:.1%}" if key == "eval_exact_match" else _loss(value) for value in values)
+        found.append(Result(name, text, ", ".join(filter(None, notes))))
     losses = run.training.values("loss")
     if len(losses):
         steps = run.training.column("step")[~np.isnan(run.training.column("loss"))]
-        ends = [f"step {step:,.0f}" for step in (steps[0], steps[-1])]
-        found.append(Result("training loss", _change(losses), " → ".join(ends if len(losses) > 1 else ends[:1])))
+        ends = [0, -1][: len(losses)]
+        named = " → ".join(f"step {steps[i]:,.0f}" for i in ends)
+        found.append(Result("training loss", " → ".join(_loss(losses[i]) for i in ends), named))
     return found
 
 
@@ -111,8 +113,8 @@ def _median_speed(run: ReportedRun) -> float | None:
     return float(steady[len(steady) // 2]) if len(steady) else None
 
 
-def _change(values: Sequence[float] | np.ndarray, form: str = ".4f") -> str:
-    return f"{values[0]:{form}} → {values[-1]:{form}}" if len(values) > 1 else f"{values[0]:{form}}"
+def _loss(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
 def _from_to(steps: Sequence[int]) -> str:

@@ -70,6 +70,35 @@ def test_the_page_shows_what_the_run_left(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "report.html", "run.json"]
 
 
+def test_the_result_is_first_and_how_the_run_was_done_is_after_the_answers(folder):
+    answer(folder, prompt="2?", reference="4", text="4", exact=True)
+    page = write_report(folder).read_text()
+    order = [
+        "not finished: 4 of 9 steps",
+        "<dl class=results>",
+        "<h2>Curves",
+        "<h2>Evaluation",
+        "<h2>Answers",
+        "<h2>Run<",
+    ]
+    order += ["FSDP2 on CPU", "<h2>Data", "<h2>Recipe", "<h2>Versions"]
+    at = [page.index(text) for text in order]
+    assert at == sorted(at)
+
+
+def test_data_of_one_set_for_each_use_are_one_table(folder):
+    values = record()
+    values["data"]["train"] = {"num_samples": 5}
+    values["data"]["sources"] = [
+        {"name": "<mine>", "num_rows": 8, "num_samples": 7},
+        {"name": "held", "num_samples": 3},
+    ]
+    page = write_report(make_run(folder, **values)).read_text().partition("<h2>Data</h2>")[2].partition("<h2>")[0]
+    assert page.count("<table") == 1 and "training: &lt;mine&gt;" in page and "evaluation: held" in page
+    cells = re.findall("<td data-name='[^']*'>([^<]*)</td>", page)
+    assert cells == ["samples", "5", "3", "samples in the data set", "7", "", "rows", "8", ""]
+
+
 def test_several_data_sets_have_their_own_numbers(folder):
     run = json.loads((folder / "run.json").read_text())
     run["data"]["sources"].append({"name": "<other>", "num_samples": 1234})
@@ -82,6 +111,7 @@ def test_several_data_sets_have_their_own_numbers(folder):
     )
     write_report(folder)
     page = (folder / "report.html").read_text()
+    assert page.count("<h2>Data") == 1
     assert page.count("role=img") == 9 and "1,234" in page and "&lt;other&gt;" in page and "<other>" not in page
 
 
@@ -203,8 +233,8 @@ def test_many_data_sets_are_rows_and_few_are_columns(folder):
 
 
 @pytest.mark.slow
-def test_a_browser_shows_the_values_under_the_pointer(folder, tmp_path):
-    """The page as it is, but with a pointer that moves by itself."""
+def test_a_browser_shows_the_values_under_the_pointer_and_at_the_keys(folder, tmp_path):
+    """The page as it is, but with a pointer that moves by itself, and keys that are pressed by themselves."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if not browser:
         pytest.skip("needs Chromium")
@@ -215,11 +245,15 @@ def test_a_browser_shows_the_values_under_the_pointer(folder, tmp_path):
         const svg = document.querySelector("svg"), box = svg.getBoundingClientRect();
         const at = { clientX: box.left + box.width * 0.55, clientY: box.top + 50 };
         svg.dispatchEvent(new PointerEvent("pointermove", at));
+        const other = document.querySelectorAll("figure > svg")[2];  // the learning rate, of steps 1 to 4
+        const press = (key) => other.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        ["End", "ArrowLeft", "ArrowLeft", "Tab"].forEach(press);
         </script>"""
     (tmp_path / "page.html").write_text(re.sub("<meta http-equiv=Content[^>]*>", "", page) + pointer)
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
     command += ["--window-size=1000,1000", "--dump-dom", f"file://{tmp_path}/page.html"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    figure = html.unescape(re.search("<figure.*?</figure>", shown, re.DOTALL)[0])
+    figure, _, of_keys, *_ = map(html.unescape, re.findall("<figure.*?</figure>", shown, re.DOTALL))
     assert re.findall("<b>([^<]*)</b>", figure) == ["4", "2.25"]  # the loss of step 2, and the only evaluation
+    assert "learning rate" in of_keys and ">tokens 200<" in of_keys
     assert ">tokens 200<" in figure and '<path class="cursor"' in figure
