@@ -26,6 +26,14 @@ RUNS = {
     "slow": f"{FINETUNE} --output_dir runs/lower-rate --learning_rate 3e-4",
     "adapters": f"{FINETUNE} --output_dir runs/lora --method lora --learning_rate 5e-3",
 }
+# Styles of what is text, or a page without a style.
+TERMINAL = "<body style='background:#0d1117;color:#e6edf3;margin:1.2rem;font:15px/1.45 ui-monospace,monospace'>"
+PLAIN = """<style>body { font: 16px/1.5 system-ui, sans-serif; margin: 1rem 2rem; max-width: 56rem; color: #1f2328 }
+pre { background: #f6f8fa; padding: .8rem 1rem; font: 13px/1.5 ui-monospace, monospace } li { margin: .1rem 0 }
+td, th { border: 1px solid #d1d9e0; padding: .25rem .8rem } table { border-collapse: collapse }</style>"""
+PLAN = f"{KIT} plan --recipe llama-8b-full --gpu h100 --gpus 4x8 --global_batch_size 512 --scale --picture scale.svg"
+# The metadata of a card as a block of code, as the Hub shows a file.
+FRONT = r"sed -e '0,/^---$/s//```yaml/' -e '0,/^---$/s//```/'"
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,30 @@ PICTURES = {
     ),
     "readme-report": Picture(
         f"{KIT} report runs/tiny-single", "runs/tiny-single/report.html", 860, 620, ("tiny",), scale=1.86
+    ),
+    "inspect": Picture(
+        f"cp {ROOT}/recipes/tiny/*.jsonl . && {KIT} inspect --recipe tiny --dataset train.jsonl "
+        "--eval_dataset eval.jsonl --max_length 96 -n 2 --html look.html",
+        "look.html",
+        1280,
+        1300,
+    ),
+    "plan": Picture(PLAN, "scale.svg", 720, 440, scale=2),
+    "plan-table": Picture(
+        f'(echo "{TERMINAL}<pre>$ kit plan --recipe llama-8b-qlora --gpu rtx4090"; '
+        f"{KIT} plan --recipe llama-8b-qlora --gpu rtx4090) > plan.html",
+        "plan.html",
+        960,
+        545,
+        scale=2,
+    ),
+    "model-card": Picture(
+        f"(echo '{PLAIN}'; {FRONT} runs/tiny-single/final/README.md | "
+        f"{sys.executable} -m markdown -x tables -x fenced_code -x sane_lists) > card.html",
+        "card.html",
+        960,
+        1040,
+        ("tiny",),
     ),
 }
 
