@@ -93,6 +93,7 @@ def test_every_flag_named_in_the_pages_exists():
         "prefix",
         "output_dir",
         "html",
+        "show",
         "measure_drift",
         "watch",
         "output",
