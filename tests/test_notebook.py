@@ -19,7 +19,6 @@ TINY = {
     "--recipe smollm2-360m-lora --max_length 512": "--recipe tiny --method lora --max_eval_samples 2",
     "--max_steps 40": "--max_steps 2",
     "!kit train --output_dir runs/first": "!kit train --output_dir runs/first --max_steps 2 --max_eval_samples 2",
-    "--gpu t4": "--gpu rtx3060",
     "max_new_tokens=200": "max_new_tokens=4",
 }
 # What a notebook has and Python has not.

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 
 import pytest
 from helpers import ROOT
@@ -137,3 +138,17 @@ def test_the_changes_that_the_architecture_page_shows_fit():
         if 1 not in (text.count(old), text.count(new)):
             stale.append(f"{path}:\n{old}")
     assert not stale, "docs/architecture.md shows these lines otherwise than they are now:\n\n" + "\n\n".join(stale)
+
+
+def test_what_the_commands_write_does_not_dirty_a_clone():
+    """And no pattern of .gitignore hides a file of the sources, which a wheel would then leave out."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    flags = r"--(?:output_dir|html|output|picture|write)[ =]([\w./-]+)"
+    written = {name.split("/")[0] for name in re.findall(flags, text) if not name.startswith(("/", "RUN"))}
+    assert {"runs", "merged", "model", "look.html"} <= written
+    # With a slash, a name is asked about as a folder.
+    asked = [name if "." in name else f"{name}/" for name in sorted(written)]
+    done = subprocess.run(["git", "check-ignore", *asked], cwd=ROOT, capture_output=True, text=True)
+    assert set(done.stdout.split()) == set(asked), set(asked) - set(done.stdout.split())
+    hidden = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert not subprocess.run(hidden, cwd=ROOT, capture_output=True, text=True).stdout
