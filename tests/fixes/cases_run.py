@@ -20,7 +20,6 @@ UNTYPED = {
     "kit/strategy/launch_problems.py:_absent_machines": _MACHINES,
     "kit/strategy/launch_problems.py:_machine_problems#1": "a config for several machines, of the user's own",
     "kit/strategy/rendezvous.py:join_group": "a port of the launcher, which another program takes",
-    "kit/strategy/agreement.py:compare_facts": _MACHINES,
     "kit/run/shared.py:_check_same_folder": "a disk that machines share",
     "kit/strategy/launch.py:_package_problems": "installs a package; on a Mac tests/strategy/test_launch.py types it",
     "kit/cli/rates.py:_length": "of kit rates: tests/cli/test_rates.py types it",

@@ -24,13 +24,40 @@ def test_a_fix_works_when_it_is_typed(case, world):
     case.try_fix(world)
 
 
-@pytest.mark.xfail(reason="cases are being written")
+# Parts of the code whose cases are being written: the names of their sites begin so.
+UNFINISHED = (
+    "kit/data/",
+    "kit/cli/",
+    "kit/tools/",
+    "kit/model/adapter.py",
+    "kit/model/locate.py",
+    "kit/config/adapter_base",
+)
+
+
+def missing(is_finished):
+    """The lines that name the sites without a case or a reason, of the finished parts or of the others."""
+    sites, known = all_sites(), {case.site for case in CASES} | set(UNTYPED)
+    names = [name for name in sorted(set(sites) - known) if is_finished != name.startswith(UNFINISHED)]
+    return [f"    {name} (line {sites[name].lines.start}): {sites[name].fix[:90]}" for name in names]
+
+
+WHERE = "tests/fixes/harness.py says how; the reason of one that cannot be typed goes to UNTYPED there"
+
+
 def test_every_fix_has_a_case_or_a_reason():
-    sites, tried = all_sites(), {case.site for case in CASES}
-    where = "tests/fixes/harness.py says how; the reason of one that cannot be typed goes to UNTYPED there"
-    missing = sorted(set(sites) - tried - set(UNTYPED))
-    lines = [f"    {name} (line {sites[name].lines.start}): {sites[name].fix[:90]}" for name in missing]
-    assert not missing, "\n".join([f"{len(missing)} fixes have no case in tests/fixes/cases_*.py; {where}", *lines])
-    gone = sorted((tried | set(UNTYPED)) - set(sites))
+    lines = missing(is_finished=True)
+    assert not lines, "\n".join([f"{len(lines)} fixes have no case in tests/fixes/cases_*.py; {WHERE}", *lines])
+
+
+@pytest.mark.xfail(reason="cases are being written")
+def test_every_fix_of_data_and_of_tools_has_a_case_or_a_reason():
+    lines = missing(is_finished=False)
+    assert not lines, "\n".join([f"{len(lines)} fixes have no case in tests/fixes/cases_*.py; {WHERE}", *lines])
+
+
+def test_every_case_and_every_reason_has_its_fix():
+    tried = {case.site for case in CASES}
+    gone = sorted((tried | set(UNTYPED)) - set(all_sites()))
     assert not gone, f"no such site any more: {gone}"
     assert not tried & set(UNTYPED), f"tried, so it needs no reason: {sorted(tried & set(UNTYPED))}"
