@@ -33,7 +33,8 @@ def describe_precision(topology: Topology, config: str | None, method: str) -> l
         return []
     name = _gpu_name(topology)
     if without := _gpu_without_bf16(topology):
-        smaller = "; --method qlora holds frozen weights in 4 bits" if method == "lora" else ""
+        has_4_bits = method == "lora" and topology.device_type != "mps"
+        smaller = "; --method qlora holds frozen weights in 4 bits" if has_4_bits else ""
         return [f"computes in float32: {without} has no bf16, and fp16 is not offered{smaller}"]
     change = f"mixed_precision: bf16 in {config}" if config else f"--config {topology.strategy.config}"
     reason = f"mixed_precision: no in {config}" if config else "no --config was given"

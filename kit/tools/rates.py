@@ -18,8 +18,13 @@ from kit.tools.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Char
 from kit.tools.report.page import escaped, page, section, table
 
 _TAIL = 0.25  # share of the steps at the end whose losses are averaged
-_AS_GOOD = 0.03  # of the way from the first loss to the best one: a rate this near to the best is as good
+# A rate is as good as the best if its loss is higher by at most these shares of the fall of the best one's loss, and of
+# that loss: where losses fall to a thousandth, the first alone would make all rates equal.
+_OF_FALL, _OF_LOSS = 0.03, 0.1
 _STYLE = """.charts { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)) }
+.charts figure:first-child { grid-area: auto }
+.charts figure:first-child svg text { font-size: 11px }
+.charts figure:first-child circle { r: 4px }
 .up { stroke: var(--warn) }"""
 
 
@@ -93,7 +98,7 @@ class Sweep:
         differences = trial.tail - best.tail  # of the same batches
         noise = 2 * float(differences.std()) / math.sqrt(len(differences))
         fall = float(best.losses[0]) - self.score(best)
-        return self.score(trial) - self.score(best) <= max(noise, _AS_GOOD * fall)
+        return self.score(trial) - self.score(best) <= max(noise, min(_OF_FALL * fall, _OF_LOSS * self.score(best)))
 
     @property
     def range(self) -> list[Trial]:
@@ -142,7 +147,8 @@ class Sweep:
             lines.append(
                 "    the highest rate that was tried" + f"; add higher ones: --rates {','.join(higher)}" * bool(higher)
             )
-        lines.append("    short runs favour rates that are high for a long run: start at the lower end (docs/rates.md)")
+        lower = "begin at the lower end" if len(rates) > 1 else "try the next lower one too"
+        lines.append(f"    short runs favour rates that are too high for a long run: {lower} (docs/rates.md)")
         return lines
 
 
