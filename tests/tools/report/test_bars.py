@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kit.tools.report.bars import HEIGHT, histogram_svg
+from kit.tools.report.bars import HEIGHT, WIDTH, histogram_svg
 
 
 def test_a_bar_for_each_bin_that_has_values():
@@ -17,3 +17,11 @@ def test_a_bar_for_each_bin_that_has_values():
 
 def test_a_limit_beyond_all_values_is_not_drawn():
     assert "class=mark" not in histogram_svg([1], [0.0, 10.0], "tokens", ("max_length", 2048.0))
+
+
+def test_the_name_of_the_limit_stands_above_all_bars_and_inside_the_picture():
+    for limit in (2.0, 29.0):
+        picture = histogram_svg([4, 0, 4], [0.0, 10.0, 20.0, 30.0], "tokens", ("max_length", limit))
+        ((x, y, anchor),) = re.findall(r"<text x=([\d.]+) y=(\d+) text-anchor=(\w+)>max_length", picture)
+        tops = [float(top) for top in re.findall(r"class=bar d='M[\d.]+ [\d.]+V([\d.]+)", picture)]
+        assert 10 < int(y) < min(tops) and anchor == ("start" if limit == 2.0 else "end") and float(x) < WIDTH

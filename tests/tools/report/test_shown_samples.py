@@ -67,6 +67,7 @@ def test_each_kind_of_skipped_row_is_shown_as_it_stands(tmp_path, tokenizer):
     assert [s.origin.partition(":")[2] for s in shown] == ["61", "65", "66", "62", "63"]
     assert "no assistant turn" in shown[0].remark and "only asked 0" in shown[0].row and "not JSON" in shown[2].remark
     text, page = as_text(gathered, False, "skipped"), as_page(gathered)
+    assert text.count("--- train.jsonl:") == 3, "as many as wanted, the first of each problem first"
     assert "only asked 0" in text and "<script>" in text and "{&quot;messages&quot;: &quot;&lt;script&gt;" in page
 
 
@@ -105,6 +106,7 @@ def test_the_page_has_a_button_for_each_reason_and_a_rule_that_hides_the_others(
     assert keys[:2] == ["all", "cut"] and {"longest", "shortest", "data-1", "data-2", "spread"} <= set(keys)
     for key in keys[1:]:
         assert f":root:has(#show-{key}:checked) .sample:not(.for-{key})" in page and f" for-{key}" in page
+    assert f".sample:not(.for-{keys[-1]}){{display:none}}" in page
     assert "data set a <small>3 of 9</small>" in page and page.count(">checked") == 0
     assert {key for sample in gathered.shown.samples for key in sample.reasons} == set(keys) - {"all"}
     assert len({(s.origin, s.num_tokens) for s in gathered.shown.samples}) == len(gathered.shown.samples)  # each once
