@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shlex
 import warnings
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,16 @@ def _check_saved_adapter(settings: MethodSettings, meta_model: Any) -> list[Prob
     last_id = _last_trained_id(config)
     if last_id >= num_rows(meta_model):
         found = f"{folder} trained the token of id {last_id}, this model has {num_rows(meta_model)} rows"
-        return [Problem(_FIELD, found, "its tokenizer beside it", f"its base is {base}")]
+        return [Problem(_FIELD, found, "its tokenizer beside it", _base_flag(base))]
     if use_dora and settings.method == "qlora":
         found = f"{folder} was made with use_dora, given with method qlora"
         return [Problem(_FIELD, found, fix="use --method lora")]
-    return _check_shapes(folder, config, base, meta_model)
+    return _check_shapes(folder, config, "" if base == settings.model_name_or_path else base, meta_model)
+
+
+def _base_flag(base: str | None) -> str:
+    """The flag that gives the model which an adapter names."""
+    return f"its base: --model_name_or_path {shlex.quote(base)}" if base else ""
 
 
 def _last_trained_id(config: Any) -> int:
@@ -155,7 +161,7 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
 
     Args:
         config: of the adapter.
-        base: the model that the adapter names, for the message.
+        base: the model that the adapter names, for the message; empty if it is this model.
     """
     from peft import get_peft_model, get_peft_model_state_dict
 
@@ -165,7 +171,7 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
             stored = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, RuntimeError, OSError, SafetensorError, TypeError, KeyError) as error:
-        return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=f"its base is {base}")]
+        return [Problem(_FIELD, f"{folder}: {first_line(error)}", fix=_base_flag(base))]
     state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
     stored = {name: shape for name, shape in stored.items() if "lora_" in name or name in expected}
@@ -174,7 +180,7 @@ def _check_shapes(folder: Path, config: Any, base: str | None, meta_model: Any) 
         return []
     name = differing[0]
     found = f"{folder} does not fit this model in {len(differing)} tensors: {name} is {stored.get(name, 'absent')}"
-    return [Problem(_FIELD, found, str(expected.get(name, "absent")), f"its base is {base}")]
+    return [Problem(_FIELD, found, str(expected.get(name, "absent")), _base_flag(base))]
 
 
 def _check_targets(settings: MethodSettings, meta_model: Any) -> list[Problem]:

@@ -49,7 +49,14 @@ def locate_model(name: str, revision: str | None) -> str:
         raise UserError(Problem(_MODEL, name, "a folder with config.json and safetensors, or a hub id", GGUF))
     expected = "a folder with config.json, or a hub id"
     if os.path.isfile(folder):
-        raise UserError(Problem(_MODEL, f"{name} is a file", expected, "give its folder"))
+        raise UserError(
+            Problem(
+                _MODEL,
+                f"{name} is a file",
+                expected,
+                f"--model_name_or_path {shlex.quote(os.path.dirname(name) or '.')}",
+            )
+        )
     if not _is_local(name):
         _check_hub_has(name, revision, _MODEL, "config.json")
         if isinstance(config := huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
@@ -60,8 +67,9 @@ def locate_model(name: str, revision: str | None) -> str:
         check_json(Path(folder), _MODEL)
         return folder
     if os.path.isfile(os.path.join(folder, "manifest.json")):
-        export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir model"
-        fix = f"`{export}` makes one: --model_name_or_path model"
+        model = shlex.quote(f"{Path(folder).name}-model")
+        export = f"{command_of('export.py')} {shlex.quote(name)} --output_dir {model}"
+        fix = f"`{export}` makes one: --model_name_or_path {model}"
         raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, fix))
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
     raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))

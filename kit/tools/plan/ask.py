@@ -124,7 +124,7 @@ def read_ask(argv: list[str]) -> Ask:
             fix = "add --recipe llama-8b-lora, or --model meta-llama/Llama-3.1-8B"
             found = "for which model? none is named"
             if word in recipe_names() or (RECIPES / f"{word}.yaml").is_file():
-                found = "a recipe without its flag"
+                found = "a recipe without a flag"
                 fix = f"--recipe {word}"
             problems.append(Problem(word, found, fix=fix))
         questions = [] if problems else _all_recipes(problems)
@@ -178,8 +178,10 @@ def _answer(name: str, value: str) -> str:
     """This command's own flag for ``name``, with the value where that can be typed."""
     flag = ANSWERS[name]
     if flag == "--gpus 2x8":
-        return f"--gpus {value if value.isdecimal() else 2}x8, machines x GPUs of each"
-    return f"{flag} {shlex.quote(value)}" if value and " " not in flag else flag
+        typed = f"--gpus {value if value.isdecimal() else 2}x8, machines x GPUs of each,"
+    else:
+        typed = f"{flag} {shlex.quote(value)}" if value else flag
+    return f"{typed} instead of --{name}"
 
 
 def _price(text: str, problems: Problems) -> float | None:
@@ -213,7 +215,7 @@ def _question(
     request: Request = read_command_line(words)
     problems += request.problems
     if "params" in own and "dataset" in given:
-        fix = "--model, whose tokenizer counts them; or leave --dataset out"
+        fix = "leave out --dataset; or --model MODEL, whose tokenizer counts them, instead of --params"
         problems.append(Problem("--params", "with --dataset, whose tokens nothing can count", fix=fix))
     shape = None
     field = "--params" if "params" in own else "--model" if "model" in own else "model_name_or_path"

@@ -96,7 +96,7 @@ _OTHER_NAMES = {
 _MAKERS = re.compile("nvidia|geforce|tesla|quadro|amd|instinct|radeon")
 _WITHOUT_BF16 = re.compile("p100|p40|p4|gtx|titan|(rtx)?20[678]0")
 _APPLE = re.compile("(apple)?m[1-9](pro|max|ultra)?")
-_FLOAT32 = "--gpu t4 plans in float32, as docs/strategies.md#gpus-without-bf16 says; --dry_run on the GPU plans for it"
+_FLOAT32 = "--gpu t4 plans in float32 (docs/strategies.md#gpus-without-bf16); a dry run on the GPU plans for itself"
 # Where this machine has no GPU and none was named.
 USUAL = ("rtx4090", "l40s", "a100", "h100")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": GB, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}

@@ -75,7 +75,7 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
     try:
         tokenizer = open_tokenizer(recipe)
     except UserError as error:
-        fix = "leave --dataset out to plan without the lengths of the data"
+        fix = "leave out --dataset to plan without the lengths of the data"
         problems += [replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems]
     problems.raise_if_any()
     every = max(_every(dataset) for dataset in datasets)

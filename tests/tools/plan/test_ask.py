@@ -111,11 +111,11 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (["--num_gpus", "4"], "--gpus 4"),
-        (["--nodes", "2"], "--gpus 2x8, machines x GPUs of each"),
-        (["--num-nodes=3"], "--gpus 3x8, machines x GPUs of each"),
-        (["--gpu_type", "A100 80GB"], "--gpu 'A100 80GB'"),
-        (["--gpu_type"], "--gpu"),
+        (["--num_gpus", "4"], "--gpus 4 instead of --num_gpus"),
+        (["--nodes", "2"], "--gpus 2x8, machines x GPUs of each, instead of --nodes"),
+        (["--num-nodes=3"], "--gpus 3x8, machines x GPUs of each, instead of --num_nodes"),
+        (["--gpu_type", "A100 80GB"], "--gpu 'A100 80GB' instead of --gpu_type"),
+        (["--gpu_type"], "--gpu instead of --gpu_type"),
     ],
 )
 def test_words_for_gpus_are_answered_with_the_flags_of_the_plan(words, fix):
