@@ -83,7 +83,7 @@ def test_gpus_are_this_machines_unless_they_are_named(monkeypatch):
         ("--model llama-8b --learning_rat 1", "did you mean 'learning_rate'?"),
         ("--max_length 512", "--max_length: for which model? none is named"),
         ("--recipe nope", "no recipe 'nope'"),
-        ("llama-8b", "a recipe without its flag\n    -> --recipe llama-8b"),
+        ("llama-8b", "a recipe without a flag\n    -> --recipe llama-8b"),
         ("--model nobody/nothing", "its config.json is not in the cache"),
     ],
 )
