@@ -70,6 +70,8 @@ def test_ci_runs_the_test_command_of_the_readme():
 def test_every_flag_named_in_the_pages_exists():
     theirs = {
         "config_file",
+        "rates",  # of kit rates
+        "sweep_steps",
         "nproc_per_node",
         "nnodes",
         "rdzv_backend",

@@ -33,8 +33,8 @@ SWEEP_FILE, PAGE = "sweep.json", "rates.html"
 
 USAGE = f"""usage: kit rates [--recipe R] [--config C] [--rates 1e-5,3e-5,...] [--sweep_steps N] [--flag value ...]
 
-Run the first N steps of a run with each rate: the same data in the same order, the same seed and warm-up, then a
-constant rate. Compare their losses, draw them, and suggest a range.
+Try several learning rates for a few steps, and draw how the losses compare: the same data in the same order, the same
+seed and warm-up, then a constant rate. Suggest a range.
 
   --rates R,R,...    learning rates (default: {", ".join(f"{factor:g}" for factor in FACTORS)} times the run's own)
   --sweep_steps N    steps of each (default: {FEWEST_STEPS}, or {WARMUPS} times the warm-up if that is more)

@@ -13,7 +13,8 @@ from pathlib import Path
 flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 folder, steps, rate = Path(flags["output_dir"]), int(flags["max_steps"]), float(flags["learning_rate"])
 if FAILS: print("error: rank 0: no"); sys.exit(1)
-(folder / "checkpoints").mkdir(parents=True)
+folder.mkdir(parents=True)
+(folder / "checkpoints").mkdir()
 (folder / "final").mkdir()
 (folder / "flags.json").write_text(json.dumps(flags))
 rows = [{"step": step, "loss": 4 * math.exp(-rate * step), "learning_rate": rate} for step in range(1, steps + 1)]
