@@ -157,7 +157,7 @@ def open_data(
         problems += _format_problems(dataset, generates, settings.excess_length_strategy)
     if pad_id(tokenizer) >= vocab_size:
         found = f"its pad token has id {pad_id(tokenizer)}, but the model has {vocab_size} embeddings"
-        fix = "take pad_token out of tokenizer_config.json: padding is masked, any id serves"
+        fix = "take pad_token out of tokenizer_config.json: padding is masked, so any id is right"
         problems.append(Problem("model_name_or_path", found, fix=fix))
 
     num_stores = sum(dataset.is_evaluation or not settings.streaming for dataset in datasets)
@@ -253,7 +253,13 @@ def _check_masks(store: Store, dataset: Dataset) -> None:
     samples = store.arrays["samples"]
     if samples["num_targets"].sum() == (samples["length"] - 1).sum():
         found = "every token of every conversation is supervised, the questions too"
-        raise UserError(Problem(dataset.source.name, found, fix="check the chat template, or say --train_on all"))
+        raise UserError(
+            Problem(
+                dataset.source.name,
+                found,
+                fix="give the file of a template that writes prompts as --chat_template; or --train_on all",
+            )
+        )
 
 
 def _summary(train: Samples) -> str:

@@ -63,6 +63,7 @@ def _add(tokenizer: Any, tokens: list[str]) -> None:
     twice = [token for token, count in Counter(tokens).items() if count > 1]
     raise_if(problems + [Problem("new_tokens", f"{token!r} is given twice") for token in twice])
     tokenizer.add_tokens(tokens, special_tokens=True)
+    tokenizer.tokens_of_recipe = list(tokens)  # a fix that adds more must keep them
     # A normaliser may make two of them equal.
     lost = [token for token in tokens if token not in tokenizer.get_vocab()]
     raise_if(Problem("new_tokens", f"{token!r} cannot be added to this tokenizer") for token in lost)

@@ -31,6 +31,7 @@ import kit.errors
 from kit.config.fields import is_switch
 from kit.config.scripts import COMMANDS
 from kit.config.validation import FLAGS
+from kit.data.read.text import Ending
 from kit.errors import Problem, UserError
 
 ARGUMENT = {"Problem": 3, "Conflict": 2}  # of these, the number of the argument that is the fix
@@ -152,6 +153,7 @@ class World:
             patch("os.execve", started),
             patch("kit.strategy.accelerator.start", started),
             patch.object(Problem, "__init__", recording(Problem.__init__)),
+            patch.object(Ending, "__init__", recording(Ending.__init__)),
             patch.object(kit.config.conflicts.Conflict, "__init__", recording(kit.config.conflicts.Conflict.__init__)),
         ):
             yield

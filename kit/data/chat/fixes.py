@@ -1,7 +1,7 @@
 """Fixes for a conversation that a chat template refuses.
 
 Promise: a fix that a message names was tried on the whole conversation, and with it nothing of the conversation is
-lost. If none works, the message says so.
+lost; of many rows of a kind, on the first fifty of a block. If none works, the message says so.
 """
 
 import copy
@@ -15,7 +15,7 @@ from typing import Any
 
 from kit.data.chat.answers import OPEN_THOUGHT
 from kit.data.chat.messages import REASONING
-from kit.data.chat.shipped import SHIPPED
+from kit.data.chat.shipped import SHIPPED, can_be_added, new_tokens_flag
 from kit.data.chat.shown import parameters
 from kit.data.chat.stops import Stops
 from kit.data.chat.template import Messages, Template, Tools
@@ -24,6 +24,7 @@ from kit.errors import Problem, UserError
 
 SWITCH = (False, True)  # values to try of a variable for thinking
 EFFORTS = ("none", "low", "high")  # and of one that says how much
+MAX_SAME = 50  # conversations in a block of rows for which the same fix must work, until it is taken to work for all
 MAX_TRIALS = 10  # conversations for which all fixes of a kind of problem are tried; later only those that have helped
 
 # What opens a thought, and the replacements that make its closing tag: <think>, [THINK], <|START_THINKING|>.
@@ -32,6 +33,7 @@ _OPENING_TAG = re.compile(
     re.IGNORECASE,
 )
 _CLOSINGS = (("START", "END"), ("BEGIN", "END"), ("_start", "_end"), ("_begin", "_end"))
+_ANEW = " (another format than the model's own, which it learns anew)"
 _SOURCES = [one.source for one in SHIPPED.values()]
 _PROBE = "Let me think."
 Tags = tuple[str, str]  # what opens and closes a thought
@@ -62,6 +64,7 @@ class Fixes:
         self._train_on = train_on
         self._helped: dict[str, dict[str, str]] = {}  # by kind of problem: the fixes that have worked, as reported
         self._num_tried: dict[str, int] = {}  # by kind of problem: for how many conversations all were tried
+        self._num_worked: dict[str, int] = {}  # by kind of problem: for how many conversations a fix has worked
         self._none: dict[str, str] = {}  # by kind of problem: that none works, as it was first reported
 
     def added(
@@ -86,10 +89,16 @@ class Fixes:
         helped = self._helped.setdefault(kind, {})
         if num_tried > MAX_TRIALS and not helped:
             return replace(problem, fix=self._none[kind])
+        if num_tried > MAX_SAME and len(helped) == 1 and self._num_worked[kind] == num_tried - 1:
+            self._num_worked[kind] += 1
+            return replace(problem, fix=next(iter(helped.values())))
         rows = self._candidates(template, messages, tools, kwargs)
         if num_tried > MAX_TRIALS:
             working = (name for name, row in rows if name in helped and self._works(row, first))
-            return replace(problem, fix=helped[name]) if (name := next(working, "")) else problem
+            if not (name := next(working, "")):
+                return problem
+            self._num_worked[kind] = self._num_worked.get(kind, 0) + 1
+            return replace(problem, fix=helped[name])
         candidates = dict(rows)
         working = (name for name, row in candidates.items() if self._works(row, first))
         name = next(working, "")
@@ -99,11 +108,12 @@ class Fixes:
             fix = name
         else:
             names = (f"--chat_template {name}" if name in SHIPPED else name for name in candidates)
-            tried = dict.fromkeys(re.sub("=.*|, and add .*", "", name) for name in names)
+            tried = dict.fromkeys(re.sub("=.*|, and add .*| \\(another .*", "", name) for name in names)
             fix = f"none of these works: {'; '.join(tried)}" if tried else "no fix is known"
             fix = self._none.setdefault(kind, fix + "; it takes another template, or other rows")
             return replace(problem, fix=fix)
         helped[name] = fix
+        self._num_worked[kind] = self._num_worked.get(kind, 0) + 1
         return replace(problem, fix=fix)
 
     def _works(self, row: _Row, first: int) -> bool:
@@ -129,13 +139,26 @@ class Fixes:
             yield from self._learned(row)
             yield from self._ends(row)
         source = "" if template is None else template.source
+        others = []
         for name, shipped in self._shipped:
-            # Another template than its own is nothing for a chat model, unless it has the same tokens.
+            # Another template than its own is little for a chat model, unless it has the same tokens.
             own = [token for token in SHIPPED[name].tokens if token not in ("bos_token", "eos_token")]
+            with_it = _Row(messages, tools, shipped, self._stops, self._train_on)
             if not source or source in _SOURCES or (own and all(token in source for token in own)):
-                yield name, _Row(messages, tools, shipped, self._stops, self._train_on)
+                yield name, with_it
+            else:
+                others.append((f"--chat_template {name}{_ANEW}", with_it))
+        for name, shipped, missing in self._with_new_tokens:
+            fix = f"--chat_template {name} {new_tokens_flag(self._tokenizer, missing)}"
+            with_it = _Row(messages, tools, shipped, self._stops.with_tokens(missing), self._train_on)
+            if not source or source in _SOURCES:
+                yield fix, with_it
+            else:
+                others.append((f"{fix}{_ANEW}", with_it))
         if template is not None:
             yield from self._without(row)
+        if tools or any(message.get("tool_calls") for message in messages):
+            yield from others
 
     def _values(self, row: _Row, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Row]]:
         """Give the variables of a template other values; those that the row gives stay."""
@@ -205,6 +228,16 @@ class Fixes:
         """The tags of thoughts that the template or the tokenizer has; <think> if the template writes no reasoning."""
         tags = list(dict.fromkeys(_tags_in(template.source + " ".join(sorted(self._stops.all)))))
         return tags if tags or _writes_reasoning(template) else [("<think>", "</think>")]
+
+    @cached_property
+    def _with_new_tokens(self) -> list[tuple[str, Template, list[str]]]:
+        """The templates of the kit whose tokens the tokenizer lacks, with these tokens, if they can be added to it."""
+        lacking = ((name, one, one.missing_tokens(self._tokenizer)) for name, one in SHIPPED.items())
+        return [
+            (name, Template(one.source, self._tokenizer), missing)
+            for name, one, missing in lacking
+            if missing and can_be_added(missing)
+        ]
 
     @cached_property
     def _shipped(self) -> list[tuple[str, Template]]:

@@ -11,9 +11,12 @@ Promises:
 
 import copy
 import datetime
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+import shlex
+from collections.abc import Mapping, Sequence, Set
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -22,7 +25,7 @@ from jinja2 import ext, meta, nodes
 
 from kit.data.chat.beginnings import Beginnings
 from kit.data.chat.sandbox import TooMuch, compile_template, render
-from kit.data.chat.shipped import SHIPPED, fitting, is_one_token, without_header
+from kit.data.chat.shipped import SHIPPED, can_be_added, fitting, is_one_token, new_tokens_flag, without_header
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean
 
@@ -54,7 +57,8 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     if not kwargs:
         return source
     if source is None:
-        raise UserError(Problem("chat_template_kwargs", "there is no chat template", fix="add --chat_template"))
+        fix = "leave it out, or give the file of a template that reads these variables"
+        raise UserError(Problem("chat_template_kwargs", "there is no chat template", fix=fix))
     named = source if isinstance(source, dict) else {"": source}
     read = {}
     for name, text in named.items():
@@ -68,14 +72,23 @@ def resolve_template(tokenizer: Any, name_or_file: str | None, kwargs: Mapping[s
     return named if isinstance(source, dict) else named[""]
 
 
-def check_kwargs(kwargs: Iterable[str], variables: Set[str]) -> None:
-    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads."""
+def check_kwargs(kwargs: Mapping[str, Any], variables: Set[str], of_row: bool = False) -> None:
+    """Raise ``UserError`` if one of ``kwargs`` is not among the ``variables`` that a template reads.
+
+    ``of_row``: they are values of a row, and not those of ``--chat_template_kwargs``.
+    """
     free = sorted(variables - _GIVEN)
     for key in kwargs:
-        if key not in free:
-            found = f"the chat template reads no {key!r}, so it would change nothing"
-            expected = "one of " + ", ".join(free) if free else "none"
-            raise UserError(Problem("chat_template_kwargs", found, expected, did_you_mean(key, free)))
+        if key in free:
+            continue
+        found = f"the chat template reads no {key!r}, so it would change nothing"
+        expected = "one of " + ", ".join(free) if free else "none"
+        fix = did_you_mean(key, free)
+        if not of_row:
+            close = next(iter(get_close_matches(key, [name for name in free if name not in kwargs], n=1)), "")
+            corrected = json.dumps({close if name == key else name: value for name, value in kwargs.items()})
+            fix = f"did you mean --chat_template_kwargs {shlex.quote(corrected)}" if close else "leave it out"
+        raise UserError(Problem("chat_template_kwargs", found, expected, fix))
 
 
 @lru_cache(maxsize=32)  # parsing takes longer than rendering, and templates are made anew for each block of rows
@@ -134,10 +147,11 @@ def _shipped_template(tokenizer: Any, name: str) -> str:
     missing = SHIPPED[name].missing_tokens(tokenizer)
     if missing:
         found = f"{name!r} needs {', '.join(missing)}, which the tokenizer would split into pieces"
-        expected = "a tokenizer that has them, or " + fitting(tokenizer)
-        # A BOS or EOS has a role too, which only the tokenizer can give it.
-        can_add = not {"bos_token", "eos_token"}.intersection(missing)
-        fix = f"--new_tokens '{','.join(missing)}' adds them and trains their rows" if can_add else ""
+        expected = "a tokenizer that has them"
+        fixes = (
+            [f"{new_tokens_flag(tokenizer, missing)} adds them and trains their rows"] if can_be_added(missing) else []
+        )
+        fix = "; or ".join([*fixes, fitting(tokenizer)])
         raise UserError(Problem("chat_template", found, expected, fix))
     return SHIPPED[name].source
 
@@ -203,7 +217,7 @@ class Template:
 
     def with_values(self, kwargs: Mapping[str, Any]) -> "Template":
         """Return this template with values for its variables. Raises ``UserError`` if it reads no such variable."""
-        check_kwargs(kwargs, self.variables)
+        check_kwargs(kwargs, self.variables, of_row=True)
         template = copy.copy(self)
         template._values = {**self._values, **kwargs}
         return template

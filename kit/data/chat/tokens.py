@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kit.data.chat.fixes import Fixes
+from kit.data.chat.shipped import with_chat_template
 from kit.data.chat.template import FIXED_DATE, Jinja, Messages, Tools
 from kit.data.chat.turns import Draft, Drafters, TrainOn
 from kit.errors import Problem, UserError
@@ -188,7 +189,7 @@ class _Encoder:
             return (yield from self.encode_chat(messages, 0, tools, kwargs))
         if tools or kwargs:
             key = "tools" if tools else "chat_template_kwargs"
-            fix = "add --chat_template, which makes messages of prompt and completion; or leave the column out"
+            fix = f"{with_chat_template(self.tokenizer, key)} makes messages of prompt and completion"
             raise UserError(
                 Problem(key, "given for a prompt and a completion that are strings", "them for messages", fix)
             )

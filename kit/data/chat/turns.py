@@ -12,7 +12,7 @@ Promises:
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kit.data.chat.answers import OTHER_PROMPT, AnswerFinder, RenderedAnswer, first_difference
@@ -259,13 +259,7 @@ def _with_values(template: Template, kwargs: Mapping[str, Any]) -> Template:
     """Return ``template`` with the values of a row. Raises ``UserError`` if it never reads one that is not empty."""
     # Columns of tables give every row all keys, with empty values where a row has none.
     values = {key: value for key, value in kwargs.items() if value not in ("", [], {}) or key in template.variables}
-    try:
-        return template.with_values(values)
-    except UserError as error:
-        fix = "--dataset_columns chat_template_kwargs=ignore renders the rows without any of these values"
-        raise UserError(
-            *(replace(each, fix=f"{each.fix}; or {fix}" if each.fix else fix) for each in error.problems)
-        ) from None
+    return template.with_values(values)
 
 
 def _weight(message: dict[str, Any]) -> float:

@@ -43,9 +43,20 @@ def limited_training(train: Samples, max_samples: int | None, notes: list[str]) 
     chosen = _first(train, max_samples, "training", notes)
     for name in _missing(train, chosen):
         found = f"{max_samples} of {len(train)} samples takes none of {name}"
-        fix = "raise it, or leave out that data set"
+        fix = f"--max_train_samples {_enough(train)}, or leave that data set out"
         raise UserError(Problem("max_train_samples", found, "some of each data set to train on", fix))
     return chosen
+
+
+def _enough(samples: Samples) -> int:
+    """The smallest number of samples, spread over all, that takes some of each data set."""
+    nums = range(len(samples.stores), len(samples) + 1)
+    return next(num for num in nums if len(set(samples.dataset_ids[_spread(num, len(samples))])) == len(samples.stores))
+
+
+def _spread(num: int, total: int) -> np.ndarray:
+    """The numbers of ``num`` samples that are spread evenly over ``total``."""
+    return np.linspace(0, total - 1, num).round().astype(np.int64)
 
 
 def _first(samples: Samples, num: int | None, purpose: str, notes: list[str]) -> Samples:
@@ -55,7 +66,7 @@ def _first(samples: Samples, num: int | None, purpose: str, notes: list[str]) ->
         return samples
     if len(samples.stores) > 1:
         notes.append(f"{purpose} on {num} of {total} samples, spread over all data sets")
-        chosen = np.linspace(0, total - 1, num).round().astype(np.int64)
+        chosen = _spread(num, total)
     else:
         notes.append(f"{purpose} on the first {num} of {total} samples")
         chosen = np.arange(num)
@@ -94,18 +105,37 @@ def hold_out(samples: Samples, size: float, seed: int) -> tuple[Samples, Samples
     rows = samples.rows()
     num_rows = int(rows.max()) + 1
     if num_rows < 2:
-        fix = "give an eval_dataset, or do without evaluation"
+        fix = "leave --eval_split_size out, or give an --eval_dataset instead"
         raise UserError(Problem("eval_split_size", "a single sample cannot be split", "at least two", fix))
     num_held_out = int(size) if size >= 1 else round(size * num_rows)
     if not 0 < num_held_out < num_rows:
         found = f"{size:g} of {num_rows} samples leaves nothing to {'train on' if num_held_out else 'evaluate on'}"
-        raise UserError(Problem("eval_split_size", found, f"1 to {num_rows - 1} samples, or a share that gives that"))
-    is_held_out = np.zeros(num_rows, bool)
-    is_held_out[permutation(num_rows, seed, SPLIT)[:num_held_out]] = True
-    held_out = is_held_out[rows]
+        fix = f"--eval_split_size {max(1, num_rows // 10)} holds out as many samples"
+        raise UserError(
+            Problem("eval_split_size", found, f"1 to {num_rows - 1} samples, or a share that gives that", fix)
+        )
+    order = permutation(num_rows, seed, SPLIT)
     reason = f"split {num_held_out} seed {seed}"
+    held_out = _is_first(order, num_held_out)[rows]
     train = samples.select(np.flatnonzero(~held_out), f"{reason} rest")
     for name in _missing(samples, train):
         found = f"{size:g} takes all of {name}"
-        raise UserError(Problem("eval_split_size", found, "some of each data set left to train on"))
+        raise UserError(
+            Problem("eval_split_size", found, "some of each data set left to train on", _smaller(samples, rows, order))
+        )
     return train, samples.select(np.flatnonzero(held_out), f"{reason} held out")
+
+
+def _is_first(order: np.ndarray, num: int) -> np.ndarray:
+    """Whether each row is among the first ``num`` of ``order``, bool [number of rows]."""
+    is_first = np.zeros(len(order), bool)
+    is_first[order[:num]] = True
+    return is_first
+
+
+def _smaller(samples: Samples, rows: np.ndarray, order: np.ndarray) -> str:
+    """The fix for a share that takes all of a data set: the largest number of rows, of few, that does not."""
+    num = len(order) // 2
+    while num and len(set(samples.dataset_ids[~_is_first(order, num)[rows]])) < len(samples.stores):
+        num //= 2
+    return f"--eval_split_size {num} leaves some of each" if num else "leave that data set out"

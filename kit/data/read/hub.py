@@ -193,5 +193,8 @@ def _choice(message: str, name: str, split: str, flag: str, config: str | None) 
 
 
 def _no_split(name: str, split: str, splits: list[str], flag: str) -> Problem:
-    hint = did_you_mean(split, splits)
+    likely = next((each for each in splits if split in each or each in split), "")
+    hint = did_you_mean(split, splits) or (f"did you mean {likely!r}?" if likely else "")
+    if not hint and splits:
+        hint = f"--{flag}_split {splits[0]}"
     return Problem(f"{flag}_split", f"{name} has no split {split!r}", ", ".join(splits), hint)

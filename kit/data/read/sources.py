@@ -155,7 +155,7 @@ def open_source(
             name, config = with_config[1], _one_config(with_config[2], config, flag)
         files = {} if saved or with_config else _find_files(name, path, split_of(split), flag)
         if revision and (saved or files):
-            fix = "leave it out; in a list of data sets, `revision` may stand in the entry of a hub id"
+            fix = "leave it out: in a list of data sets, `revision` may stand in the entry of a hub id"
             raise UserError(Problem(f"{flag}_revision", f"{revision!r}, but {name!r} is no hub id", fix=fix))
         notes: tuple[str, ...] = ()
         if saved:
@@ -170,7 +170,7 @@ def open_source(
             found = open_hub(name, split, flag, config, streaming, revision)
         if (saved or files) and "[" in split:
             if streaming:
-                fix = "leave --streaming out"
+                fix = "leave out --streaming"
                 raise UserError(Problem(f"{flag}_split", f"{split!r}: a stream has no slices", "a whole split", fix))
             found = replace(found, parts=sliced(found.parts, split, flag), marks=[*found.marks, split])
         stamps = tuple((file, file_stamp(file)) for file in found.files)

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from kit.cache import digest
-from kit.data.chat.formats import Sample, plain_text, to_sample
+from kit.data.chat.formats import IGNORE, Sample, plain_text, to_sample
 from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
@@ -158,6 +158,10 @@ class Encoder:
         kept: list[_Kept] = []
         for (part, number, index), sample, result in zip(origins, samples, results, strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
+                if result.where in dataset.fields:  # a column that a row can do without
+                    flag = dataset.columns_flag({dataset.fields[result.where]: IGNORE})
+                    ignore = f"{flag} learns the rows without it"
+                    result = replace(result, fix=f"{result.fix}; or {ignore}" if result.fix else ignore)
                 refuse(part, number, [result], is_common=True)
                 continue
             piece.counts["num_rows"] += 1
@@ -170,7 +174,7 @@ class Encoder:
             for encoded in result:
                 num_tokens = len(encoded.input_ids)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
-                    fix = "raise max_length, or choose another --excess_length_strategy"
+                    fix = f"--max_length {num_tokens}; or --excess_length_strategy truncate cuts it"
                     where = source.origin(part, number)
                     piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
                 else:

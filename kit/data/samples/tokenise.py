@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +29,7 @@ import numpy as np
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, locked, open_entry
 from kit.console import bar
+from kit.data.chat.formats import MAX_ID
 from kit.data.chat.sandbox import watched
 from kit.data.read.parts import Block
 from kit.data.read.sources import FIX_ROWS, Source, read_rows, shown
@@ -104,7 +106,10 @@ def _make(folder: Path, dataset: Dataset, encoder: Encoder, num_processes: int |
                     entry.add(piece)
                 if entry.num_problems > MAX_PROBLEMS:
                     break
-        info = {**entry.finished(source.name, encoder.max_length), "about": {"dataset": source.name, **encoder.about()}}
+        info = {
+            **entry.finished(source.name, partial(_longest, dataset, encoder)),
+            "about": {"dataset": source.name, **encoder.about()},
+        }
         changed = source.changed()
         if changed:  # then the entry would not fit its key
             fix = "start again when nothing writes to it any more"
@@ -129,6 +134,14 @@ def _check_first_rows(dataset: Dataset, encoder: Encoder) -> None:
     if bad.num_rows > NUM_FIRST / 2:
         scope = f" of the first {NUM_FIRST} rows"
         raise UserError(*shown(piece.problems + bad.problems(scope), dataset.source.name, FIX_ROWS, scope))
+
+
+def _longest(dataset: Dataset, encoder: Encoder) -> int:
+    """The tokens of the longest of the first samples, before it is cut."""
+    rows = islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST)
+    with watched():
+        piece = replace(encoder, max_length=MAX_ID).encode(dataset, rows)
+    return int(piece.samples["length"].max(initial=0))
 
 
 def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
@@ -249,11 +262,12 @@ class _Entry:
             {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
         )
 
-    def finished(self, name: str, max_length: int) -> dict[str, Any]:
+    def finished(self, name: str, longest: Callable[[], int]) -> dict[str, Any]:
         """Return what the entry holds besides the arrays.
 
         Args:
             name: the source's.
+            longest: returns the tokens of the longest of the first samples, before it is cut.
 
         Raises:
             UserError: with the problems of the rows, or if no sample is left.
@@ -262,7 +276,7 @@ class _Entry:
         raise_if(shown(self.problems, name, "") if self._skips else self.bad.shown(name, num_good, self.problems))
         self.bad.raise_if_too_many(name, num_good)
         if not self.num_tokens:
-            raise UserError(*self._problems_without_samples(name, max_length))
+            raise UserError(*self._problems_without_samples(name, longest))
         return {
             "counts": dict(self.counts),
             "remarks": dict(self.remarks),
@@ -272,15 +286,15 @@ class _Entry:
             "max_id": self.max_id,
         }
 
-    def _problems_without_samples(self, name: str, max_length: int) -> list[Problem]:
+    def _problems_without_samples(self, name: str, longest: Callable[[], int]) -> list[Problem]:
         """Why no sample is left."""
         num_rows = self.counts["num_rows"]
         if not num_rows and self.bad.num_rows:
             return shown(self.bad.problems(), name, FIX_ROWS)
         if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
             found = f"none of {num_rows} samples has a supervised token within max_length"
-            fix = f"raise max_length, which is {max_length}"
+            fix = f"--max_length {longest()} holds the longest of the first {NUM_FIRST}"
         else:
             found = f"nothing in {num_rows} samples is supervised" if num_rows else "no rows"
-            fix = "see `kit inspect`"
+            fix = "`kit inspect` shows what of them would be learned" if num_rows else ""
         return [Problem(name, found, "at least one", fix)]

@@ -1,22 +1,26 @@
-"""What a run reads: its model, its data sets, and the hub where one of them is there. No weight and no row is read."""
+"""What a run reads: its model, its data, and the hub where one of them is there. No weight is read, and few rows."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from huggingface_hub import constants, get_token
 
-from kit.config.dataset_entry import DatasetEntry
 from kit.config.recipe import Recipe
 from kit.console import silence_libraries
+from kit.data.open import open_data, stop_ids
 from kit.data.read.hub import ask_hub
 from kit.data.read.sources import hub_id
-from kit.errors import Problems, UserError
+from kit.data.samples.dataset import open_datasets
+from kit.errors import Problem, Problems, UserError
 from kit.hub import cached, not_cached
 from kit.model.adapter import attach_adapter
 from kit.model.four_bit import quantised_on_meta
 from kit.model.load import build_meta_model, check_model, open_config
 from kit.model.reach import freeze_unreached_parts
+from kit.model.token_rows import num_rows
+from kit.model.tokenizer import open_tokenizer
+from kit.model.untrained import check_stop_tokens
 from kit.strategy.accelerator import check_strategy, layer_classes
 from kit.strategy.topology import Topology
 from kit.tools.doctor.result import Result, of_problems, ok
@@ -64,12 +68,16 @@ def check_wrap_class(topology: Topology, meta_model: Any) -> Result:
     return of_problems("wrap class", problems, f"{count} x {'/'.join(classes)}")
 
 
-def check_data(datasets: list[DatasetEntry], eval_datasets: list[DatasetEntry]) -> Result:
-    """Fail if a data set is not found, or the hub refuses it. Makes one short request for each that is on the hub."""
+def check_data(recipe: Recipe, opened: OpenedModel) -> Result:
+    """Fail if a data set is not found, the hub refuses it, or the run would refuse its columns or first rows.
+
+    Makes one short request for each data set on the hub, whose rows are not looked at. The token that ends the answers
+    must be one that this run can learn to write, as in the run.
+    """
     problems = Problems()
     local: list[str] = []
     remote: list[str] = []
-    for flag, entries in (("dataset", datasets), ("eval_dataset", eval_datasets)):
+    for flag, entries in (("dataset", recipe.dataset_entries), ("eval_dataset", recipe.eval_dataset_entries)):
         for entry in entries:
             with problems.caught():
                 name = hub_id(entry.path, entry.split or "", flag)
@@ -81,6 +89,9 @@ def check_data(datasets: list[DatasetEntry], eval_datasets: list[DatasetEntry]) 
                     ask_hub(name, flag, entry.revision)
                 elif name not in cached("dataset"):
                     raise UserError(not_cached(f"no file or folder {name!r}", name, "dataset", flag))
+    if not problems and not remote and opened.meta_model is not None:
+        with problems.caught():
+            problems += _problems_of_first_rows(recipe, opened.meta_model)
     where = "the cache (offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
     where += " with a token" if get_token() else ", without a token"
     found = []
@@ -89,3 +100,24 @@ def check_data(datasets: list[DatasetEntry], eval_datasets: list[DatasetEntry]) 
     if remote:
         found.append(f"{', '.join(dict.fromkeys(remote))} from {where}")
     return of_problems("data", problems, "; ".join(found))
+
+
+def _problems_of_first_rows(recipe: Recipe, meta_model: Any) -> list[Problem]:
+    """What a run finds wrong with the columns and the first rows of its data, by the checks that a stream makes first.
+
+    Raises:
+        UserError: with what is wrong, before the token that ends the answers is known.
+    """
+    datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
+    tokenizer = open_tokenizer(recipe)
+    streamed = recipe.model_copy(update={"streaming": True})
+    data = open_data(
+        streamed,
+        [replace(dataset, is_evaluation=False) for dataset in datasets],
+        tokenizer,
+        num_rows(meta_model),
+        eval_settings=recipe,
+        seed=recipe.seed,
+        global_batch_size=recipe.global_batch_size,
+    )
+    return check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer), f"{recipe.output_dir}/final")

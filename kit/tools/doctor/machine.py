@@ -45,7 +45,7 @@ def check_machine(report: Report, planned: LaunchPlan, launched: LaunchedRank | 
 
     opened = inputs.OpenedModel()
     report.run("model", lambda: inputs.check_model_opens(recipe, opened))
-    report.run("data", lambda: inputs.check_data(recipe.dataset_entries, recipe.eval_dataset_entries))
+    report.run("data", lambda: inputs.check_data(recipe, opened))
     if opened.meta_model is not None:
         report.run("wrap class", lambda: inputs.check_wrap_class(topology, opened.meta_model))
     needs = None

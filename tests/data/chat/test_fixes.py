@@ -3,7 +3,7 @@
 import pytest
 from data_helpers import CALL, HEADER, PROMPT, SIMPLE, WEATHER, byte_level_tokenizer, chat, marked, with_keys
 
-from kit.data.chat.fixes import MAX_TRIALS, Fixes
+from kit.data.chat.fixes import MAX_SAME, MAX_TRIALS, Fixes
 from kit.data.chat.shipped import SHIPPED
 from kit.data.chat.tokens import encode, encode_all
 from kit.errors import UserError
@@ -173,8 +173,23 @@ def test_if_nothing_works_the_message_says_so(case):
     if "tool" in case and "call" not in case and sample is not CALLING:
         sample = CALLING  # without calls the tools could be left out
     problem = refusal(sample, tokenizer, template)
+    if "tools" in sample:  # nothing else holds calls
+        assert problem.fix.startswith("--chat_template chatml --new_tokens '<|im_start|>,<|im_end|>' (another format")
+        return
     assert problem.fix.startswith(("none of these works: ", "no fix is known"))
     assert problem.fix.endswith("; it takes another template, or other rows")
+
+
+@pytest.mark.parametrize("template", [None, HEADER + SIMPLE])
+def test_tokens_that_a_template_of_the_kit_needs_are_added_where_nothing_else_holds_the_calls(template):
+    tokenizer = byte_level_tokenizer(("<|end|>",))
+    tokenizer.tokens_of_recipe = ["<|mine|>"]  # the flag that is typed replaces the one that was
+    fix = refusal(CALLING, tokenizer, template).fix
+    assert fix.startswith("--chat_template chatml --new_tokens '<|mine|>,<|im_start|>,<|im_end|>'")
+    assert fix.endswith("learns anew)") == (template is not None)
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+    assert "<|im_end|>" in marked(encode(CALLING, tokenizer, SHIPPED["chatml"].source)[0], tokenizer)
+    assert "--new_tokens" not in refusal(ONE, byte_level_tokenizer(("<|end|>",)), None).fix  # one that fits is first
 
 
 def test_all_turns_may_be_too_many_to_learn_from(tokenizer):
@@ -219,7 +234,7 @@ def test_few_fixes_are_tried_for_each_of_many_rows(tokenizer, monkeypatch):
     monkeypatch.setattr(Fixes, "_works", lambda self, row, first: tried.append(row) or works(self, row, first))
     fixable = FIXED["a value"][0]
     problems = encode_all([ONE] * 100, tokenizer, fixable)
-    assert len({problem.fix for problem in problems}) == 1 and len(tried) == 100
+    assert len({problem.fix for problem in problems}) == 1 and len(tried) == MAX_SAME
     tried.clear()
     hopeless = "{{ raise_exception('no') }}"
     problems = encode_all([ONE] * 100, tokenizer, hopeless)

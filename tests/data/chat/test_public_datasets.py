@@ -384,7 +384,7 @@ CASES = {
             }
         ],
         flag="chat_template_kwargs=ignore",
-        says="renders the rows without any of these values",
+        says="learns the rows without it",
     ),
     "microsoft/orca-math-word-problems-200k": Case(
         [{"question": QUESTION, "answer": LONGER_ANSWER}],

@@ -94,7 +94,7 @@ def test_kwargs_that_a_template_never_reads_are_refused(tokenizer, tmp_path):
     with pytest.raises(
         UserError,
         match=r"chat_template_kwargs: the chat template reads no 'modes', .*nothing; expected "
-        r"one of enable_thinking, mode\n.*did you mean 'mode'",
+        r"one of enable_thinking, mode\n.*did you mean --chat_template_kwargs '{\"mode\": 1}'",
     ):
         resolve_template(tokenizer, str(tmp_path / "own.jinja"), {"modes": 1})
     with pytest.raises(UserError, match="reads no 'messages'"):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kit.config.dataset_entry import DatasetEntry
 from kit.errors import Problem, UserError
 from kit.strategy.strategies import FSDP2
 from kit.tools.doctor import inputs
@@ -47,9 +46,26 @@ def test_a_wrap_class_that_the_model_lacks_fails_with_those_it_has(meta_model, t
 
 def test_local_data_asks_no_hub(recipe, monkeypatch):
     monkeypatch.setattr(inputs, "ask_hub", lambda name, flag, revision: pytest.fail("asked"))
-    result = check_data(recipe.dataset_entries, recipe.eval_dataset_entries)
+    result = check_data(recipe, OpenedModel())
     assert result.status == "ok" and "train.jsonl" in result.found and "token" not in result.found
-    assert "no file or folder" in check_data([DatasetEntry(path="nowhere.jsonl")], []).found
+    nowhere = recipe.model_copy(update={"dataset": "nowhere.jsonl"})
+    assert "no file or folder" in check_data(nowhere, OpenedModel()).found
+
+
+def test_what_the_run_would_refuse_of_columns_rows_and_stop_tokens_fails(recipe, meta_model, tmp_path, monkeypatch):
+    opened = OpenedModel(meta_model=meta_model)
+    assert check_data(recipe, opened).status == "ok"
+    data = tmp_path / "qa.jsonl"
+    data.write_text('{"question": "a", "answer": "b"}\n')
+    result = check_data(recipe.model_copy(update={"dataset": str(data)}), opened)
+    assert result.status == "fail" and "--dataset_columns question=instruction,answer=output" in result.fix
+    result = check_data(recipe.model_copy(update={"train_on": "all", "chat_template": "llama3"}), opened)
+    assert result.status == "fail" and "--new_tokens" in result.fix
+    seen = []
+    problem = Problem("method", "an untrained token ends the answers", fix="--trainable_tokens '<|end|>'")
+    monkeypatch.setattr(inputs, "check_stop_tokens", lambda *given: seen.append(given[3]) or [problem])
+    result = check_data(recipe, opened)
+    assert result.status == "fail" and "--trainable_tokens" in result.fix and len(seen[0]) == 1
 
 
 def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, monkeypatch):
@@ -58,18 +74,16 @@ def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, m
     monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(inputs, "ask_hub", lambda name, flag, revision: asked.append((name, flag)))
     monkeypatch.setattr(inputs, "get_token", lambda: None)
-    assert check_data(remote.dataset_entries, remote.eval_dataset_entries).found.endswith(
-        "without a token"
-    ) and asked == [("org/data", "dataset")]
+    assert check_data(remote, OpenedModel()).found.endswith("without a token") and asked == [("org/data", "dataset")]
 
     def gated(name, flag, revision):
         raise UserError(Problem(flag, f"{name}: its licence is not accepted", fix="log in: `hf auth login`"))
 
     monkeypatch.setattr(inputs, "ask_hub", gated)
-    result = check_data(remote.dataset_entries, remote.eval_dataset_entries)
+    result = check_data(remote, OpenedModel())
     assert result.status == "fail" and "licence" in result.found and "hf auth login" in result.fix
     monkeypatch.setattr(inputs.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(inputs, "cached", lambda kind: ["org/other"])
-    assert "not in the cache" in check_data(remote.dataset_entries, remote.eval_dataset_entries).found
+    assert "not in the cache" in check_data(remote, OpenedModel()).found
     monkeypatch.setattr(inputs, "cached", lambda kind: ["org/data"])
-    assert check_data(remote.dataset_entries, remote.eval_dataset_entries).status == "ok"
+    assert check_data(remote, OpenedModel()).status == "ok"
