@@ -4,10 +4,11 @@
     python benchmarks/against_trl.py --model FOLDER --dataset rows.jsonl --columns question,answer
 
 The data set is one file of JSON Lines with a prompt and a completion, between which a newline is put. Both sides take
-its rows in the order of the file, learn from the completions alone (or, as said, from all tokens), and update all weights in float32 (on a GPU: with
-bf16 autocast) or adapters of the same shape; what is not named here is each side's default. The sides alternate, each
-run in a new process. The first steps are left out of the speed. Losses are compared step by step: where they differ by
-more than 1 %, the two sides did not do the same work, and the table says so instead of a ratio.
+its rows in the order of the file, learn from the completions alone (`+all`: from the prompts too), and update all
+weights in float32 (on a GPU: with bf16 autocast) or adapters of the same shape; what is not named here is each side's
+default. The sides alternate, each run in a new process. The first steps are left out of the speed. Losses are compared
+step by step: where they differ by more than 1 %, the two sides did not do the same work, and the table says so instead
+of a ratio.
 
 Packing: without a variable-length kernel (flash-attn, on a GPU) TRL's packed samples see each other, so their losses
 differ from the kit's by what that does.
