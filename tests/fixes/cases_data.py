@@ -11,7 +11,7 @@ from fixes.harness import case
 DAMAGE = "it is damage, or another machine's"
 UNTYPED: dict[str, str] = {
     "kit/data/chat/fixes.py:Fixes.added#1": "says that no fix is known",
-    "kit/data/chat/fixes.py:Fixes.added#3": "says that no fix is known",
+    "kit/data/chat/fixes.py:Fixes.added#4": "says that no fix is known",
     "kit/data/feed/lanes.py:SubStream._raise_if_bad": "of a run under way: tests/data/feed/test_stream.py types it",
     "kit/data/feed/stream.py:StreamFeed._raise_if_any": "copy the file of another machine",
     "kit/data/read/archives.py:_check_member": "an archive made to do harm is not to be used",
@@ -153,12 +153,13 @@ def a_mapping_the_other_way_round(world):
 
 
 @case("kit/data/chat/fixes.py:Fixes.added#2")
-@case("kit/data/chat/fixes.py:Fixes.added#4")
+@case("kit/data/chat/fixes.py:Fixes.added#3")
+@case("kit/data/chat/fixes.py:Fixes.added#5")
 def a_model_without_a_template(world):
     return f"finetune {template(world, '')}"
 
 
-@case("kit/data/chat/fixes.py:Fixes.added#4", says="--chat_template chatml")
+@case("kit/data/chat/fixes.py:Fixes.added#5", says="--chat_template chatml")
 def calls_that_the_template_drops(world):
     made = [{"messages": [USER, CALL, {"role": "tool", "content": "3"}, ANSWER], "tools": TOOLS} for _ in range(40)]
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
