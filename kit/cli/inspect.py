@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     interrupt.raise_on_ctrl_c()
     checked = preflight.check(recipe)
     if not isinstance(checked.data, Data):
-        fix = "show some of its files: leave --streaming out"
+        fix = "leave out --streaming, which shows all; or give some of its files only"
         raise UserError(Problem("streaming", "a stream cannot be shown as a whole", fix=fix))
     each = options.n if options.show else samples_page.PER_REASON
     gathered = samples_page.gather_samples(recipe, checked.tokenizer, checked.data, checked.notes, options.n, each)

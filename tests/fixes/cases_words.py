@@ -8,6 +8,7 @@ from helpers import ROOT
 TINY = str(ROOT / "recipes/tiny/model")
 _REAL = "starts real runs: tests/cli/test_verify_resume.py"
 UNTYPED = {
+    "kit/cli/report.py:_write": "waits for the run: tests/cli/test_report.py",
     "kit/cli/verify_resume.py:read_options#1": _REAL,
     "kit/cli/verify_resume.py:read_options#2": _REAL,
     "kit/cli/verify_resume.py:_verify": _REAL,
@@ -262,3 +263,10 @@ def an_adapter_to_merge_that_names_no_base(world):
 def an_adapter_to_merge_whose_base_is_gone(world):
     adapter(world, "mine", base="/nowhere/base")
     return "export mine --output_dir merged"
+
+
+@case("kit/cli/inspect.py:run", edit=drop("streaming"))
+def a_stream_to_be_shown(world):
+    return (
+        "kit inspect --model_name_or_path model --dataset chats.jsonl --max_length 256 --max_steps 4 --streaming true"
+    )
