@@ -209,6 +209,9 @@ def test_reports_and_exports_of_a_run_of_others_write_their_own_files_only(finet
     report.run([str(run.folder)])
     for path in (run.folder / "report.html", *temporary):
         victim.plant(path, "file")
+    with pytest.raises(UserError, match=r"report\.html exists, and is not a report"):
+        report.run([str(run.folder)])
+    (run.folder / "report.html").unlink()
     report.run([str(run.folder)])
     assert victim.is_whole() and len(temporary) == 2
     assert "<!doctype html>" in (run.folder / "report.html").read_text()

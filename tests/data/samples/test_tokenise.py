@@ -73,8 +73,10 @@ def test_what_one_of_several_processes_finds_wrong_is_reported_with_its_line(tmp
 @pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_start_with_a_reason(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "train.jsonl", *many(6000))
-    here = os.getpid()
-    monkeypatch.setattr(encoder, "encode_all", lambda *_: os.kill(os.getpid(), 9) if os.getpid() != here else None)
+    here, encode = os.getpid(), encoder.encode_all
+    monkeypatch.setattr(
+        encoder, "encode_all", lambda *all: os.kill(os.getpid(), 9) if os.getpid() != here else encode(*all)
+    )
     with pytest.raises(UserError, match=r"dataset_num_proc: a process that tokenises died\n.*--dataset_num_proc 1"):
         open_all(tokenizer, chat_template="chatml", dataset_num_proc=2)
 
