@@ -92,4 +92,4 @@ def test_data_that_are_not_there_and_a_model_without_a_tokenizer_are_reported_to
     with pytest.raises(UserError) as caught:
         read_training_data(mine, VOCAB)
     assert [problem.where for problem in caught.value.problems] == ["dataset", "model_name_or_path"]
-    assert "leave --dataset out" in str(caught.value)
+    assert "leave out --dataset" in str(caught.value)
