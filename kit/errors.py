@@ -5,6 +5,7 @@ block. A ``TrainingError`` ends it with status 1 and a message. Every other exce
 """
 
 import errno
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return a hint such as ``did you mean 'learning_rate'?``, or an empty string if no choice is similar."""
     close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def did_you_mean_path(path: str, siblings: Iterable[str]) -> str:
+    """Return a hint to the most similar of ``siblings``, which are names in the folder of ``path``."""
+    close = get_close_matches(os.path.basename(path), list(siblings), n=1, cutoff=0.6)
+    return f"did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 
 def kind(value: Any) -> str:

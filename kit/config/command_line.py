@@ -242,6 +242,8 @@ def _assigned(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 
 def flag_of_values(name: str, values: Sequence[str]) -> str:
     """Return the flag that gives several values of a list at once: ``--dataset a.jsonl,b.jsonl``."""
+    if os.path.exists(spaced := " ".join(values)):  # a path with a space, which lost its quotes
+        return f"--{name} {shlex.quote(spaced)}"
     if name in ("dataset", "eval_dataset"):
         entries: list[DatasetEntry] = []
         for value in values:
@@ -253,7 +255,7 @@ def flag_of_values(name: str, values: Sequence[str]) -> str:
             except (ValueError, TypeError):  # not a list that YAML reads
                 return f"--{name} {shlex.quote(values[-1])}"
         return flag_of_list(name, with_all_weights(entries))
-    joined = ",".join(values)
+    joined = ",".join(value.strip(",") for value in values)  # a space may stand beside the comma
     if any(value.lstrip().startswith("{") or value == "all-linear" or os.path.isfile(value) for value in values):
         joined = values[-1]
     return f"--{name} {shlex.quote(joined)}"

@@ -119,14 +119,17 @@ _ANSWERS = {
     "use eval_dataset": """
         validation_file dataset_val val_dataset val_data val_file valid_file validation_dataset validation_data
         test_dataset test_datasets test_file eval_data eval_file eval_path dev_file dev_data""",
-    "use eval_split_size": "val_set_size val_size validation_split test_size eval_split validation_split_percentage",
+    "use eval_split_size": """
+        val_set_size val_size validation_split test_size eval_split validation_split_percentage eval_fraction
+        eval_ratio""",
     "use eval_dataset or eval_split_size": "do_eval",
     "use dataset_split": "dataset_train_split train_split",
     "use eval_dataset_split": "dataset_test_split test_split dataset_eval_split",
     "use dataset_config": "dataset_config_name subset dataset_subset",
     _MIXTURE: "dataset_mixer dataset_mixture interleave_probs",
     f"{_MIXTURE}, and mixing": "mix_strategy",
-    "use max_train_samples": "max_samples num_samples num_train_samples",
+    "use max_train_samples, or max_eval_samples for what is evaluated": "max_samples num_samples",
+    "use max_train_samples": "num_train_samples",
     "use max_eval_samples": "num_eval_samples",
     "use dataset_columns: column=text": "dataset_text_field text_column text_field",
     "use dataset_columns": """
@@ -166,7 +169,8 @@ _ANSWERS = {
         gradient_accumulation_steps gradient_accumulation gradient_accumulation_iters accumulate_grad_batches""",
     "use global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",
     "use global_batch_size (a step) or per_device_train_batch_size (a micro-batch)": "batch_size train_batch_size",
-    "use per_device_train_batch_size": "micro_batch_size train_micro_batch_size_per_gpu per_gpu_train_batch_size",
+    "use per_device_train_batch_size": """
+        micro_batch_size train_micro_batch_size_per_gpu per_gpu_train_batch_size per_device_batch_size""",
     "use per_device_train_batch_size: auto": "auto_find_batch_size",
     "use per_device_eval_batch_size": "eval_batch_size val_batch_size per_gpu_eval_batch_size",
     "use num_train_epochs": "num_epochs epochs max_epochs n_epochs num_train_epoch epoch",

@@ -366,7 +366,7 @@ def _other_columns(dataset: Dataset) -> Problem | None:
         rows = [row for _, _, row in islice(read_rows([part]), NUM_TRIED) if isinstance(row, dict)]
         columns = entry.columns
         if rows and not set(needed) <= rows[0].keys():
-            others.append(f"{part.name} has {', '.join(rows[0])}")
+            others.append(f"{part.name} has {', '.join(rows[0]) or 'none'}")
             condition, columns = mapping_of(list(rows[0]), rows, format.columns)
             conditions += [condition] if condition else []
             if columns is None:

@@ -19,7 +19,7 @@ from kit.config.scripts import command_of
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.durable import read_small
-from kit.errors import Problem, Problems, UserError, first_line, raise_if
+from kit.errors import Problem, Problems, UserError, did_you_mean_path, first_line, raise_if
 from kit.model.files import check_config, check_files, check_json
 
 HUB_SECONDS = 5.0  # to wait for the hub's first answer
@@ -72,7 +72,9 @@ def locate_model(name: str, revision: str | None) -> str:
         fix = f"`{export}` makes one: --model_name_or_path {model}"
         raise UserError(Problem(_MODEL, f"{name} is a checkpoint, not a model", expected, fix))
     found = "no config.json in it" if os.path.isdir(folder) else "no such folder"
-    raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder)))
+    models = [each.parent.name for each in Path(folder).parent.glob("*/config.json")]
+    near = "" if os.path.isdir(folder) else did_you_mean_path(name.rstrip("/"), models)
+    raise UserError(Problem(_MODEL, f"{name}: {found}", expected, hint_final(folder) or near))
 
 
 def commit_of(name: str, revision: str | None) -> str | None:

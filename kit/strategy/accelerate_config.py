@@ -7,13 +7,14 @@ kit saves by itself. The environment variables that a launcher sets are validate
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from kit.config.hints import other_kind
-from kit.config.other_kits import FP16
+from kit.config.other_kits import FP16, other_kits_word
 from kit.config.recipe_file import read_yaml
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
@@ -68,6 +69,9 @@ def read_config(path: Path) -> AccelerateConfig:
     values, lines = read_yaml(path)
     if problem := other_kind(values, "config", path):
         raise UserError(problem)
+    if not {*_CONFIG_KEYS, *_OTHER_KEYS} & set(values) and any(map(other_kits_word, map(str, values))):
+        fix = f"--recipe {shlex.quote(str(path))} instead of --config"
+        raise UserError(Problem("--config", f"{path} has only keys of a recipe", "an Accelerate config", fix))
     fsdp = values.get("fsdp_config") or {}
     problems = []
     text = read_small(path).splitlines()

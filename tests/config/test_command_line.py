@@ -6,7 +6,7 @@ import sys
 import pytest
 from config_helpers import accepted, problems
 
-from kit.config.command_line import read_command_line
+from kit.config.command_line import flag_of_values, read_command_line
 from kit.config.recipe import ROOT, Recipe
 from kit.config.validation import FLAGS
 
@@ -176,7 +176,7 @@ def test_reading_a_command_line_is_quick_and_needs_nothing_heavy():
     code = """
 import sys, time
 start = time.process_time()
-from kit.config.command_line import read_command_line
+from kit.config.command_line import flag_of_values, read_command_line
 assert read_command_line(["--recipe", "llama-8b-lora"]).recipe
 heavy = {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"} & set(sys.modules)
 print(time.process_time() - start, heavy)
@@ -184,3 +184,12 @@ print(time.process_time() - start, heavy)
     done = run(code=code)
     seconds, heavy = done.stdout.split(maxsplit=1)
     assert heavy.strip() == "set()" and float(seconds) < 0.5, done.stdout
+
+
+def test_values_that_lost_their_quotes_are_put_together_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data dir").mkdir()
+    assert flag_of_values("dataset", ["data", "dir"]) == "--dataset 'data dir'"
+    assert flag_of_values("dataset", ["data", "other"]) == "--dataset data,other"
+    mapping = ["mail=instruction,", "reply=output"]
+    assert flag_of_values("dataset_columns", mapping) == "--dataset_columns mail=instruction,reply=output"

@@ -166,3 +166,11 @@ def test_a_base_that_cannot_be_opened_is_reported_with_the_flag_that_names_it(ad
         file.write_text(text)
         with pytest.raises(UserError, match=f"^error: {file}: .*\n    -> give the base$"):
             base_of_adapter(folder, "give the base")
+
+
+def test_a_mistyped_folder_of_a_model_is_corrected_with_the_folders_before_it(tmp_path):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text("{}")
+    (tmp_path / "my-modem").mkdir()  # holds no model
+    with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/my-model'\?$"):
+        locate_model(f"{tmp_path}/my-modle", None)

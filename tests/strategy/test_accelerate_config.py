@@ -191,3 +191,10 @@ def test_the_main_machine_is_known_by_address_and_port(read, refusal):
     assert "main_process_port: found 99999; expected a whole number below 65536" in str(
         refusal("main_process_port: 99999\n")
     )
+
+
+def test_a_recipe_of_another_kit_is_pointed_to_the_flag_of_recipes(tmp_path):
+    path = tmp_path / "axolotl.yaml"
+    path.write_text("base_model: ./my-model\nsequence_len: 256\n")
+    with pytest.raises(UserError, match=f"-> --recipe {path} instead of --config$"):
+        read_config(path)

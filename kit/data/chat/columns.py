@@ -356,10 +356,19 @@ class _Proposals:
         return "; ".join(fixes) or f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}"
 
     def _by_order(self) -> Iterator[tuple[str, Mapping[str, str]]]:
-        """Yield a mapping of the first columns that hold strings, whatever their names, and when it is right."""
+        """Yield a mapping of the first columns that hold texts, whatever their names, and when it is right.
+
+        A column that is named as answers are is the answer, and the longest of the others asks. Columns of numbers
+        ask nothing: pandas writes the index of a table as its first column.
+        """
         strings = [each for each in self._columns if any(isinstance(row.get(each), str) for row in self._rows)]
+        while strings and all(re.fullmatch(r"\s*-?\d*\s*", str(row.get(strings[0]) or "")) for row in self._rows):
+            strings.pop(0)
         if len(strings) > 1:
             asks, answers = strings[:2]
+            if named := [each for each in self._named(ANSWERS) if each in strings]:
+                answers = named[0]
+                asks = max((each for each in strings if each != answers), key=self._length)
             condition, mapping = f"if {asks} asks and {answers} answers", {asks: "instruction", answers: "output"}
         elif strings:
             condition, mapping = f"if {strings[0]} holds texts", {strings[0]: "text"}

@@ -41,7 +41,7 @@ from kit.data.read.repairs import as_lines, in_other_form, in_utf8, is_utf16
 from kit.data.read.slices import sliced, split_of
 from kit.data.read.tables import TableFile, num_parquet_rows
 from kit.data.read.text import NOT_JSON, NOT_UTF8, SPREAD, Ending
-from kit.errors import Problem, Problems, UserError, did_you_mean
+from kit.errors import Problem, Problems, UserError, did_you_mean, did_you_mean_path
 
 SUFFIXES = [*JSON_SUFFIXES, *DELIMITERS, ".txt", ".parquet", ".arrow"]
 KNOWN = f"{', '.join(SUFFIXES)}, compressed ({', '.join(DECOMPRESSORS)}) or not; .zip, .tar, .tgz"
@@ -227,7 +227,7 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     found = f"no file or folder {name!r}" + ("" if path.parent.is_dir() else f", nor a folder {str(path.parent)!r}")
     expected = f"a file ({KNOWN}), a folder, a pattern, or a hub id"
-    raise UserError(Problem(flag, found, expected, did_you_mean(path.name, siblings)))
+    raise UserError(Problem(flag, found, expected, did_you_mean_path(name.rstrip("/"), siblings)))
 
 
 def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:

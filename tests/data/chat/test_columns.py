@@ -309,3 +309,12 @@ def test_a_column_in_a_proposed_flag_is_one_word_of_the_shell():
     with pytest.raises(UserError) as caught:
         choose_fields(["a; touch it"], {"messages": "a; touch it"}, "train.jsonl")
     assert "--dataset_columns 'a; touch it=messages'" in str(caught.value)
+
+
+def test_the_index_that_pandas_writes_is_not_proposed_as_a_question():
+    index = {"Unnamed: 0": "0"}
+    assert "--dataset_columns mail=instruction,reply=output" in refusal(
+        {**index, "subject": "Kettle", "mail": "Hello, my kettle never came.", "reply": "Dear Jo, we are sorry."}
+    )
+    assert "--dataset_columns frage=instruction,antwort=output" in refusal({**index, "frage": "a", "antwort": "b"})
+    assert "if frage holds texts: --dataset_columns frage=text" in refusal({**index, "frage": "a"})
