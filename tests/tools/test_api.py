@@ -156,4 +156,4 @@ def test_the_example_of_the_documentation_works(tmp_path, monkeypatch, capsys):
     assert len([row for row in run.metrics if "loss" in row]) == 4
     assert (run.final / "config.json").is_file() and run.report.is_file()
     assert repr(run) == "Run('runs/from-python', finished after 4 steps)"
-    assert "fine-tuning recipe (full, Single), output_dir runs/from-python" in capsys.readouterr().out
+    assert "fine-tuning tiny (full, Single), output_dir runs/from-python" in capsys.readouterr().out
