@@ -39,7 +39,7 @@ CHECKPOINT = "model_name_or_path"  # the flag that may name one
 def main() -> None:
     """Print the metrics as one line of JSON, and with ``--predict_with_generate`` a few answers before it."""
     # Nothing is trained, so the evaluation data are used where a recipe needs training data.
-    request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER)
+    request = read_command_line(sys.argv[1:], {"eval_dataset": "dataset"}, __doc__ or "", FIRST, IN_ORDER, trains=False)
     recipe, topology = launch.resolve(request, trains=False)
     if recipe.eval_dataset is None:
         given = recipe.dataset if isinstance(recipe.dataset, list) else [DatasetEntry(path=recipe.dataset)]

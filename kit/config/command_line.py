@@ -52,6 +52,7 @@ def read_command_line(
     about: str = ABOUT,
     first: Sequence[str] = (),
     in_order: Sequence[str] = (),
+    trains: bool = True,
 ) -> Request:
     """Merge the recipe file and the flags, and validate the result.
 
@@ -63,6 +64,8 @@ def read_command_line(
         about: what the script does, for ``--help``.
         first: the flags that matter most to it, which ``--help`` lists before the others.
         in_order: flags that words without a flag are taken to mean, in this order, in what a message proposes.
+        trains: whether the script trains. If not, what an adapter added when it was begun comes from the adapter, so the
+            flags of its run can be given as they are.
     """
     if any(word in ("-h", "--help") for word in argv):
         print_help(about, first)
@@ -104,6 +107,9 @@ def read_command_line(
     values |= flags
     where |= {name: flag_of[name] for name in flags}
     problems += fill_in_base(values, where)
+    if not trains and values.get("adapter_name_or_path"):
+        for key in ("new_tokens", "trainable_tokens", "lora_modules_to_save"):
+            values.pop(key, None)
     for flag, other in (stands_for or {}).items():
         if flag in uncertain:
             uncertain.add(other)
