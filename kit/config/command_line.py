@@ -64,7 +64,7 @@ def read_command_line(
         about: what the script does, for ``--help``.
         first: the flags that matter most to it, which ``--help`` lists before the others.
         in_order: flags that words without a flag are taken to mean, in this order, in what a message proposes.
-        trains: whether the script trains. If not, what an adapter added when it was begun comes from the adapter, so the
+        trains: whether the script trains. If not, what an adapter added when it was begun comes from it, so the
             flags of its run can be given as they are.
     """
     if any(word in ("-h", "--help") for word in argv):
