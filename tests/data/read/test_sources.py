@@ -115,6 +115,7 @@ def test_a_split_may_have_a_name_of_its_own(folder):
         ("trian.jsonl", "did you mean 'train.jsonl'?"),
         ("trian*.jsonl", "dataset: no file or folder 'trian*.jsonl'"),
         ("trian*.jsonl", "did you mean 'train.jsonl'?"),
+        ("emtpy*/x.jsonl", "did you mean 'empty'?"),
         ("nowhere/*/x.jsonl", "no file or folder 'nowhere/*/x.jsonl', nor a folder 'nowhere'"),
         ("./nowhere/x", "no file or folder './nowhere/x', nor a folder 'nowhere'"),
         ("train.zip", "no file or folder 'train.zip'"),
