@@ -227,7 +227,11 @@ def _find_files(name: str, path: Path, split: str, flag: str) -> dict[str, Path]
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     found = f"no file or folder {name!r}" + ("" if path.parent.is_dir() else f", nor a folder {str(path.parent)!r}")
     expected = f"a file ({KNOWN}), a folder, a pattern, or a hub id"
-    raise UserError(Problem(flag, found, expected, did_you_mean_path(str(path), siblings)))
+    fix = did_you_mean_path(str(path), siblings)
+    if "://" in name:
+        found = f"{name!r} is an address"
+        fix = "copy it to this machine, and give its path; a data set of the hub, by its id"
+    raise UserError(Problem(flag, found, expected, fix))
 
 
 def _in_folder(name: str, path: Path, split: str, flag: str) -> dict[str, Path]:
