@@ -258,19 +258,25 @@ def corrected(old, new):
     return edit
 
 
-@case("kit/strategy/accelerate_config.py:read_config#2", edit=corrected("mixed_precison", "mixed_precision"))
+@case("kit/strategy/accelerate_config.py:read_config#1", then="not a setting of this kit")
+def a_recipe_of_another_kit_as_a_config(world):
+    world.write("axo.yaml", "sequence_len: 256")
+    return "finetune --model_name_or_path model --dataset chats.jsonl --max_length 256 --config axo.yaml"
+
+
+@case("kit/strategy/accelerate_config.py:read_config#3", edit=corrected("mixed_precison", "mixed_precision"))
 def a_key_of_a_config_with_a_slip(world):
     config(world, distributed_type="NO", mixed_precison="no")
     return "finetune --config mine.yaml"
 
 
-@case("kit/strategy/accelerate_config.py:read_config#3", edit=corrected("fsdp_verson", "fsdp_version"))
+@case("kit/strategy/accelerate_config.py:read_config#4", edit=corrected("fsdp_verson", "fsdp_version"))
 def a_key_of_fsdp_with_a_slip(world):
     config(world, distributed_type="FSDP", mixed_precision="no", fsdp_config={"fsdp_verson": 2})
     return "finetune --config mine.yaml"
 
 
-@case("kit/strategy/accelerate_config.py:read_config#1", edit=corrected("deepspeed", ""))
+@case("kit/strategy/accelerate_config.py:read_config#2", edit=corrected("deepspeed", ""))
 def keys_of_deepspeed_without_it(world):
     config(world, distributed_type="NO", mixed_precision="no", deepspeed_config={"zero_stage": 3})
     return "finetune --config mine.yaml"
@@ -299,7 +305,7 @@ def with_other_value(key, value):
     return edit
 
 
-@case("kit/strategy/accelerate_config.py:read_config#4", edit=with_other_value("gpu_ids", "all"))
+@case("kit/strategy/accelerate_config.py:read_config#5", edit=with_other_value("gpu_ids", "all"))
 def a_config_with_gpus(world):
     config(world, distributed_type="NO", mixed_precision="no", gpu_ids="0,1")
     return "finetune --config mine.yaml"
