@@ -104,7 +104,7 @@ def check_free(folder: Path) -> None:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the last signature; empty if there is none or it is damaged."""
-    if not (folder / NAME).is_file():
+    if not os.path.isfile(folder / NAME):  # `Path.is_file` raises for a name that is too long
         return {}
     try:
         signature = json.loads(read_small(folder / NAME))

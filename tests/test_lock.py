@@ -126,3 +126,8 @@ def test_another_folder_is_one_that_does_not_exist_and_can_be_made(tmp_path, mon
     (tmp_path / "my run-2").symlink_to("nowhere")
     assert lock.another(tmp_path / "my run") == f"--output_dir '{tmp_path}/my run-3'"
     assert lock.another(Path("/proc/run")) == "--output_dir runs/run-2"
+
+
+def test_a_folder_whose_name_is_too_long_has_no_signature(tmp_path):
+    """Its parent is there, or the system would answer that nothing is."""
+    assert lock.read(tmp_path / ("x" * 300)) == {}
