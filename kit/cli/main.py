@@ -25,10 +25,7 @@ from kit.errors import Problem, UserError, did_you_mean
 SCRIPTS = "train score export".split()
 COMMANDS = "recipes doctor plan inspect prepare rates report cache verify-resume".split()
 SLOW_TO_IMPORT = "doctor inspect prepare rates".split()
-_CHAT = (
-    'after pip install "transformers[serving]": transformers serve runs/NAME/final, and in another terminal '
-    "transformers chat runs/NAME/final"
-)
+_CHAT = "docs/questions.md#talk-to-the-result has a few lines of Python that do"
 # Words of other kits, and what does their work. No guess by spelling can find these.
 ANSWERS = {
     **dict.fromkeys(("finetune", "sft", "fit", "run", "launch", "start", "resume"), "kit train"),

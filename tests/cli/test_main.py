@@ -28,8 +28,8 @@ WORDS = {
     "finetune": "kit train",
     "eval": "kit score",
     "merge_lora": "kit export",
-    "chat": "transformers chat",
-    "serve": "transformers serve",
+    "chat": "docs/questions.md#talk-to-the-result",
+    "serve": "docs/questions.md#talk-to-the-result",
     "push": "hf upload",
 }
 
