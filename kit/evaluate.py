@@ -1,11 +1,11 @@
-"""Token-weighted loss and exact match of last answers over an evaluation set.
+"""Loss, rewards of preferences, and exact match of last answers over an evaluation set.
 
 Promises: each sample counts exactly once, on any number of ranks.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import xxhash
 from accelerate.utils import gather_object
 
 from kit.console import progress
-from kit.data.feed.batches import evaluation_batches, on_device
+from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_device
+from kit.data.feed.feed import GlobalBatch
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
 from kit.strategy.float64 import float64_device, in_float64
@@ -23,7 +24,9 @@ from kit.strategy.weights import generating
 
 if TYPE_CHECKING:
     from kit.config.settings.evaluation import EvalSettings
+    from kit.data.feed.mismatched import Mismatched
     from kit.strategy.accelerator import Prepared
+    from kit.train.objective import Objective
 
 NUM_SHOWN = 3
 # Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
@@ -52,7 +55,9 @@ class Evaluation:
         metrics: the same on every rank. ``eval_loss`` (nats per supervised token), ``eval_perplexity``,
             ``eval_tokens`` (supervised tokens); with several data sets also ``eval_loss/<name>`` and
             ``eval_tokens/<name>``; with generation ``eval_exact_match`` (a share from 0 to 1): of
-            a conversation only the last answer is generated.
+            a conversation only the last answer is generated, of a pair the chosen answer is expected. For preferences
+            ``eval_loss`` is the objective's, there is no perplexity, and all metrics of a step are there, each with
+            ``eval_`` before its name.
         answers: the first ``NUM_SHOWN`` answers, if answers were generated.
         counts: of the answers, if they were generated, the same on every rank: ``num_answers``;
             ``num_unended_answers`` of those whose reference fits into ``max_new_tokens``; ``num_expected_texts``, the
@@ -73,6 +78,8 @@ def evaluate(
     tokenizer: Any,
     samples: Samples,
     progress: Progress = progress,
+    objective: "Objective | None" = None,
+    mismatched: "Mismatched | None" = None,
 ) -> Evaluation:
     """Compute the loss, and with ``predict_with_generate`` also generated answers. Called by all ranks.
 
@@ -82,12 +89,18 @@ def evaluate(
         batch_size: samples of a rank in a micro-batch, and in a call that generates answers.
         progress: wraps each loop over batches. It may raise an exception to end the evaluation, if it does so on all
             ranks at the same batch.
+        objective: of the run; it measures pairs and answers with a label. Other samples have the cross-entropy.
+        mismatched: beside answers with a label.
     """
     model = prepared.model
     was_training = model.training
     model.eval()
     try:
-        metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
+        if samples.preferences is None:
+            metrics = _loss(prepared, samples, batch_size, tokenizer, progress)
+        else:
+            assert objective is not None, "preferences are measured by an objective"
+            metrics = _preferences(prepared, objective, samples, mismatched, batch_size, tokenizer, progress)
         if not settings.predict_with_generate:
             return Evaluation(metrics)
         ends, frequencies = _references(samples)
@@ -137,6 +150,50 @@ def _loss(
     return metrics
 
 
+def _preferences(
+    prepared: "Prepared",
+    objective: "Objective",
+    samples: Samples,
+    mismatched: "Mismatched | None",
+    batch_size: int,
+    tokenizer: Any,
+    progress: Progress,
+) -> dict[str, float]:
+    """Compute the metrics of pairs, or of answers with a label; see ``Evaluation.metrics``."""
+    device, ranks = prepared.accelerator.device, prepared.ranks
+    num_batches = math.ceil(len(samples) / (ranks.count * batch_size))
+
+    def batches(rows: SizedRows, name: str) -> Iterable[MicroBatch]:
+        return progress(evaluation_batches(rows, ranks, batch_size, pad_id(tokenizer)), name, num_batches)
+
+    records, num_datasets = samples.preferences, len(samples.stores)
+    assert records is not None
+    num_targets = np.bincount(samples.dataset_ids, samples.num_targets, num_datasets)
+    whole = GlobalBatch(
+        [],
+        target_weights=np.bincount(samples.dataset_ids, samples.target_weights, num_datasets),
+        num_targets=num_targets,
+        num_tokens=np.bincount(samples.dataset_ids, samples.lengths, num_datasets),
+        epoch=0.0,
+        origins=[],
+        num_samples=len(samples),
+        chosen_weight=float(records["first_weight"].sum()),
+    )
+    kl = None
+    if mismatched is not None:
+        kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
+    numbers = []
+    with torch.no_grad():
+        for on_host in batches(samples, "evaluation loss"):
+            one = replace(whole, micro_batches=[replace(on_host, kl=kl)])
+            (batch,) = objective.begin_step(prepared, one).micro_batches
+            batch = batch.to(device)
+            numbers.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
+    sums = ranks.sum(torch.stack(numbers).sum(dim=0)).tolist()
+    metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}
+    return metrics | {"eval_tokens": int(num_targets.sum())}
+
+
 def _answers(
     prepared: "Prepared",
     samples: Samples,
@@ -183,7 +240,7 @@ def _references(samples: Samples) -> tuple[set[int], np.ndarray]:
     ends = set()
     hashes = np.empty(len(samples), np.uint64)  # the references themselves may take gigabytes
     for i in range(len(samples)):
-        ids, weights = samples[i]
+        ids, weights = samples.sequences(i)[0]
         start, end = reference_span(weights)
         ends.add(int(ids[end - 1]))
         hashes[i] = xxhash.xxh3_64_intdigest(ids[start:end].tobytes())

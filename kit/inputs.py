@@ -34,7 +34,7 @@ def check_inputs(recipe: Recipe, needs_weights: bool = True) -> None:
     # Together or not at all: the fix for one depends on how many there are.
     if _are_quick(train, "dataset") and _are_quick(evaluation, "eval_dataset"):
         with problems.caught():
-            open_datasets(train, evaluation, recipe.streaming)
+            open_datasets(train, evaluation, recipe.streaming, recipe.declared.rows)
     problems += folder_problems(recipe, needs_weights)
     with problems.caught():
         if recipe.output_dir:

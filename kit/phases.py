@@ -28,6 +28,12 @@ LOADING = Phase(
         "kit.train.isolation.check_isolation",
     ),
 )
+REFERENCE = Phase(
+    "computing the reference",
+    "the reference's forward passes",
+    ("kit.train.precompute.add_references",),
+    activations=True,
+)
 READING = Phase(
     "reading data",
     "reading data",
@@ -47,6 +53,7 @@ WRITING_FINAL = Phase("writing the final model", "writing the final model", ("ki
 PHASES = (
     STARTING,
     LOADING,
+    REFERENCE,
     READING,
     TRAINING,
     FORWARD,

@@ -106,7 +106,9 @@ def check(
     notes: list[str] = []  # beside those of the data
     stop_tokens: dict[str, int] = {}
     with problems.caught():
-        datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
+        datasets = open_datasets(
+            recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
+        )
     with problems.caught(), asked_once("tokenizer", recipe):
         tokenizer = open_tokenizer(recipe)
     with problems.caught():
@@ -149,6 +151,7 @@ def check(
                 eval_settings=recipe,
                 seed=recipe.seed,
                 global_batch_size=recipe.global_batch_size,
+                wanted=recipe.declared.rows,
             )
             notes += describe_new_rows(recipe, tokenizer, config.get_text_config().vocab_size)
             if recipe_name is not None:

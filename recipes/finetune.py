@@ -56,6 +56,7 @@ def main() -> None:
     from kit.train.loop_state import EvaluationOutcome
     from kit.train.objective import build_objective
     from kit.train.optim import build_optimizer, keep_rate_factors
+    from kit.train.precompute import add_references
     from kit.train.replicas import ReplicaCheck
     from kit.train.schedule import evaluation_is_due, learning_rate, save_is_due
     from kit.train.step import nonfinite_error, rebuild_gradient_buckets, seed_everything, train_step
@@ -111,6 +112,10 @@ def main() -> None:
     if recipe.packing:
         check_isolation(prepared, checked.vocab_size)
     parts += prove_head(prepared, checked.vocab_size)
+    if recipe.precomputes_reference:  # with the weights from which the run begins
+        guard.enter(phases.REFERENCE)
+        add_references(prepared, recipe, data, total_steps, pad_id(tokenizer), guard.progress)
+        guard.enter(phases.LOADING)
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
@@ -140,11 +145,22 @@ def main() -> None:
         guard.enter(phases.EVALUATING, done)
         progress = stop.interruptible(guard.progress)
         try:
-            evaluation = evaluate(prepared, recipe, recipe.eval_batch_size, tokenizer, data.evaluation, progress)
+            evaluation = evaluate(
+                prepared,
+                recipe,
+                recipe.eval_batch_size,
+                tokenizer,
+                data.evaluation,
+                progress,
+                objective,
+                data.mismatched(data.evaluation),
+            )
         except Stopped:
             return EvaluationOutcome(was_stopped=True)
         log.evaluation(done, evaluation)
-        is_best = state.end_evaluation(done, evaluation.metrics, recipe.early_stopping_threshold)
+        is_best = state.end_evaluation(
+            done, evaluation.metrics, recipe.early_stopping_threshold, recipe.metric_for_best_model
+        )
         return EvaluationOutcome(is_best=is_best)
 
     first_step = state.step

@@ -56,6 +56,7 @@ def main() -> None:
     from kit.run.resume import verify_together
     from kit.strategy.accelerator import prepare, start
     from kit.train.head_proof import prove_head
+    from kit.train.objective import build_objective
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
@@ -82,7 +83,16 @@ def main() -> None:
         load_weights(prepared.model, weights)
     say(*prove_head(prepared, checked.vocab_size))
     guard.enter(phases.EVALUATING)
-    result = evaluate(prepared, recipe, recipe.eval_batch_size, checked.tokenizer, samples, guard.progress)
+    result = evaluate(
+        prepared,
+        recipe,
+        recipe.eval_batch_size,
+        checked.tokenizer,
+        samples,
+        guard.progress,
+        build_objective(recipe, samples.dataset_names),
+        checked.data.mismatched(samples),
+    )
     for doubt in [
         *unended(result.counts, recipe.method, recipe.max_new_tokens, result.stops),
         *few_texts(result.counts),

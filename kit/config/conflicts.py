@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from kit.config.dataset_entry import DatasetEntry, flag_of_list, with_all_weights, with_own_names
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
+from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.errors import Problem
+
+_MARGINS = "eval_rewards/margins"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def find_conflicts(recipe: Recipe) -> list[Conflict]:
     conflicts = _conflicts_of_batch(recipe) + _conflicts_of_datasets(recipe)
     if recipe.streaming:
         conflicts += _conflicts_of_streaming(recipe)
-    conflicts += _conflicts_of_attention(recipe)
+    conflicts += _conflicts_of_attention(recipe) + _conflicts_of_objective(recipe)
     conflicts += _conflicts_of_strategies(recipe) + _conflicts_of_schedule(recipe)
     return conflicts + _conflicts_of_evaluation(recipe) + _conflicts_of_method(recipe)
 
@@ -110,6 +113,49 @@ def _conflicts_of_streaming(recipe: Recipe) -> list[Conflict]:
     if isinstance(recipe.dataset, list) and recipe.mixing == "tokens":
         fix = "--mixing samples: a stream's lengths are not known beforehand"
         conflicts.append(Conflict(("streaming", "mixing"), "with mixing tokens", fix))
+    return conflicts
+
+
+def _conflicts_of_objective(recipe: Recipe) -> list[Conflict]:
+    """Conflicts of ``objective`` with the settings of other objectives, and with how the data are read."""
+    objective, declared = recipe.objective, recipe.declared
+    conflicts = []
+    for name, info in ObjectiveSettings.model_fields.items():
+        takers = [each for each, other in DECLARED.items() if name in other.settings]
+        if takers and objective not in takers and getattr(recipe, name) != info.default:
+            fix = f"leave it out; or --objective {' or '.join(takers)}"
+            conflicts.append(Conflict((name, "objective"), f"given with objective {objective}", fix))
+    if objective == "dpo" and recipe.label_smoothing and recipe.dpo_loss in ("ipo", "hinge"):
+        fix = "--label_smoothing 0; or --dpo_loss sigmoid"
+        conflicts.append(Conflict(("label_smoothing", "dpo_loss"), f"given with dpo_loss {recipe.dpo_loss}", fix))
+    if objective == "dpo" and recipe.dpo_loss == "robust" and not recipe.label_smoothing:
+        fix = "--label_smoothing 0.1, the share of pairs that are the wrong way round; or --dpo_loss sigmoid"
+        conflicts.append(Conflict(("dpo_loss", "label_smoothing"), "robust without label_smoothing", fix))
+    metric = recipe.metric_for_best_model
+    has_metric = metric == "eval_loss" or declared.rows == "pairs" or (objective, metric) == ("kto", _MARGINS)
+    if not has_metric:
+        fix = "--metric_for_best_model eval_loss"
+        found = f"{metric}, which objective {objective} does not have"
+        conflicts.append(Conflict(("metric_for_best_model", "objective"), found, fix))
+    if declared.rows == "answers":
+        return conflicts
+    if recipe.train_on == "all":
+        found = f"all, with objective {objective}, which compares answers"
+        conflicts.append(Conflict(("train_on", "objective"), found, "--train_on assistant"))
+    if recipe.excess_length_strategy == "split":
+        fix = "--excess_length_strategy truncate cuts the prompt; or --excess_length_strategy drop"
+        found = f"split, with objective {objective}: half an answer is not the better one"
+        conflicts.append(Conflict(("excess_length_strategy", "objective"), found, fix))
+    if recipe.streaming and objective == "kto":
+        found = "with objective kto, which sets each prompt beside the answer to another one"
+        conflicts.append(Conflict(("streaming", "objective"), found, "--streaming false"))
+    elif recipe.streaming and recipe.precomputes_reference:
+        found = "with a reference that is computed before the first step"
+        fix = "--streaming false"
+        if recipe.method == "full":
+            fix += "; or --method lora, whose reference is the model without its adapter"
+        keys = ("streaming", "objective", "method", "precompute_reference", "adapter_name_or_path")
+        conflicts.append(Conflict(keys, found, fix))
     return conflicts
 
 

@@ -37,8 +37,19 @@ class Recipe(
 
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate after warm-up; the default depends on the method."""
-        return self.learning_rate or (2e-5 if self.method == "full" else 2e-4)
+        """The learning rate after warm-up; the default depends on the objective and the method."""
+        of_full, of_adapters = self.declared.learning_rates
+        return self.learning_rate or (of_full if self.method == "full" else of_adapters)
+
+    @property
+    def precomputes_reference(self) -> bool:
+        """Whether the reference's log-probabilities are computed before the first step.
+
+        They must be where the weights of the reference do not stay: in full training, and in an adapter that is trained
+        on. New adapters can be switched off in each step instead.
+        """
+        weights_change = self.method == "full" or bool(self.adapter_name_or_path)
+        return self.declared.has_reference and (self.precompute_reference or weights_change)
 
     @property
     def eval_batch_size(self) -> int:

@@ -22,12 +22,14 @@ from kit.cache import allow_open_files, cache_folder, digest, exposure
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
+from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.columns import NO_PAIRS, NUM_TRIED, choose_fields, mapping_of, preferences
+from kit.data.chat.columns import NUM_TRIED, choose_fields, mapping_of, preferences
 from kit.data.chat.columns_flag import columns_flag, list_flag
 from kit.data.chat.formats import IGNORE, NO_COLUMN, format_of, to_sample
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
+from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import PACKING_VERSION, Mixture, Order
 from kit.data.feed.ranks import Ranks
 from kit.data.feed.stream import Stream, check_beginning, first_piece
@@ -53,6 +55,7 @@ class Data:
     order: Order
     datasets: Sequence[Dataset]  # to train on
     encoder: Encoder
+    seed: int
     notes: tuple[str, ...] = ()  # lines for the user
 
     @property
@@ -100,7 +103,20 @@ class Data:
         a step determines its samples, and the skipped rows are known before the run.
         """
         num_steps = self.total_steps(settings)
-        return Feed(self.train, self.order, self.settings, settings.micro_batch_size, ranks, pad_token_id, num_steps)
+        return Feed(
+            self.train,
+            self.order,
+            self.settings,
+            settings.micro_batch_size,
+            ranks,
+            pad_token_id,
+            num_steps,
+            self.mismatched(self.train),
+        )
+
+    def mismatched(self, samples: Samples) -> Mismatched | None:
+        """Return the answers to other prompts that belong to ``samples``; None unless they are answers with a label."""
+        return Mismatched(samples, self.seed, self.settings.max_length) if samples.are_rated else None
 
     def describe(self) -> dict[str, Any]:
         """Return what ``run.json`` records of the data."""
@@ -131,12 +147,14 @@ def open_data(
     eval_settings: EvalSettings,
     seed: int,
     global_batch_size: int,
+    wanted: Rows = "answers",
 ) -> Data | Stream:
     """Read, validate and tokenise ``datasets``, or take the result from the cache.
 
     Args:
         vocab_size: rows of the model's embedding.
         global_batch_size: samples, or packs, of one step.
+        wanted: what the rows hold, as the objective asks for it.
 
     Raises:
         UserError: with all problems of all data sets.
@@ -149,6 +167,7 @@ def open_data(
         train_on=settings.train_on,
         max_length=settings.max_length,
         excess_length_strategy=settings.excess_length_strategy,
+        wanted=wanted,
     )
     problems = Problems()
     for dataset in datasets:
@@ -201,6 +220,9 @@ def open_data(
     train = limited_training(train, settings.max_train_samples, notes)
     evaluation = limited_evaluation(evaluation, max_eval_samples, notes)
     notes += leak_notes(train, evaluation)
+    for samples in (train, evaluation):
+        if samples is not None and samples.are_rated and len(samples) < 2:
+            raise UserError(Problem(samples.dataset_names[0], "a single sample", "two: kto sets each beside another"))
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none
     contents = (PACKING_VERSION, train.fingerprint, weights, settings.mixing, seed, settings.max_length)
     order = Order(
@@ -209,7 +231,7 @@ def open_data(
         seed,
         global_batch_size,
         mixture=None if weights[0] is None else Mixture([weight or 0.0 for weight in weights], settings.mixing),
-        capacity=settings.max_length if settings.packing else None,
+        capacity=encoder.pack_length if settings.packing else None,
         shuffle=settings.shuffle,
         counts_file=cache_folder() / "packs" / f"{digest(*contents)}.json",
     )
@@ -218,7 +240,7 @@ def open_data(
         items = "packs" if settings.packing else "samples"
         few = f"{num_items} {items} are fewer than global_batch_size {global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
-    return Data(settings, train, evaluation, order, train_datasets, encoder, (_summary(train), *notes))
+    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, (_summary(train), *notes))
 
 
 def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: str) -> list[Problem]:
@@ -232,7 +254,7 @@ def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: 
     if generates and ("text" in fields or "input_ids" in fields):
         found = f"{name} is {'plain text' if 'text' in fields else 'token ids'}, which asks nothing"
         problems.append(Problem("predict_with_generate", found, "messages, or prompt and completion"))
-    if excess_length_strategy == "split" and "text" not in fields:
+    if excess_length_strategy == "split" and "text" not in fields and format_of(fields).rows == "answers":
         held = " and ".join(ours for ours in fields if ours not in format_of(fields).optional)
         found = f"split, but {name} holds {held}: half a conversation teaches nothing"
         problems.append(Problem("excess_length_strategy", found, "truncate, drop or error"))
@@ -306,8 +328,9 @@ def _reading_notes(dataset: Dataset, encoder: Encoder, datasets: Sequence[Datase
     name, fields = dataset.source.name, dataset.fields
     learned = set(fields.values()) | dataset.ignored
     pair = preferences(dataset.source.columns)
-    if pair and learned.isdisjoint(pair):
-        notes.append(f"{name}: {NO_PAIRS}: {' and '.join(pair[:2])} are not used, {next(iter(fields))} are learned")
+    if pair and learned.isdisjoint(pair) and encoder.wanted == "answers":
+        found = f"{' and '.join(pair[:2])} are not used, {next(iter(fields))} are learned"
+        notes.append(f"{name}: {found}; --objective dpo learns from pairs of answers")
     if encoder.template is not None and not encoder.prompts_as_chat and _has_prompts_as_strings(dataset):
         found = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
         notes.append(f"{name}: {found}; {_way_to_chat(dataset, encoder, datasets)}")
@@ -322,11 +345,14 @@ def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]
     source, fields = dataset.source, dataset.fields
     given = {theirs: ours for theirs, ours in (dataset.entry.columns or {}).items() if theirs in source.columns}
     given |= dict.fromkeys(sorted(dataset.ignored), IGNORE)
-    columns = {**given, fields["prompt"]: "instruction", fields["completion"]: "output"}
+    columns = {**given, fields["prompt"]: "instruction"}
+    if encoder.wanted == "answers":
+        columns[fields["completion"]] = "output"
     entry = dataset.entry.model_copy(update={"columns": columns})
     rows = list(islice(read_rows(source.parts, dataset.columns), NUM_TRIED))
     try:
-        bad = encoder.encode(Dataset(entry, source, choose_fields(source.columns, columns, source.name)), rows).bad
+        as_chat = choose_fields(source.columns, columns, source.name, wanted=encoder.wanted)
+        bad = encoder.encode(Dataset(entry, source, as_chat), rows).bad
         refusals = [row.problem for row in bad]
     except UserError as error:
         refusals = error.problems
@@ -335,7 +361,7 @@ def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]
     flag = columns_flag(columns)
     try:
         for each in datasets:
-            choose_fields(each.source.columns, columns, each.source.name, each.is_evaluation)
+            choose_fields(each.source.columns, columns, each.source.name, each.is_evaluation, wanted=encoder.wanted)
     except UserError:
         if dataset.among:
             flag = replace(dataset.among, is_alone=False).with_columns(columns)
@@ -367,7 +393,7 @@ def _other_columns(dataset: Dataset) -> Problem | None:
         columns = entry.columns
         if rows and not set(needed) <= rows[0].keys():
             others.append(f"{part.name} has {', '.join(rows[0]) or 'none'}")
-            condition, columns = mapping_of(list(rows[0]), rows, format.columns)
+            condition, columns = mapping_of(list(rows[0]), rows, format.columns, format.rows)
             conditions += [condition] if condition else []
             if columns is None:
                 break
@@ -421,12 +447,12 @@ def stop_ids(data: Data | Stream, tokenizer: Any) -> set[int]:
 
 
 def prompt_and_reference(samples: Samples, i: int) -> tuple[list[int], list[int]]:
-    """Split sample ``i`` for generation.
+    """Split sample ``i`` for generation; of a pair, its chosen half.
 
     Returns:
         The ids before its last span of supervised tokens (the prompt), and the ids of that span (the reference).
     """
-    tokens, weights = samples[i]
+    tokens, weights = samples.sequences(i)[0]
     start, end = reference_span(weights)
     return tokens[:start].tolist(), tokens[start:end].tolist()
 

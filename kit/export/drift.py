@@ -90,16 +90,17 @@ def find_sequences(settings: MethodSettings, run: Recipe) -> tuple[list[torch.Te
         with suppress(UserError):  # the data was moved, or is on another machine
             samples = open_data(
                 run,
-                open_datasets(run.dataset_entries, run.eval_dataset_entries, run.streaming),
+                open_datasets(run.dataset_entries, run.eval_dataset_entries, run.streaming, run.declared.rows),
                 open_tokenizer(settings),
                 vocab_size,
                 eval_settings=run,
                 seed=run.seed,
                 global_batch_size=run.global_batch_size,
+                wanted=run.declared.rows,
             ).evaluation
             assert samples is not None
             num = min(NUM_SEQUENCES, len(samples))
-            ids = [torch.from_numpy(samples[i][0][:MAX_TOKENS].astype(np.int64)) for i in range(num)]
+            ids = [torch.from_numpy(samples.sequences(i)[0][0][:MAX_TOKENS].astype(np.int64)) for i in range(num)]
             return ids, f"the run's first {num} evaluation samples, cut at {MAX_TOKENS} tokens"
     shape = NUM_SEQUENCES, min(MAX_TOKENS, run.max_length)
     ids = list(torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(0)))

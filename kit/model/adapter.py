@@ -5,6 +5,8 @@ import json
 import re
 import shlex
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,26 @@ def _new_adapter(model: Any, settings: MethodSettings) -> Any:
         **rows_and_modules_options(model, settings),
     )
     return get_peft_model(model, config)
+
+
+@contextmanager
+def adapters_off(model: torch.nn.Module) -> Iterator[None]:
+    """In the ``with`` block, let an adapted model answer as its base does.
+
+    peft's own way to switch adapters off also changes which weights train, and sharded modules must not see that.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    adapted: list[Any] = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    assert adapted, "the weights of the model change, so it has no reference in it"
+    for module in adapted:
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module._disable_adapters = False
 
 
 def module_adapted_by(name: str) -> str:

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 5.0
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
+# What a line about an evaluation shows of its metrics.
+_SHOWN = (
+    ("eval_loss", "loss", ".4f"),
+    ("eval_perplexity", "perplexity", ".3f"),
+    ("eval_rewards/accuracies", "accuracy", ".1%"),
+    ("eval_rewards/margins", "margin", ".4f"),
+)
 
 
 class Log:
@@ -161,8 +168,10 @@ class Log:
             self._write(row)
         exact = evaluation.metrics.get("eval_exact_match")
         share = "" if exact is None else f", last answers exact {exact:.1%}"
-        loss, perplexity = evaluation.metrics["eval_loss"], evaluation.metrics["eval_perplexity"]
-        say(f"evaluation after {step} steps: loss {loss:.4f}, perplexity {perplexity:.3f}{share}")
+        shown = [
+            f"{name} {evaluation.metrics[key]:{digits}}" for key, name, digits in _SHOWN if key in evaluation.metrics
+        ]
+        say(f"evaluation after {step} steps: {', '.join(shown)}{share}")
         doubts = []
         if step:  # before training, the model may not know when to stop
             doubts += unended(row, self.recipe.method, self.recipe.max_new_tokens, evaluation.stops)
@@ -187,7 +196,9 @@ class Log:
         best = self.state.best
         if self.recipe.keep_best and best.get("step"):  # before the first step there is no checkpoint
             path = self.path.parent / "checkpoints" / name_of(best["step"])
-            lines.append(f"lowest eval_loss: {best['eval_loss']:.4f} after step {best['step']}; as a model:")
+            metric = self.recipe.metric_for_best_model
+            which = "lowest" if metric == "eval_loss" else "highest"
+            lines.append(f"{which} {metric}: {best[metric]:.4f} after step {best['step']}; as a model:")
             lines.append(f"    {command_of('export.py')} {shlex.quote(str(path))} --output_dir best")
         return lines
 

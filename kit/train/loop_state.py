@@ -26,7 +26,7 @@ class LossSpike:
 class EvaluationOutcome:
     """What an evaluation in the loop means for the loop; both are false if no evaluation was due."""
 
-    is_best: bool = False  # its loss is the lowest so far
+    is_best: bool = False  # its metric is the best so far
     was_stopped: bool = False  # by a signal, so it has no result
 
 
@@ -40,7 +40,7 @@ class LoopState:
     first_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the first evaluation
     first_evaluated_step: int = -1  # step of the first evaluation; -1: none, or of a version that did not store it
     last_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
-    best: dict[str, Any] = field(default_factory=dict)  # step and eval_loss of the evaluation with the lowest loss
+    best: dict[str, Any] = field(default_factory=dict)  # of the best evaluation: step, eval_loss, and its metric
     stale_evaluations: int = 0  # number of evaluations in a row that did not improve enough for early stopping
     nonfinite_steps: int = 0  # number of steps in a row that were skipped
     recent_losses: list[float] = field(default_factory=list)  # of the last RECENT_STEPS finite steps
@@ -91,20 +91,26 @@ class LoopState:
         is_spike = bool(spike_ratio) and median > 0 and result.loss > spike_ratio * median
         return LossSpike(result.loss / median, num_losses) if is_spike else None
 
-    def end_evaluation(self, step: int, metrics: dict[str, float], threshold: float = 0.0) -> bool:
-        """Store the metrics of the evaluation after ``step`` steps. Returns whether its loss is the lowest so far.
+    def end_evaluation(
+        self, step: int, metrics: dict[str, float], threshold: float = 0.0, metric: str = "eval_loss"
+    ) -> bool:
+        """Store the metrics of the evaluation after ``step`` steps. Returns whether it is the best so far.
 
         Args:
-            threshold: the loss must be lower than the lowest so far by more than this, for early stopping.
+            threshold: it must be better than the best so far by more than this, for early stopping.
+            metric: the key of what is compared: of a loss less is better, of any other metric more.
         """
-        improves = metrics["eval_loss"] < self.best.get("eval_loss", math.inf) - threshold
-        self.stale_evaluations = 0 if improves else self.stale_evaluations + 1
+        gain = math.inf
+        if metric in self.best:
+            gain = metrics[metric] - self.best[metric]
+            gain = -gain if metric == "eval_loss" else gain
+        self.stale_evaluations = 0 if gain > threshold else self.stale_evaluations + 1
         self.evaluated_step, self.last_evaluation = step, metrics
         if not self.first_evaluation:
             self.first_evaluation, self.first_evaluated_step = metrics, step
-        is_best = metrics["eval_loss"] < self.best.get("eval_loss", math.inf)
+        is_best = gain > 0
         if is_best:
-            self.best = {"step": step, "eval_loss": metrics["eval_loss"]}
+            self.best = {"step": step, "eval_loss": metrics["eval_loss"], metric: metrics[metric]}
         return is_best
 
     @property
@@ -120,4 +126,6 @@ class LoopState:
             return ""
         threshold = settings.early_stopping_threshold
         enough = f" by more than {threshold:g}" if threshold else ""
-        return f"eval_loss did not fall{enough} in the last {self.stale_evaluations} evaluations"
+        metric = settings.metric_for_best_model
+        change = "fall" if metric == "eval_loss" else "rise"
+        return f"{metric} did not {change}{enough} in the last {self.stale_evaluations} evaluations"

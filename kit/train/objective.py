@@ -5,15 +5,22 @@ batch, divided by a number that every rank knows before the step; or several suc
 on how the batch is divided into micro-batches and ranks. A mean of means would.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from kit.config.settings.objective import ObjectiveSettings
 from kit.strategy.float64 import in_float64
+from kit.train.preference import (
+    ContrastivePreference,
+    DirectPreference,
+    KahnemanTversky,
+    OddsRatio,
+    SimplePreference,
+)
 
 if TYPE_CHECKING:
     from kit.data.feed.batches import MicroBatch
@@ -41,6 +48,11 @@ class Objective(Protocol):
         Here an objective makes a pass without gradients, such as that of a reference model, and returns the batch with
         micro-batches that hold its result. All ranks must call the model the same number of times.
         """
+
+    def estimate_kl(
+        self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int
+    ) -> torch.Tensor | None:
+        """Return ``MicroBatch.kl`` for an evaluation over answers with a label; None for any other objective."""
 
     @property
     def target_values(self) -> Callable[..., torch.Tensor] | None:
@@ -83,15 +95,30 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class SupervisedLoss:
-    """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
+    """Weighted cross-entropy in nats per supervised token; the weights are usually 1.
 
-    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
+    With e = ``label_smoothing_factor`` above 0, the target has the probability 1 - e, and e is spread evenly over the
+    vocabulary, the target too: Szegedy et al. 2016, https://arxiv.org/abs/1512.00567, section 7.
+    """
+
     dataset_names: Sequence[str]
     settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+
+    @property
+    def target_values(self) -> Callable[..., torch.Tensor] | None:
+        """See ``Objective.target_values``: None, unless the labels are smoothed."""
+        return self._smoothed if self.settings.label_smoothing_factor else None
+
+    def _smoothed(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        factor = self.settings.label_smoothing_factor
+        return F.cross_entropy(logits, micro_batch.targets[rows], reduction="none", label_smoothing=factor)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return ``batch``, which has all that is needed."""
         return batch
+
+    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> None:
+        """Return None: there is none."""
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
         """Return the sum of the weights of all targets."""
@@ -115,9 +142,26 @@ class SupervisedLoss:
         return metrics
 
 
-# By the name that the setting ``objective`` gives. kit/config/settings/objective.py lists the same names.
+class DynamicFineTuning(SupervisedLoss):
+    """Cross-entropy times the probability p that the model gives to the token, through which no gradient passes.
+
+    -sg(p) log p: Wu et al. 2025, https://arxiv.org/abs/2508.05629, equation 9.
+    """
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """See ``Objective.terms``."""
+        return super().terms(losses * (-losses.detach()).exp(), micro_batch)
+
+
+# By the name that the setting ``objective`` gives. DECLARED in kit/config/settings/objective.py has the same names.
 OBJECTIVES: dict[str, type[Objective]] = {
     "sft": SupervisedLoss,
+    "dft": DynamicFineTuning,
+    "dpo": DirectPreference,
+    "orpo": OddsRatio,
+    "simpo": SimplePreference,
+    "cpo": ContrastivePreference,
+    "kto": KahnemanTversky,
 }
 
 

@@ -45,11 +45,16 @@ class EvalSettings(BaseModel):
     )
     eval_steps: int = _option(0, "evaluate every N steps; 0: at the end only", "steps", ge=0)
     eval_on_start: bool = _option(False, "evaluate before the first step too")
+    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_rewards/margins"] = _option(
+        "eval_loss", "what keep_best and early stopping follow; the others are of objectives over pairs"
+    )
     early_stopping_patience: int | None = _option(
-        None, "end the run after N evaluations in a row without a lower eval_loss", "evaluations", ge=1
+        None, "end the run after N evaluations in a row without a better metric_for_best_model", "evaluations", ge=1
     )
     early_stopping_threshold: float = _option(
-        0.0, "an eval_loss counts as lower only if it is below the lowest so far by more than this", ge=0
+        0.0,
+        "a metric_for_best_model counts as better only if it is better than the best so far by more than this",
+        ge=0,
     )
     predict_with_generate: bool = _option(
         False, "also generate each sample's last answer greedily, and report the share of exact matches"

@@ -1,5 +1,7 @@
-"""Settings of the objective."""
+"""Settings of the objective, and what each objective needs before torch is imported."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -7,12 +9,92 @@ from pydantic import BaseModel
 
 from kit.config.fields import STRICT, option
 
+_option = partial(option, "Objective")
 _identity = partial(option, "Objective", identity=True)
+
+# What a row of the data holds: a conversation whose answers are learned; two answers to one prompt, of which one is
+# better; or an answer with a label that says whether it is good.
+Rows = Literal["answers", "pairs", "rated"]
+ObjectiveName = Literal["sft", "dft", "dpo", "orpo", "simpo", "cpo", "kto"]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is known of an objective by its name alone.
+
+    Attributes:
+        rows: what the data must hold.
+        settings: the settings of ``ObjectiveSettings`` that it reads; with any other objective they have no effect.
+        beta: the default of ``beta``; None: it has none.
+        has_reference: it compares the model with a reference, the model as it was at the start.
+        learning_rates: the default peak rate for full training, and for adapters.
+    """
+
+    rows: Rows = "answers"
+    settings: tuple[str, ...] = ()
+    beta: float | None = None
+    has_reference: bool = False
+    learning_rates: tuple[float, float] = (2e-5, 2e-4)
+
+
+# OBJECTIVES in kit/train/objectives has the class of each name.
+DECLARED: Mapping[str, Declared] = {
+    "sft": Declared(settings=("label_smoothing_factor",)),
+    "dft": Declared(),
+    "dpo": Declared("pairs", ("beta", "dpo_loss", "label_smoothing", "precompute_reference"), 0.1, True, (5e-7, 5e-6)),
+    "orpo": Declared("pairs", ("beta",), 0.1, False, (5e-6, 5e-5)),
+    "simpo": Declared("pairs", ("beta", "simpo_gamma"), 2.0, False, (5e-7, 5e-6)),
+    "cpo": Declared("pairs", ("beta", "cpo_alpha"), 0.1, False, (5e-7, 5e-6)),
+    "kto": Declared(
+        "rated",
+        ("beta", "desirable_weight", "undesirable_weight", "precompute_reference"),
+        0.1,
+        True,
+        (5e-7, 5e-6),
+    ),
+}
 
 
 class ObjectiveSettings(BaseModel):
-    """What a step minimises. ``OBJECTIVES`` in kit/train/objective.py has the class of each name."""
+    """What a step minimises."""
 
     model_config = STRICT
 
-    objective: Literal["sft"] = _identity("sft", "what is minimised; sft: cross-entropy of the supervised tokens")
+    objective: ObjectiveName = _identity(
+        "sft",
+        "what is minimised. sft: cross-entropy of the answers; dft: that, weighted by their probability; on pairs of a "
+        "chosen and a rejected answer: dpo, orpo, simpo, cpo; on answers with a label: kto",
+    )
+    beta: float | None = _identity(
+        None,
+        "scale of the rewards; in orpo the weight of the odds ratio; default: 0.1, with simpo 2",
+        gt=0,
+    )
+    dpo_loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm"] = _identity(
+        "sigmoid", "of dpo: the loss of a pair; sigmoid_norm is sigmoid with log-probabilities per token"
+    )
+    label_smoothing: float = _identity(
+        0.0, "of dpo with sigmoid or robust: the share of pairs that may be the wrong way round", ge=0, lt=0.5
+    )
+    label_smoothing_factor: float = _identity(
+        0.0, "of sft: the share of each target's probability that is spread evenly over the vocabulary", ge=0, lt=1
+    )
+    simpo_gamma: float = _identity(0.5, "of simpo: how much larger the better answer's reward should be", ge=0)
+    cpo_alpha: float = _identity(1.0, "of cpo: the weight of the cross-entropy of the chosen answers", ge=0)
+    desirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label true", gt=0)
+    undesirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label false", gt=0)
+    precompute_reference: bool = _option(
+        False,
+        "compute the reference's log-probabilities of all samples before the first step, and keep them in the cache; "
+        "full training and an adapter that is trained on always do",
+    )
+
+    @property
+    def declared(self) -> Declared:
+        """What is known of the objective by its name."""
+        return DECLARED[self.objective]
+
+    @property
+    def reward_scale(self) -> float:
+        """``beta``, or its default for the objective."""
+        return self.beta or self.declared.beta or 0.0

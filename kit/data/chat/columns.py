@@ -14,8 +14,10 @@ from difflib import get_close_matches
 from itertools import chain, islice
 from typing import Any
 
+from kit.config.settings.objective import Rows
 from kit.data.chat.columns_flag import Listed, columns_flag
-from kit.data.chat.formats import FIELDS, FORMATS, IGNORE, Sample, listed, to_sample
+from kit.data.chat.formats import FORMATS, IGNORE, Format, Sample, to_sample
+from kit.data.chat.lists import listed
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.chat.watched import SUBJECTS
 from kit.errors import Problem, UserError, raise_if
@@ -32,7 +34,8 @@ CALLS = tuple("tool_calls calls function_calls answers answer output".split())  
 # May hold lists of messages, or of strings.
 LISTS = tuple("messages conversations conversation dialog dialogs chat chats turns message data".split())
 TEXTS = tuple("content document article body sentence code story".split())
-NO_PAIRS = "preference pairs (objective dpo) are not trained on yet"
+# Names of columns that say whether an answer is good.
+LABELS = ("label", "kto_tag", "is_good", "desirable", "thumbs_up")
 # The names of two answers to one question, the better one first, as patterns of words beside others such as response.
 BETTER = (
     ("chosen", "rejected"),
@@ -58,6 +61,8 @@ NUM_TRIED = 10  # rows with which a proposal is tried
 CONVERT = 'convert each conversation to {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}'
 
 Row = Mapping[str, Any]
+# An objective that learns from each kind of rows, for messages.
+OBJECTIVE_OF: dict[Rows, str] = {"answers": "sft", "pairs": "dpo", "rated": "kto"}
 
 
 def choose_fields(
@@ -67,6 +72,7 @@ def choose_fields(
     may_lack: bool = False,
     rows: Iterable[Row] = (),
     among: Listed | None = None,
+    wanted: Rows = "answers",
 ) -> dict[str, str]:
     """Choose a format by the columns of a data set: ``{"prompt": "question", "completion": "answer"}``.
 
@@ -81,6 +87,7 @@ def choose_fields(
             columns that this one lacks are ignored if it has a complete format without them.
         rows: the first rows, of which a few are read. Without any, no flag is proposed.
         among: the data set among those of its flag; None: it is the only one.
+        wanted: what the rows must hold for the objective.
 
     What ``mapping`` maps to ``IGNORE`` is treated as absent.
 
@@ -93,14 +100,15 @@ def choose_fields(
     mapping = {theirs: ours for theirs, ours in mapping.items() if theirs not in ignored}
     if may_lack:
         present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
-        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored)):
+        if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored, wanted)):
             mapping = present
-    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), among)
+    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), among, wanted)
     raise_if(_problems_of_mapping(columns, mapping, given, name, proposals))
-    complete = _complete(columns, mapping, ignored)
+    complete = _complete(columns, mapping, ignored, wanted)
     if not complete:
         fix = proposals.text(name)
-        raise UserError(Problem(name, f"columns {', '.join(columns)}", ", or ".join(map(str, FORMATS)), fix))
+        formats = ", or ".join(map(str, formats_of(wanted)))
+        raise UserError(Problem(name, f"columns {', '.join(columns)}", formats, fix))
     fields = complete[0]
     for theirs, ours in mapping.items():
         if ours not in fields:
@@ -126,18 +134,19 @@ def _problems_of_mapping(
     """
     problems: list[Problem] = []
     corrected: dict[str, str] = {}
+    known = tuple(dict.fromkeys(field for format in formats_of(proposals.wanted) for field in format.fields))
     for theirs, ours in given.items():
         if theirs not in mapping:
             corrected[theirs] = ours
             continue
         where = f"dataset_columns {theirs}={ours}"
-        if theirs in FIELDS and theirs not in columns and ours in columns:
+        if theirs in known and theirs not in columns and ours in columns:
             problems.append(Problem(where, f"{ours!r} is the column, {theirs!r} the field", "column=field"))
             corrected[ours] = theirs
             continue
         column, field = theirs, ours
-        if ours not in FIELDS:
-            names = (*FIELDS, IGNORE)
+        if ours not in known:
+            names = (*known, IGNORE)
             problems.append(Problem(where, f"{ours!r} is no field", ", ".join(names)))
             field = next(iter(get_close_matches(ours, names, n=1)), "")
         elif list(mapping.values()).count(ours) > 1:
@@ -158,12 +167,19 @@ def _problems_of_mapping(
     return [*problems[:-1], replace(problems[-1], fix=fix)]
 
 
-def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: Iterable[str]) -> list[dict[str, str]]:
+def formats_of(wanted: Rows) -> list[Format]:
+    """Return the formats whose rows hold what is ``wanted``, in their order of precedence."""
+    return [format for format in FORMATS if format.rows == wanted]
+
+
+def _complete(
+    columns: Sequence[str], mapping: Mapping[str, str], ignored: Iterable[str], wanted: Rows
+) -> list[dict[str, str]]:
     """The formats whose columns are all there, best first, each as our fields to their columns."""
-    present = {name: name for name in columns if name in FIELDS and name not in mapping}
+    present = {name: name for name in columns if name not in mapping}
     present |= {ours: theirs for theirs, ours in mapping.items()}
     complete = []
-    for format in FORMATS:
+    for format in formats_of(wanted):
         if all(column in present for column in format.columns):
             # Later rows may have an optional column that the first row lacks.
             later = {name: name for name in format.optional if name not in mapping and name not in ignored}
@@ -172,14 +188,16 @@ def _complete(columns: Sequence[str], mapping: Mapping[str, str], ignored: Itera
     return sorted(complete, key=lambda fields: -sum(field in fields for field in mapping.values()))
 
 
-def mapping_of(columns: Sequence[str], rows: Sequence[Row], like: Sequence[str]) -> tuple[str, dict[str, str] | None]:
+def mapping_of(
+    columns: Sequence[str], rows: Sequence[Row], like: Sequence[str], wanted: Rows = "answers"
+) -> tuple[str, dict[str, str] | None]:
     """Find a mapping with which the first rows of a file are read. Returns when it is right, and the mapping.
 
     The condition is empty for well-known names, the mapping if none is needed; it is None if no mapping is known.
     ``like`` are the fields of the format of the other files: strings are joined as text if theirs are.
     """
-    proposals = _Proposals(columns, {}, rows, None)
-    if complete := _complete(columns, {}, ()):
+    proposals = _Proposals(columns, {}, rows, None, wanted)
+    if complete := _complete(columns, {}, (), wanted):
         return "", ({} if proposals.misfit(complete[0]) is None else None)
     condition, mapping = proposals.first()
     if tuple(mapping.values()) == ("instruction", "output") and tuple(like) == ("prompt", "completion"):
@@ -208,8 +226,14 @@ class _Proposals:
     """The flags to type for columns with well-known names. Each was tried with the first rows."""
 
     def __init__(
-        self, columns: Sequence[str], ignored: Mapping[str, str], rows: Sequence[Row], among: Listed | None
+        self,
+        columns: Sequence[str],
+        ignored: Mapping[str, str],
+        rows: Sequence[Row],
+        among: Listed | None,
+        wanted: Rows,
     ) -> None:
+        self.wanted = wanted
         self._columns = columns
         self._ignored = ignored
         self._among = among
@@ -222,8 +246,10 @@ class _Proposals:
 
     def text(self, name: str) -> str:
         """What to do about columns that are no format, for a message. ``name`` is the data set's."""
-        if fix := self._of_preferences() or self.best():
+        if fix := self._of_preferences() or self.best() or self._other_objectives():
             return fix
+        if self.wanted != "answers":
+            return f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}"
         if self._find(LISTS) or self._is_nested():
             return "none of the formats holds these rows: " + (self._of_tree() or CONVERT)
         return self._of_strings(name)
@@ -241,6 +267,9 @@ class _Proposals:
 
     def _mappings(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """Yield the mappings that work, best first, each with its condition; for a pair that is empty."""
+        if self.wanted != "answers":
+            yield from self._of_pairs() if self.wanted == "pairs" else self._of_labels()
+            return
         for column in self._lists():
             for ours in ("messages", "conversations"):
                 if self._works({column: ours}):
@@ -322,9 +351,53 @@ class _Proposals:
         problems = [sample[0] for sample in (to_sample(row, fields) for row in self._rows) if isinstance(sample, list)]
         return problems[0] if len(problems) > len(self._rows) / 2 else None
 
-    def _of_preferences(self) -> str:
-        """What to do about two answers to each question; empty if there are none."""
+    def _of_pairs(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """Yield the mappings of two answers to each question, as ``_mappings`` does."""
         if not (columns := preferences(self._columns)):
+            return
+        chosen, other, is_better = columns
+        condition = "" if is_better else f"if {chosen} is always the better one"
+        answers = {chosen: "chosen", other: "rejected"}
+        question = self._find(QUESTIONS)
+        for mapping in ({question: "instruction", **answers}, {question: "prompt", **answers}, answers):
+            if "" not in mapping and self._works(mapping):
+                yield condition, mapping
+
+    def _of_labels(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """Yield the mappings of answers with a label, as ``_mappings`` does."""
+        label, question, answer = self._find(LABELS), self._find(QUESTIONS), self._find(ANSWERS)
+        for mapping in (
+            {question: "instruction", answer: "completion", label: "label"},
+            {question: "prompt", answer: "completion", label: "label"},
+            *({column: "completion", label: "label"} for column in self._lists()),
+        ):
+            if "" not in mapping and label not in (question, answer) and self._works(mapping):
+                yield "", mapping
+
+    def objective(self) -> str:
+        """The flags with which an objective learns from these rows; empty if none is known."""
+        flag = f"--objective {OBJECTIVE_OF[self.wanted]}"
+        complete = _complete(self._columns, {}, self._ignored, self.wanted)
+        if complete and self.misfit(complete[0]) is None:
+            return flag
+        condition, mapping = next(self._mappings(), ("", {}))
+        return f"{flag} {self.flag(mapping)}{f' ({condition})' if condition else ''}" if mapping else ""
+
+    def _other_objectives(self) -> str:
+        """What to do about rows that another objective learns from; empty if none does."""
+        others = [
+            _Proposals(self._columns, self._ignored, self._rows, self._among, kind)
+            for kind in OBJECTIVE_OF
+            if kind != self.wanted
+        ]
+        flags = [flag for flag in (other.objective() for other in others) if flag]
+        wants = {"pairs": "pairs of a chosen and a rejected answer", "rated": "answers with a label"}
+        need = f"{OBJECTIVE_OF[self.wanted]} needs {wants.get(self.wanted, 'answers')}"
+        return f"{need}; these rows can be learned with {' or '.join(flags)}" if flags else ""
+
+    def _of_preferences(self) -> str:
+        """What to do about two answers to each question where answers are to be learned; empty if there are none."""
+        if self.wanted != "answers" or not (columns := preferences(self._columns)):
             return ""
         chosen, other, is_better = columns
         question = self._find(QUESTIONS)
@@ -335,14 +408,16 @@ class _Proposals:
             {question: "prompt", chosen: "completion"},
         )
         mapping = next((mapping for mapping in mappings if "" not in mapping and self._works(mapping)), None)
+        flags = _Proposals(self._columns, self._ignored, self._rows, self._among, "pairs").objective()
+        pairs = f"preference pairs: {flags} learns from both answers" if flags else "preference pairs"
         if not is_better:
-            fix = f"{NO_PAIRS}, and {chosen} and {other} are one: write the better one into a column of its own"
+            fix = f"{pairs}; if now {chosen} and now {other} is better, write the better one into a column chosen"
             return f"{fix}; or, if {chosen} is always the better one, {self.flag(mapping)}" if mapping else fix
         if mapping:
-            return f"{NO_PAIRS}; {self.flag(mapping)} learns the chosen answers"
-        fix = f"{NO_PAIRS}; none of the formats holds the chosen answers as conversations: {CONVERT}"
+            return f"{pairs}; {self.flag(mapping)} learns the chosen answers only"
+        fix = pairs if flags else f"{pairs}; none of the formats holds the chosen answers as conversations: {CONVERT}"
         if self._works({chosen: "text"}):
-            fix += f"; {self.flag({chosen: 'text'})} learns them as plain text, the questions too"
+            fix += f"; {self.flag({chosen: 'text'})} learns the chosen ones as plain text, the questions too"
         return fix
 
     def _of_strings(self, name: str) -> str:
@@ -379,7 +454,7 @@ class _Proposals:
 
     def _works(self, mapping: Mapping[str, str]) -> bool:
         """Whether ``mapping`` makes samples of most of the first rows, and loses nothing of them."""
-        complete = _complete(self._columns, self._with_context(mapping), self._ignored)
+        complete = _complete(self._columns, self._with_context(mapping), self._ignored, self.wanted)
         if not complete or not set(mapping.values()) <= set(complete[0]):
             return False
         fields = complete[0]
@@ -391,7 +466,7 @@ class _Proposals:
 
     def _with_context(self, mapping: Mapping[str, str]) -> dict[str, str]:
         """``mapping`` with the columns of system prompts and tools that its format takes, under other names."""
-        format = next(each for each in FORMATS if set(mapping.values()) <= set(each.fields))
+        format = next(each for each in formats_of(self.wanted) if set(mapping.values()) <= set(each.fields))
         more = {}
         for ours in ("system", "tools"):
             theirs = self._find(name for name, subject in SUBJECTS.items() if subject == ours)

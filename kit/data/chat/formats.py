@@ -9,6 +9,9 @@ A sample is one of:
   "function": {"name": ..., "arguments": {...}}}``, optionally with ``id``), ``reasoning_content`` and ``weight``
   (float; 1 if absent; 0 means that nothing is learned from it).
 - ``{"prompt": text, "completion": text}`` and ``{"text": text}``.
+- ``{"prompt": ..., "chosen": ..., "rejected": ...}``: two answers to one prompt, the better one and the worse one; all
+  are lists of messages, or all are texts.
+- ``{"prompt": ..., "completion": ..., "label": bool}``: an answer, and whether it is a good one.
 - ``{"input_ids": [...]}``, optionally with ``labels`` (the id itself, or -100 where nothing is learned).
 
 Promises: a row that does not fit is reported with the field, such as ``messages[2].role``; nothing that would change
@@ -20,8 +23,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kit.config.settings.objective import Rows
+from kit.data.chat.lists import are_messages, are_printed_messages, explain_string, list_of, system_message
 from kit.data.chat.messages import SPEAKERS, Message, check_text, read_kwargs, read_messages, read_tools
-from kit.data.strict_json import RepeatedKey, parse
+from kit.data.chat.preferences import answers_to_one_prompt
 from kit.errors import Problem, Problems, kind
 
 IGNORE = "ignore"  # in ``dataset_columns`` instead of a field: a column, or a key of messages, that is not to be read
@@ -46,7 +51,9 @@ class Format:
         optional: columns that a data set may have too; a row may lack them, or have null.
         all_or_none: columns that a data set may have too, but then in every row.
         is_chat: each row is a conversation. Its questions are not learned from, which is checked.
-        holds_messages: the values of ``columns`` may be lists of messages, whose keys are looked at.
+        holds_messages: the values of ``columns`` and ``all_or_none`` may be lists of messages, whose keys are looked
+            at.
+        rows: what a row holds, which an objective asks for.
     """
 
     columns: tuple[str, ...]
@@ -55,6 +62,7 @@ class Format:
     all_or_none: tuple[str, ...] = ()
     is_chat: bool = False
     holds_messages: bool = False
+    rows: Rows = "answers"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -89,15 +97,15 @@ def to_sample(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, An
 
 
 def _from_messages(values: Mapping[str, Any], problems: Problems) -> Sample:
-    given = _list_of("messages", values["messages"], problems)
+    given = list_of("messages", values["messages"], problems)
     messages = read_messages("messages", given, problems)
-    _explain_string(given, problems)
+    explain_string(given, problems)
     return {"messages": messages} | _template_inputs(values, problems)
 
 
 def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample:
-    system = _system(values, problems)
-    given = _list_of("conversations", values["conversations"], problems)
+    system = system_message(values, problems)
+    given = list_of("conversations", values["conversations"], problems)
     # A first system turn without text is like a blank column ``system``: there is no system message. One that says
     # what the column says is the same message.
     first = _first_system_text(given)
@@ -107,7 +115,7 @@ def _from_conversations(values: Mapping[str, Any], problems: Problems) -> Sample
         messages = read_messages("conversations", given, problems, SPEAKERS)[1:]
     else:
         messages = read_messages("conversations", given, problems, SPEAKERS, may_begin=not system)
-    _explain_string(given, problems)
+    explain_string(given, problems)
     return {"messages": system + messages} | _template_inputs(values, problems)
 
 
@@ -119,64 +127,19 @@ def _first_system_text(given: Any) -> str | None:
     return text.strip() if speaker == "system" and isinstance(text, str) else None
 
 
-def listed(value: Any) -> Any:
-    """Return the list that a JSON string holds, as in a table of cells; any other value as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith("["):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _list_of(where: str, value: Any, problems: Problems) -> Any:
-    """Return what ``listed`` does. An object in a JSON string that has a key twice is a problem."""
-    made = listed(value)
-    if isinstance(made, list) and isinstance(value, str):
-        try:
-            parse(value)
-        except RepeatedKey as error:
-            problems.append(Problem(where, error.found, error.expected))
-    return made
-
-
-def _are_messages(*values: Any) -> bool:
-    """Whether all values are lists of messages that are written as a JSON string."""
-    for value in values:
-        items = listed(value) if isinstance(value, str) else None
-        if not isinstance(items, list) or not items:
-            return False
-        if not all(isinstance(item, dict) and "role" in item for item in items):
-            return False
-    return True
-
-
-def _are_printed_messages(text: str) -> bool:
-    """Whether ``text`` is how Python prints a list of messages."""
-    return text.lstrip().startswith("[{'") and "'role'" in text
-
-
-def _explain_string(given: Any, problems: Problems) -> None:
-    """Put into the last problem how to write a list, if ``given`` is a string that is no JSON list."""
-    if isinstance(given, str) and problems:
-        is_python = given.lstrip().startswith(("[{'", "[['", "[('"))
-        fix = "this is how Python prints it: write json.dumps(...) into the cell" if is_python else ""
-        problems[-1] = replace(problems[-1], found="a string that is no JSON list", fix=fix)
-
-
 def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
     prompt, completion = values["prompt"], values["completion"]
-    if _are_messages(prompt, completion):
-        prompt, completion = _list_of("prompt", prompt, problems), _list_of("completion", completion, problems)
+    if are_messages(prompt, completion):
+        prompt, completion = list_of("prompt", prompt, problems), list_of("completion", completion, problems)
     if isinstance(prompt, list) != isinstance(completion, list):
         found = f"prompt is {kind(prompt)}, completion {kind(completion)}"
         problems.append(Problem("prompt", found, "two strings, or two lists of messages"))
         return {}
     if not isinstance(prompt, list):
         problems += check_text("prompt", prompt) + check_text("completion", completion)
-        if not problems and _are_printed_messages(prompt) and _are_printed_messages(completion):
+        if not problems and are_printed_messages(prompt) and are_printed_messages(completion):
             problems.append(Problem("prompt", kind(prompt), "a string, or a list of messages"))
-            _explain_string(prompt, problems)
+            explain_string(prompt, problems)
         return {"prompt": prompt, "completion": completion} | _template_inputs(values, problems)
     sample = {
         "prompt": read_messages("prompt", prompt, problems, needs_answer=False),
@@ -187,10 +150,10 @@ def _from_pair(values: Mapping[str, Any], problems: Problems) -> Sample:
 
 def _from_instruction(values: Mapping[str, Any], problems: Problems) -> Sample:
     instruction, output = values["instruction"], values["output"]
-    if _are_messages(instruction, output):
-        instruction = _list_of("instruction", instruction, problems)
-        output = _list_of("output", output, problems)
-    before = _system(values, problems) + _history(values, problems)
+    if are_messages(instruction, output):
+        instruction = list_of("instruction", instruction, problems)
+        output = list_of("output", output, problems)
+    before = system_message(values, problems) + _history(values, problems)
     answers = _answers(output, values.get("reasoning_content"), problems)
     if isinstance(instruction, list):
         # ``output`` is the answer to learn; what the assistant says in the prompt was written by whoever asked.
@@ -229,10 +192,10 @@ def _history(values: Mapping[str, Any], problems: Problems) -> list[Message]:
     """The column ``history``, a list of [question, answer] pairs, as messages; an empty list if there is none."""
     if not values.get("history"):
         return []
-    history = _list_of("history", values["history"], problems)
+    history = list_of("history", values["history"], problems)
     if not isinstance(history, list):
         problems.append(Problem("history", kind(history), "a list of [question, answer] pairs"))
-        _explain_string(history, problems)
+        explain_string(history, problems)
         return []
     return [message for i, pair in enumerate(history) for message in _exchange(f"history[{i}]", pair, problems)]
 
@@ -258,12 +221,12 @@ def _exchange(where: str, pair: Any, problems: Problems) -> list[Message]:
 
 
 def _from_alternating_turns(values: Mapping[str, Any], problems: Problems) -> Sample:
-    messages = _system(values, problems)
-    turns = _list_of("alternating_turns", values["alternating_turns"], problems)
+    messages = system_message(values, problems)
+    turns = list_of("alternating_turns", values["alternating_turns"], problems)
     if not isinstance(turns, list) or not turns:
         found = "empty" if turns == [] else kind(turns)
         problems.append(Problem("alternating_turns", found, "a list of strings, or of [question, answer] pairs"))
-        _explain_string(turns, problems)
+        explain_string(turns, problems)
     elif all(isinstance(turn, str) for turn in turns):
         if len(turns) == 1:
             problems.append(Problem("alternating_turns", "a single string", "a question and its answer, at least"))
@@ -277,7 +240,7 @@ def _from_alternating_turns(values: Mapping[str, Any], problems: Problems) -> Sa
 
 
 def _from_calls(values: Mapping[str, Any], problems: Problems) -> Sample:
-    messages = _system(values, problems)
+    messages = system_message(values, problems)
     problems += check_text("instruction", values["instruction"])
     num_problems = len(problems)
     answer = {"role": "assistant", "tool_calls": values["tool_calls"]}
@@ -312,6 +275,22 @@ def _from_text(values: Mapping[str, Any], problems: Problems) -> Sample:
     return {"text": values["text"]}
 
 
+def _from_pair_of_answers(values: Mapping[str, Any], problems: Problems) -> Sample:
+    sample = answers_to_one_prompt(values, ("chosen", "rejected"), problems)
+    return {} if problems else sample | _template_inputs(values, problems)
+
+
+def _from_rated_answer(values: Mapping[str, Any], problems: Problems) -> Sample:
+    label = values["label"]
+    if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a cell of a table
+        label = label.strip().lower() == "true"
+    if not isinstance(label, bool):
+        found = repr(label) if isinstance(label, int | float | str) and len(str(label)) < 20 else kind(label)
+        problems.append(Problem("label", found, "true (a good answer) or false"))
+    sample = answers_to_one_prompt(values, ("completion",), problems)
+    return {} if problems else sample | {"label": label} | _template_inputs(values, problems)
+
+
 def _id_or_kind(value: Any) -> str:
     """A number as it is; the kind of any other value. For messages about ids."""
     return f"{value}"[:80] if type(value) in (int, float) else kind(value)
@@ -328,15 +307,6 @@ def _check_ids(where: str, ids: Any) -> list[Problem]:
     return [Problem(f"{where}[{wrong}]", _id_or_kind(ids[wrong]), "a whole number of at least 0")]
 
 
-def _system(values: Mapping[str, Any], problems: Problems) -> list[Message]:
-    """The column ``system`` as a list of one system message; an empty list if the column is blank or absent."""
-    system = values.get("system")
-    if system is None or system == "":
-        return []
-    problems += check_text("system", system, may_be_empty=True)
-    return [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
-
-
 def _template_inputs(values: Mapping[str, Any], problems: Problems) -> Sample:
     """The columns ``tools`` and ``chat_template_kwargs`` as keys of a sample, if they hold something."""
     sample: Sample = {}
@@ -347,7 +317,7 @@ def _template_inputs(values: Mapping[str, Any], problems: Problems) -> Sample:
     return {key: value for key, value in sample.items() if value}
 
 
-# In order of precedence: the first format whose columns are all there is taken.
+# In order of precedence: the first format whose columns are all there is taken, of those with the rows asked for.
 FORMATS = (
     Format(
         ("messages",), _from_messages, optional=("tools", "chat_template_kwargs"), is_chat=True, holds_messages=True
@@ -379,8 +349,23 @@ FORMATS = (
     ),
     Format(("input_ids",), _from_token_ids, all_or_none=("labels",)),
     Format(("text",), _from_text),
+    Format(
+        ("chosen", "rejected"),
+        _from_pair_of_answers,
+        optional=("system", "tools", "chat_template_kwargs"),
+        all_or_none=("prompt", "instruction"),
+        holds_messages=True,
+        rows="pairs",
+    ),
+    Format(
+        ("label", "completion"),
+        _from_rated_answer,
+        optional=("system", "tools", "chat_template_kwargs"),
+        all_or_none=("prompt", "instruction"),
+        holds_messages=True,
+        rows="rated",
+    ),
 )
-FIELDS = tuple(dict.fromkeys(field for format in FORMATS for field in format.fields))
 _BY_FIRST_COLUMN = {format.columns[0]: format for format in FORMATS}
 
 
@@ -388,7 +373,8 @@ def plain_text(sample: Mapping[str, Any]) -> str:
     """All text of a sample in our form, to find samples with the same text. Empty for a sample of token ids."""
     if "text" in sample:
         return sample["text"]
-    parts = [sample[field] for field in ("messages", "prompt", "completion") if field in sample]
+    fields = ("messages", "prompt", "completion", "chosen", "rejected")
+    parts = [sample[field] for field in fields if field in sample]
     return "\n".join(part if isinstance(part, str) else "\n".join(map(_text_of, part)) for part in parts)
 
 

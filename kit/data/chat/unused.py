@@ -13,15 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from kit.data.chat.columns_flag import columns_flag
-from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of, listed
+from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of
+from kit.data.chat.lists import listed
 from kit.data.chat.messages import ARGUMENTS, REASONING, SPEAKERS, unread_call_keys
 from kit.data.chat.template import Jinja
 from kit.data.chat.watched import MESSAGE_KEYS, SUBJECTS, subject_of_key
 from kit.errors import Problem
 
-NO_PREFERENCES = (
-    "answers with a label (objective kto) are not trained on yet: remove such rows, which leaves the good answers"
-)
+NO_PREFERENCES = "--objective kto learns from good and bad answers; or remove such rows, which leaves the good answers"
 PART_CHOSEN = "which part is learned, and only whole messages can be chosen"
 NOTHING = ("", "")  # instead of an effect and a way to use it
 
@@ -67,7 +66,8 @@ class Unused:
         self._read = frozenset(fields.values())
         self._lists: list[str] = []  # the columns that may hold lists of messages
         if self._format.holds_messages:
-            self._lists = [fields[ours] for ours in self._format.columns if ours in fields]
+            given = (*self._format.columns, *self._format.all_or_none)
+            self._lists = [fields[ours] for ours in given if ours in fields]
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
@@ -119,7 +119,8 @@ class Unused:
             return f"labels of tokens, of which {IGNORED} is not to be learned, beside {self._format}", fix
         if subject == "message" and name == "text":
             return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
-        if subject == "label" and name != "text" and (_is_false(value, zero=True) or _is_negative(value)):
+        is_answer = name != "text" and self._format.rows == "answers"
+        if subject == "label" and is_answer and (_is_false(value, zero=True) or _is_negative(value)):
             return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
         if subject == "history":
             takers = ", or ".join(str(format) for format in FORMATS if "history" in format.optional)

@@ -21,18 +21,35 @@ import torch
 
 from kit.data.feed.packing import balance
 from kit.data.feed.ranks import Ranks
-from kit.data.samples.samples import Samples
 
 Item = np.ndarray  # int64, indices of the samples of one row
 
 
 class Rows(Protocol):
-    """The samples that ``Collator`` reads: ``Samples``, or the samples of one step of a stream."""
+    """The samples that ``Collator`` reads: ``Samples``, the samples of one step of a stream, or ``Mismatched``."""
 
     dataset_ids: np.ndarray  # [N], the index of the data set of each sample
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and weights of sample ``i``."""
+    @property
+    def labels(self) -> np.ndarray | None:
+        """See ``Samples``."""
+
+    @property
+    def references(self) -> np.ndarray | None:
+        """See ``Samples``."""
+
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ids and weights of each sequence of sample ``i``."""
+
+
+class SizedRows(Rows, Protocol):
+    """Rows whose lengths are known, so that they can be dealt."""
+
+    lengths: np.ndarray  # int [N], tokens of each sample
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """See ``Samples``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +69,27 @@ class MicroBatch:
     max_seq_len: int | None = None  # tokens of the longest segment
     token_mask: torch.Tensor | None = None  # int64 [B, T]: 0 for padding, which routers' statistics leave out
     num_tokens: int = 0  # without padding
+    # Set if the samples are pairs or answers with a label. There are n sequences; of pair k, sequence 2 k is the chosen
+    # one and 2 k + 1 the rejected one.
+    sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
+    labels: torch.Tensor | None = None  # bool [n]: whether the answer is a good one; of pairs true
+    references: torch.Tensor | None = None  # float64 [n]: the reference's log-probability of each; None: not known yet
+    kl: torch.Tensor | None = None  # float64 []: of kto, an estimate over the global batch
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return a copy with all tensors on ``device``; from pinned memory the host does not wait for it."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+        # Apple's GPUs (MPS) have no float64.
+        return self._with(
+            lambda tensor: (
+                tensor
+                if device.type == "mps" and tensor.dtype == torch.float64
+                else tensor.to(device, non_blocking=True)
+            )
+        )
 
     def pin(self) -> "MicroBatch":
-        """Return a copy with all tensors in pinned host memory, from which a GPU copies without the host."""
-        return self._with(torch.Tensor.pin_memory)
+        """Return a copy with all tensors of the host in pinned memory, from which a GPU copies without the host."""
+        return self._with(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
@@ -95,16 +125,17 @@ class MicroBatch:
 class Collator:
     """Deals items to ranks and micro-batches, and builds the tensors."""
 
-    micro_batch_size: int  # rows
+    micro_batch_size: int  # items; a pair takes two rows, unless it is in a pack
     pad_token_id: int
     packing: bool
 
-    def micro_batches(self, samples: Samples, items: Sequence[Item], ranks: Ranks) -> list[MicroBatch]:
+    def micro_batches(self, samples: SizedRows, items: Sequence[Item], ranks: Ranks) -> list[MicroBatch]:
         """Return this rank's share of a global batch.
 
         Every rank gets ceil(len(items) / (number of ranks * micro-batch size)) micro-batches.
         """
-        micro_steps = self.deal(samples.lengths, items, ranks.count)
+        lengths = samples.lengths if self.packing else samples.row_lengths
+        micro_steps = self.deal(lengths, items, ranks.count)
         return [self.collate(samples, shares[ranks.index]) for shares in micro_steps]
 
     def deal(self, lengths: np.ndarray, items: Sequence[Item], num_ranks: int) -> list[list[list[Item]]]:
@@ -113,7 +144,7 @@ class Collator:
         The longest come first, so that a lack of memory shows in the first micro-batch.
 
         Args:
-            lengths: [N], tokens of each sample.
+            lengths: [N], tokens of each sample; without packing, of its longest row.
 
         Returns:
             For each micro-step, the items of each rank.
@@ -135,27 +166,35 @@ class Collator:
 
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
         """Build the tensors of a micro-batch. Without ``items``: one padding token and no target."""
-        rows = [[samples[i] for i in item] for item in items]
-        num_tokens = [sum(len(ids) for ids, _ in row) for row in rows]
+        # Each sequence with its sample's index, and its own number in that sample.
+        rows = [[(i, k, *each) for i in item for k, each in enumerate(samples.sequences(i))] for item in items]
+        if not self.packing:  # each has a row of its own
+            rows = [[each] for row in rows for each in row]
+        places = [each[:2] for row in rows for each in row]  # [n]
+        num_tokens = [sum(len(ids) for _, _, ids, _ in row) for row in rows]
         if not rows:
-            rows = [[(np.array([self.pad_token_id]), np.zeros(1))]]
+            rows = [[(-1, 0, np.array([self.pad_token_id]), np.zeros(1))]]
         length = max(num_tokens, default=1)
         input_ids = np.full((len(rows), length), self.pad_token_id, np.int64)
         attention_mask = np.zeros((len(rows), length), np.int64)
         position_ids = np.zeros((len(rows), length), np.int64)
         weights = np.zeros((len(rows), length), np.float32)
         dataset_ids = np.zeros((len(rows), length), np.int64)
+        sequence_ids = np.zeros((len(rows), length), np.int64)
+        num_sequences = 0
         bounds = [0]  # of the segments in the flattened [B * T] tokens
         for b, row in enumerate(rows):
             start = 0
-            for j, (ids, sample_weights) in enumerate(row):
+            for i, _, ids, sample_weights in row:
                 end = start + len(ids)
                 input_ids[b, start:end] = ids
                 position_ids[b, start:end] = np.arange(len(ids))
                 # The first token has no token before it that predicts it.
                 weights[b, start + 1 : end] = sample_weights[1:]
-                if len(items):
-                    dataset_ids[b, start:end] = samples.dataset_ids[items[b][j]]
+                if i >= 0:
+                    dataset_ids[b, start:end] = samples.dataset_ids[i]
+                sequence_ids[b, start:end] = num_sequences
+                num_sequences += 1
                 bounds.append(b * length + end)
                 start = end
             attention_mask[b, :start] = 1
@@ -171,6 +210,15 @@ class Collator:
             dataset_ids=torch.from_numpy(dataset_ids[target_rows, t + 1]),
             num_tokens=sum(num_tokens),
         )
+        if samples.labels is not None:
+            members, numbers = np.array(places, np.int64).reshape(-1, 2).T
+            known = samples.references
+            micro_batch = replace(
+                micro_batch,
+                sequence_ids=torch.from_numpy(sequence_ids[target_rows, t + 1]),
+                labels=torch.from_numpy(samples.labels[members]),
+                references=None if known is None else torch.from_numpy(known[members, numbers]),
+            )
         if not self.packing:
             return replace(micro_batch, attention_mask=torch.from_numpy(attention_mask))
         return replace(
@@ -190,19 +238,33 @@ def _attention_costs(lengths: np.ndarray, items: Sequence[Item]) -> np.ndarray:
     return np.diff(sums[bounds])
 
 
-def evaluation_batches(samples: Samples, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:
+def evaluation_batches(samples: SizedRows, ranks: Ranks, size: int, pad_token_id: int) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches of an evaluation.
 
     Each sample is on exactly one rank, and every rank gets the same number of micro-batches.
 
     Args:
-        size: rows of a micro-batch.
+        size: samples of a micro-batch.
     """
     collator = Collator(size, pad_token_id, packing=False)
-    order = np.argsort(-samples.lengths, kind="stable")  # the longest first, as in ``Collator.deal``
-    for start in range(0, len(order), ranks.count * size):
-        share = _share(order[start : start + ranks.count * size], ranks.index, ranks.count)
+    for share in shares(samples.row_lengths, np.arange(len(samples.row_lengths)), ranks, size):
         yield collator.collate(samples, list(share[:, None]))
+
+
+def shares(row_lengths: np.ndarray, chosen: np.ndarray, ranks: Ranks, size: int) -> Iterator[np.ndarray]:
+    """Yield the samples of each of this rank's micro-batches, int64: each of ``chosen`` is on exactly one rank.
+
+    Every rank gets the same number of micro-batches, some of which may be empty.
+
+    Args:
+        row_lengths: [N], tokens of each sample's longest row.
+        chosen: indices of samples.
+        size: samples of a micro-batch.
+    """
+    # The longest first, as in ``Collator.deal``.
+    order = chosen[np.argsort(-row_lengths[chosen], kind="stable")]
+    for start in range(0, len(order), ranks.count * size):
+        yield _share(order[start : start + ranks.count * size], ranks.index, ranks.count)
 
 
 def _share(indices: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
@@ -248,13 +310,14 @@ def padding_share(lengths: np.ndarray, dealt: Sequence[Sequence[Sequence[Item]]]
     """Return the share of padding among the tokens that the model computes.
 
     Args:
-        lengths: [N], tokens of each sample.
+        lengths: [N], tokens of each sample; or [N, 2], of both rows of each pair.
         dealt: as ``Collator.deal`` returns it.
     """
+    lengths = lengths.reshape(len(lengths), -1)
     used = computed = 0
     for micro_step in dealt:
         for share in micro_step:
-            rows = [int(lengths[item].sum()) for item in share]
+            rows = [num for item in share for num in lengths[item].sum(axis=0).tolist()]
             used += sum(rows)
             computed += max(rows, default=0) * len(rows)
     return 1 - used / computed

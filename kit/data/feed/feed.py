@@ -14,6 +14,7 @@ import numpy as np
 
 from kit.config.settings.data import DataSettings
 from kit.data.feed.batches import Collator, MicroBatch, padding_share
+from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.feed.packing import fill_share
 from kit.data.feed.ranks import Ranks
@@ -34,6 +35,9 @@ class GlobalBatch:
     num_tokens: np.ndarray  # int64 [num_datasets]
     epoch: float  # epochs seen after this step
     origins: Collection[str]  # ``file:line`` of all samples; of a stream, only of this rank's samples
+    num_samples: int = 0  # over all ranks; of pairs the number of pairs
+    chosen_weight: float = 0.0  # over all ranks, of pairs: the sum of the weights of targets in chosen answers
+    mismatched: list[MicroBatch] = field(default_factory=list)  # of this rank: those of ``Mismatched``, for kto
     counts: Mapping[str, int] = field(default_factory=dict)  # of a stream: rows skipped, cut and left out so far
     waited_seconds: float = 0.0  # how long this rank waited until its data were ready
 
@@ -112,17 +116,22 @@ class Feed:
         ranks: Ranks,
         pad_token_id: int,
         num_steps: int,
+        mismatched: Mismatched | None = None,
     ) -> None:
         """
         Args:
-            micro_batch_size: rows.
+            micro_batch_size: items.
             num_steps: the number of steps in the run.
+            mismatched: beside answers with a label.
         """
+        self._mismatched = mismatched
         self._samples = samples
         self._order = order
         self._settings = settings
         self._ranks = ranks
         self._collator = Collator(micro_batch_size, pad_token_id, settings.packing)
+        # A pack has no room for the answers to other prompts.
+        self._unpacked = replace(self._collator, packing=False)
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
@@ -144,15 +153,17 @@ class Feed:
 
     def _packing_note(self) -> str:
         epoch = self._order.epoch(0)
-        share = fill_share(epoch, self._samples.lengths[epoch.members], self._settings.max_length)
-        return f"packing: {len(epoch)} packs of {self._settings.max_length} tokens, {share:.2%} full"
+        # Both halves of a pair are in one pack.
+        capacity = self._settings.max_length * self._samples.sequence_lengths.shape[1]
+        share = fill_share(epoch, self._samples.lengths[epoch.members], capacity)
+        return f"packing: {len(epoch)} packs of {capacity} tokens, {share:.2%} full"
 
     def _padding_note(self) -> str:
-        lengths = self._samples.lengths
+        lengths = self._samples.row_lengths
         dealt = []
         for step in range(STEPS_LOOKED_AT):
             dealt += self._collator.deal(lengths, self._order.batch(step), self._ranks.count)
-        return f"padding: {padding_share(lengths, dealt):.1%} of the computed tokens"
+        return f"padding: {padding_share(self._samples.sequence_lengths, dealt):.1%} of the computed tokens"
 
     def _mixing_notes(self) -> list[str]:
         """One line for each data set, if they have weights."""
@@ -187,4 +198,16 @@ class Feed:
             num_tokens=by_dataset(self._samples.lengths).astype(np.int64),
             epoch=self._order.epochs_after(step + 1),
             origins=_Origins(self._samples, indices),
+            num_samples=len(indices),
+            chosen_weight=self._chosen_weight(indices),
+            mismatched=self._mismatched_of(indices),
         )
+
+    def _chosen_weight(self, indices: np.ndarray) -> float:
+        records = self._samples.preferences
+        return 0.0 if records is None else float(records["first_weight"][indices].sum())
+
+    def _mismatched_of(self, indices: np.ndarray) -> list[MicroBatch]:
+        if self._mismatched is None:
+            return []
+        return self._unpacked.micro_batches(self._mismatched, list(indices[:, None]), self._ranks)

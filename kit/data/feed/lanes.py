@@ -58,7 +58,7 @@ class StreamedDataset:
 class Element:
     """An item of a lane: one sample, or the samples of a pack."""
 
-    samples: list[tuple[np.ndarray, np.ndarray]]  # ids and weights
+    samples: list[list[tuple[np.ndarray, np.ndarray]]]  # ids and weights of each sequence of each sample
     origins: list[str]  # ``file:line`` of each sample
     cursor: Cursor  # of the lane after this item
 
@@ -198,7 +198,7 @@ class SubStream:
         """Make an element of the samples ``item`` of a piece."""
         parts, numbers = piece.samples["part"], piece.samples["number"]
         origins = [self._source.origin(int(parts[i]), int(numbers[i])) for i in item]
-        return Element([piece[i] for i in item], origins, cursor)
+        return Element([piece.sequences(i) for i in item], origins, cursor)
 
     def _raise_if_bad(self, bad: list[BadRow], num_good: int) -> None:
         """Raise ``UserError`` for rows that must not be skipped, or if there are too many of them.
@@ -232,7 +232,7 @@ class SubStream:
         if not self._settings.packing:
             yield from ([int(i)] for i in order)
             return
-        packs = pack(lengths[order], self._settings.max_length)
+        packs = pack(lengths[order], self._streamed.encoder.pack_length)
         for p in permutation(len(packs), seed, PACKS, number, stream):
             yield order[packs.members[packs.starts[p] : packs.starts[p + 1]]].tolist()
 

@@ -74,6 +74,9 @@ class Stream:
         """The names of the training data sets."""
         return [dataset.entry.name for dataset in self.datasets]
 
+    def mismatched(self, samples: Samples) -> None:
+        """Return None: answers with a label are not read from a stream."""
+
     def whole_epochs_after(self, num_steps: int) -> int:
         """Raise ``ValueError``: only reading it shows where a stream ends. Recipes that would ask are refused."""
         raise ValueError("the end of an epoch is not known in a stream")
@@ -178,6 +181,7 @@ class StreamFeed:
         """See ``Stream.open_feed``. Skipped rows are listed in ``skipped_file``."""
         self._settings = stream.settings
         self._seed = stream.seed
+        self._has_preferences = stream.encoder.wanted != "answers"
         self._ranks = ranks
         self._collator = Collator(settings.micro_batch_size, pad_token_id, stream.settings.packing)
         self._num_lanes = settings.global_batch_size
@@ -229,19 +233,21 @@ class StreamFeed:
         """Return the global batch of ``step``, counted from 0. Called by all ranks, for one step after the other."""
         elements, micro_batches, row_counts = self._ahead.take(step)
         self._skipped_file.append([row for sub_stream in self._all_sub_streams for row in sub_stream.skipped()])
-        # Sums of weights, targets and tokens, by data set.
-        sums = np.zeros((3, len(self._sub_streams)))
+        # Sums of weights, targets and tokens, of samples, and of the weights in the first half of pairs; by data set.
+        sums = np.zeros((5, len(self._sub_streams)))
         for dataset_id, lane, element in elements:
             self._cursors[dataset_id, lane] = element.cursor
-            for ids, sample_weights in element.samples:
-                target_weights = sample_weights[1:]
-                sums[:, dataset_id] += target_weights.sum(), (target_weights > 0).sum(), len(ids)
+            for sequences in element.samples:
+                sums[3:, dataset_id] += 1, sequences[0][1][1:].sum()
+                for ids, sample_weights in sequences:
+                    target_weights = sample_weights[1:]
+                    sums[:3, dataset_id] += target_weights.sum(), (target_weights > 0).sum(), len(ids)
         epochs = self._cursors[:, list(self._own_lanes), 0].sum()
         differs = [any(each.difference for each in by_lane.values()) for by_lane in self._sub_streams]
         summed = self._sum_over_ranks(np.concatenate([sums.reshape(-1), differs, row_counts, [epochs]]))
         sums, differing, all_row_counts, _ = np.split(summed, np.cumsum([sums.size, len(differs), len(row_counts)]))
         self._raise_if_any(differing, step)
-        sums, all_row_counts = sums.reshape(3, -1), all_row_counts.astype(int)
+        sums, all_row_counts = sums.reshape(5, -1), all_row_counts.astype(int)
         self._counts = dict(zip(COUNTS, (self._earlier_counts + all_row_counts).tolist(), strict=True))
         return GlobalBatch(
             micro_batches,
@@ -250,6 +256,8 @@ class StreamFeed:
             num_tokens=sums[2].astype(np.int64),
             epoch=float(summed[-1]) / self._cursors[:, :, 0].size,
             origins=[origin for _, _, element in elements for origin in element.origins],
+            num_samples=int(sums[3].sum()),
+            chosen_weight=float(sums[4].sum()) if self._has_preferences else 0.0,
             counts=self._counts,
             waited_seconds=self._ahead.waited_seconds,
         )
@@ -302,7 +310,7 @@ class StreamFeed:
         for lane in self._own_lanes:
             dataset_id = dataset_ids[lane]
             elements.append((dataset_id, lane, self._sub_streams[dataset_id][lane].take(lane)))
-        rows = _Rows(elements)
+        rows = _Rows(elements, self._has_preferences)
         shares = self._collator.deal(rows.lengths, rows.items, num_ranks=1)
         micro_batches = [self._collator.collate(rows, share) for (share,) in shares]
         counts = [sum(sub_stream.counts[name] for sub_stream in self._all_sub_streams) for name in COUNTS]
@@ -315,12 +323,17 @@ class StreamFeed:
 class _Rows:
     """The samples of one step in the form that ``Collator.collate`` takes."""
 
-    def __init__(self, elements: Sequence[tuple[int, int, Element]]) -> None:
+    references = None
+
+    def __init__(self, elements: Sequence[tuple[int, int, Element]], has_preferences: bool) -> None:
         sizes = [len(element.samples) for _, _, element in elements]
         self._samples = [sample for _, _, element in elements for sample in element.samples]
-        self.lengths = np.array([len(ids) for ids, _ in self._samples])
+        totals = [[len(ids) for ids, _ in sequences] for sequences in self._samples]
+        self.lengths = np.array([max(each) if has_preferences else sum(each) for each in totals])
+        self.labels = np.ones(len(self._samples), bool) if has_preferences else None
         self.dataset_ids = np.repeat([dataset_id for dataset_id, _, _ in elements], sizes)
         self.items: list[Item] = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See ``Samples.sequences``."""
         return self._samples[i]

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from kit.config.dataset_entry import DatasetEntry
+from kit.config.settings.objective import Rows
 from kit.data.chat.columns import choose_fields
 from kit.data.chat.columns_flag import Listed, columns_flag
 from kit.data.chat.formats import IGNORE
@@ -55,12 +56,16 @@ class Dataset:
 
 
 def open_datasets(
-    entries: Sequence[DatasetEntry], eval_entries: Sequence[DatasetEntry], streaming: bool
+    entries: Sequence[DatasetEntry],
+    eval_entries: Sequence[DatasetEntry],
+    streaming: bool,
+    wanted: Rows = "answers",
 ) -> list[Dataset]:
     """Open the data sets to train on, then those to evaluate on, and choose the columns to read.
 
     Args:
         streaming: training data of the hub are read over the network later instead of downloaded now.
+        wanted: what the rows must hold for the objective.
 
     Raises:
         UserError: with the problems of all data sets.
@@ -70,24 +75,26 @@ def open_datasets(
     for i, entry in enumerate(entries):
         with problems.caught():
             among = Listed("dataset", tuple(entries), i, is_alone=len(entries) == 1)
-            datasets.append(_open_dataset(entry, among, streaming))
+            datasets.append(_open_dataset(entry, among, streaming, wanted))
     is_alone = not datasets  # the training data need a mapping too, probably the same one
     for i, entry in enumerate(eval_entries):
         with problems.caught():
             among = Listed("eval_dataset", tuple(eval_entries), i, is_alone)
-            datasets.append(_open_dataset(entry, among, streaming=False, is_evaluation=True))
+            datasets.append(_open_dataset(entry, among, False, wanted, is_evaluation=True))
     # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
     last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
     raise_if(last_of_each.values())
     return datasets
 
 
-def _open_dataset(entry: DatasetEntry, among: Listed, streaming: bool, is_evaluation: bool = False) -> Dataset:
+def _open_dataset(
+    entry: DatasetEntry, among: Listed, streaming: bool, wanted: Rows, is_evaluation: bool = False
+) -> Dataset:
     """Open a data set, which is ``among`` those of its flag."""
     source = open_source(entry.path, entry.split or "", among.flag, entry.config, streaming, revision=entry.revision)
     rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
     try:
-        fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation, rows, among)
+        fields = choose_fields(source.columns, entry.columns or {}, source.name, is_evaluation, rows, among, wanted)
     except UserError as error:
         # A JSON file of a single object, which holds the rows.
         num_rows = sum(1 for _ in islice(read_rows(source.parts), 2))

@@ -7,13 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xxhash
 
 from kit.cache import digest
+from kit.config.settings.objective import Rows
 from kit.data.chat.formats import IGNORE, Sample, plain_text, to_sample
 from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
@@ -23,6 +24,17 @@ from kit.data.read.parts import Block
 from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.halves import (
+    PREFERENCE,
+    PREFERENCE_VERSION,
+    PROMPT_CUT,
+    Halves,
+    in_a_row,
+    joined,
+    parts_to_encode,
+    preference_records,
+    without_start_of_prompt,
+)
 from kit.errors import Problem
 
 # Part of every cache key: raise it whenever the same rows would give other ids or weights, or the files change.
@@ -54,6 +66,7 @@ class Piece:
     input_ids: np.ndarray  # int32 [T]
     weight_codes: np.ndarray  # uint8 (or larger, for many weights) [T], each token's index in `weights`
     weights: list[float]
+    preferences: np.ndarray | None = None  # PREFERENCE [N]; None: the rows hold answers alone
     rows: Sequence[int] = ()  # [N], index of the given row that each sample is from
     bad: list[BadRow] = field(default_factory=list)  # in the order of the rows; a row may be there more than once
     problems: list[Problem] = field(default_factory=list)  # others, for which no row can be skipped
@@ -70,6 +83,12 @@ class Piece:
         codes = self.weight_codes[start : start + length]
         return self.input_ids[start : start + length], np.array(self.weights, np.float32)[codes]
 
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
+        ids, weights = self[i]
+        first = len(ids) if self.preferences is None else int(self.preferences["first_length"][i])
+        return [(ids[part], weights[part]) for part in (slice(first), slice(first, None)) if len(ids[part])]
+
 
 class _Kept(NamedTuple):
     """A sample to write into a piece."""
@@ -79,6 +98,8 @@ class _Kept(NamedTuple):
     row: int  # index of its row among the given rows
     encoded: Encoded
     text_hash: int
+    first_length: int = 0  # see ``PREFERENCE``
+    label: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,15 +110,22 @@ class Encoder:
     template: Jinja  # Jinja text of the chat template
     prompts_as_chat: bool  # prompt and completion as texts become a user and an assistant message
     train_on: Literal["assistant", "last", "all"]
-    max_length: int  # tokens
+    max_length: int  # tokens; of a pair, of each of its halves
     excess_length_strategy: str
+    wanted: Rows = "answers"  # what the rows hold
+
+    @property
+    def pack_length(self) -> int:
+        """The tokens of a pack: both halves of a pair are in one."""
+        return self.max_length * (2 if self.wanted == "pairs" else 1)
 
     def key(self) -> list[Any]:
         """What identifies this encoder in the key of a cache entry."""
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         del state["truncation"], state["padding"]  # earlier calls may have set these; they have no effect here
         settings = (self.template, self.prompts_as_chat, self.train_on, self.max_length, self.excess_length_strategy)
-        return [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
+        key = [CODE_VERSION, *settings, digest(state, self.tokenizer.special_tokens_map)]
+        return key if self.wanted == "answers" else [*key, self.wanted, PREFERENCE_VERSION]
 
     def about(self) -> dict[str, Any]:
         """What ``kit cache`` shows of this encoder."""
@@ -154,41 +182,54 @@ class Encoder:
                 origins.append((part, number, index))
                 samples.append(sample)
         piece.unused = unused.counts
-        results = encode_all(samples, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         kept: list[_Kept] = []
-        for (part, number, index), sample, result in zip(origins, samples, results, strict=True):
+        for origin, sample, result in zip(origins, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
-                if result.where in dataset.fields:  # a column that a row can do without
+                is_common = not result.where.startswith(("chosen", "rejected"))
+                if result.where in dataset.fields and is_common:  # a column that a row can do without
                     flag = dataset.columns_flag({dataset.fields[result.where]: IGNORE})
                     ignore = f"{flag} learns the rows without it"
                     result = replace(result, fix=f"{result.fix}; or {ignore}" if result.fix else ignore)
-                refuse(part, number, [result], is_common=True)
+                refuse(*origin[:2], [result], is_common)
                 continue
             piece.counts["num_rows"] += 1
             piece.counts["num_encoded"] += len(result)  # more than rows where a template rewrites earlier turns
-            piece.remarks.update({remark for encoded in result for remark in encoded.remarks})
+            piece.remarks.update({remark for halves in result for encoded in halves for remark in encoded.remarks})
             if self.train_on != "all" and _ends_without_answer(sample):
                 piece.remarks[AFTER_ANSWERS] += 1
             letters = plain_text(sample).casefold().encode().translate(None, NO_LETTERS)
             text_hash = xxhash.xxh3_64_intdigest(letters)
-            for encoded in result:
-                num_tokens = len(encoded.input_ids)
+            for halves in result:
+                num_tokens = max(len(encoded.input_ids) for encoded in halves)
                 if num_tokens > self.max_length and self.excess_length_strategy == "error":
                     fix = f"--max_length {num_tokens}; or --excess_length_strategy truncate cuts it"
-                    where = source.origin(part, number)
+                    where = source.origin(*origin[:2])
                     piece.problems.append(Problem(where, f"{num_tokens} tokens", f"at most {self.max_length}", fix))
-                else:
-                    kept += [_Kept(part, number, index, cut, text_hash) for cut in self._cut(encoded, piece)]
+                    continue
+                for cut in self._cut(halves[0], piece) if self.wanted == "answers" else self._cut_alike(halves, piece):
+                    first_length = len(cut[0].input_ids)
+                    kept.append(_Kept(*origin, in_a_row(cut), text_hash, first_length, sample.get("label", True)))
         piece.bad.sort(key=lambda row: (row.part, row.number))
-        _fill(piece, kept)
+        _fill(piece, kept, self.wanted)
         return piece
 
-    def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Encoded]:
+    def _encode_all(self, samples: Sequence[Sample]) -> list[list[Halves] | Problem]:
+        """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
+        parts = [parts_to_encode(sample, self.wanted, self.prompts_as_chat) for sample in samples]
+        every_part = list(chain.from_iterable(parts))
+        results = encode_all(every_part, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
+        if self.wanted == "answers":
+            return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
+        left = iter(results)
+        encoded_parts = [list(islice(left, len(of_sample))) for of_sample in parts]
+        return [joined(sample, encoded) for sample, encoded in zip(samples, encoded_parts, strict=True)]
+
+    def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:
         """Encode a row without cutting it, to show what ``encode`` made of it; empty if it cannot be used."""
         sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields)
         if isinstance(sample, list):
             return []
-        (result,) = encode_all([sample], self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
+        (result,) = self._encode_all([sample])
         return [] if isinstance(result, Problem) else result
 
     def pieces(self, ids: Sequence[int]) -> list[list[slice]]:
@@ -204,7 +245,19 @@ class Encoder:
             return [[slice(0, num_first), slice(len(ids) - limit + num_first, len(ids))]]
         return [[slice(0, limit)]]
 
-    def _cut(self, encoded: Encoded, piece: Piece) -> list[Encoded]:
+    def _cut_alike(self, halves: Halves, piece: Piece) -> list[Halves]:
+        """Cut the prompt of answers that are too long with it, or leave them out. Adds to the counts of ``piece``."""
+        if max(len(half.input_ids) for half in halves) <= self.max_length:
+            return [halves]
+        cut = None
+        if self.excess_length_strategy != "drop":
+            cut = without_start_of_prompt(halves, self.max_length, self.tokenizer.bos_token_id)
+        piece.counts["num_truncated" if cut else "num_dropped_long"] += 1
+        if cut:
+            piece.remarks[PROMPT_CUT] += 1
+        return [cut] if cut else []
+
+    def _cut(self, encoded: Encoded, piece: Piece) -> list[Halves]:
         """Cut a sample to ``max_length``, which may leave no sample or several. Adds to the counts of ``piece``."""
         ids, weights = encoded.input_ids, encoded.weights
         if len(ids) <= self.max_length:
@@ -220,7 +273,7 @@ class Encoder:
             ]
         supervised = [sample for sample in cut if any(sample.weights[1:])]
         piece.counts["num_dropped_unsupervised"] += len(cut) - len(supervised)
-        return supervised
+        return [(sample,) for sample in supervised]
 
 
 def _ends_without_answer(sample: Sample) -> bool:
@@ -229,8 +282,10 @@ def _ends_without_answer(sample: Sample) -> bool:
     return isinstance(messages, list) and messages[-1]["role"] != "assistant"
 
 
-def _fill(piece: Piece, kept: Sequence[_Kept]) -> None:
+def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:
     """Write the samples into the arrays of ``piece``."""
+    if wanted != "answers":
+        piece.preferences = np.zeros(len(kept), PREFERENCE)
     if not kept:
         return
     encoded = [sample.encoded for sample in kept]
@@ -259,3 +314,6 @@ def _fill(piece: Piece, kept: Sequence[_Kept]) -> None:
     piece.samples["target_weight"] = np.add.reduceat(weights * targets, starts, dtype=np.float64)
     piece.samples["ids_hash"] = np.array(hashes, np.uint64)
     piece.samples["text_hash"] = np.array([sample.text_hash for sample in kept], np.uint64)
+    if wanted != "answers":
+        firsts, labels = [sample.first_length for sample in kept], [sample.label for sample in kept]
+        piece.preferences = preference_records(firsts, labels, starts, weights * targets)

@@ -16,7 +16,7 @@ from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 # The counts of what was cut, split or left out.
 LOSS_COUNTS = ("num_truncated", "num_split", "num_dropped_long", "num_dropped_unsupervised", "num_blank_lines")
 MAX_UNUSED = 10  # columns in a note
-FILES_OF_STORE = 3  # that stay open, one for each of its arrays
+FILES_OF_STORE = 4  # that stay open at most, one for each of its arrays
 BLOCK = 1 << 16  # samples that are looked at together
 NOT_USED = ": not used: "  # in the note that lists them
 
@@ -27,7 +27,9 @@ class Store:
 
     source: Source
     name: str  # in metrics and tables
-    arrays: Mapping[str, np.ndarray]  # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]
+    # samples SAMPLE [N], input_ids int32 [T], weight_codes uint8 [T]; of pairs and answers with a label also
+    # preferences PREFERENCE [N]
+    arrays: Mapping[str, np.ndarray]
     info: Mapping[str, Any]  # what the cache entry holds besides arrays: counts, remarks, weights, max_id
     fingerprint: str  # of its samples: they depend on the rows that are read, how, and which are skipped
     folder: Path | None = None  # the cache entry
@@ -100,7 +102,7 @@ class Samples:
     """Samples of one or several stores.
 
     ``samples[i]`` is ``(input_ids int32 [T], weights float32 [T])``. A weight is that of the token in the loss, 0 if
-    nothing is learned from it.
+    nothing is learned from it. A sample is one sequence of tokens. A pair is two, one behind the other.
 
     Attributes:
         stores: where the samples are from, one for each data set.
@@ -108,6 +110,10 @@ class Samples:
         num_targets: int32 [N], the number of its supervised tokens that have a token before them.
         target_weights: float64 [N], the sum of their weights.
         dataset_ids: int16 [N], the index of its store.
+        preferences: PREFERENCE [N] of pairs and answers with a label; else None.
+        sequence_lengths: int32 [N, 2] of pairs, [N, 1] of other samples: the tokens of each sequence.
+        references: float64 [N, 2] or None: the log-probabilities that the reference of an objective gives to the two
+            sequences of a pair, or to an answer with a label and to its mismatched one (``kit.data.feed.mismatched``).
         fingerprint: identifies the ids, the weights and their order. The same on every machine.
     """
 
@@ -121,6 +127,30 @@ class Samples:
         self.lengths = self._column("length")
         self.num_targets = self._column("num_targets")
         self.target_weights = self._column("target_weight")
+        self.preferences: np.ndarray | None = None
+        self.sequence_lengths = self.lengths[:, None]
+        self.references: np.ndarray | None = None
+        if "preferences" in stores[0].arrays:
+            records = self._chosen(np.concatenate([store.arrays["preferences"] for store in stores]))
+            self.preferences = records
+            if (records["first_length"] < self.lengths).any():
+                firsts = records["first_length"]
+                self.sequence_lengths = np.stack([firsts, self.lengths - firsts], axis=1)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """The tokens of each sample's longest sequence, int32 [N]: of the rows that it takes without packing."""
+        return self.sequence_lengths.max(axis=1)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Whether each answer is a good one, bool [N], of answers with a label; of pairs true; else None."""
+        return None if self.preferences is None else self.preferences["label"].astype(bool)
+
+    @property
+    def are_rated(self) -> bool:
+        """Whether the samples are answers with a label."""
+        return self.preferences is not None and self.sequence_lengths.shape[1] == 1
 
     def _column(self, name: str) -> np.ndarray:
         return self._chosen(np.concatenate([store.arrays["samples"][name] for store in self.stores]))
@@ -137,6 +167,12 @@ class Samples:
         start, end = sample["start"], sample["start"] + sample["length"]
         weights = np.array(store.info["weights"], np.float32)[store.arrays["weight_codes"][start:end]]
         return store.arrays["input_ids"][start:end], weights
+
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and weights of each sequence of sample ``i``: of a pair the chosen one first."""
+        ids, weights = self[i]
+        first = int(self.sequence_lengths[i, 0])
+        return [(ids[part], weights[part]) for part in (slice(first), slice(first, None)) if len(ids[part])]
 
     def _find(self, i: int) -> tuple[Store, Any]:
         """The store of sample ``i``, and its entry there, a ``rows.SAMPLE``."""

@@ -35,6 +35,7 @@ from kit.data.read.parts import Block
 from kit.data.read.sources import FIX_ROWS, Source, read_rows, shown
 from kit.data.samples.bad_rows import SKIPPED_FILE, BadRows
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.halves import PREFERENCE
 from kit.data.samples.rows import SAMPLE, Encoder, Piece
 from kit.data.samples.samples import Store
 from kit.errors import Problem, UserError, raise_if
@@ -60,13 +61,14 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     # Ignored columns change no sample, but which rows are refused: another cache entry, the same fingerprint.
     entry_key = digest(key, sorted(dataset.ignored)) if dataset.ignored else key
     folder = cache_folder() / "samples" / entry_key
-    cached = _open(folder)
+    has_preferences = encoder.wanted != "answers"
+    cached = _open(folder, has_preferences)
     if cached is None:
         with locked(folder):
-            cached = _open(folder)  # another process may have made it meanwhile
+            cached = _open(folder, has_preferences)  # another process may have made it meanwhile
             if cached is None:
                 _make(folder, dataset, encoder, num_processes, skips)
-                cached = _open(folder)
+                cached = _open(folder, has_preferences)
     assert cached is not None
     arrays, info = cached
     if info["skipped"] and not skips:
@@ -75,7 +77,7 @@ def tokenise(dataset: Dataset, encoder: Encoder, num_processes: int | None = Non
     return Store(dataset.source, dataset.entry.name, arrays, info, fingerprint, folder)
 
 
-def _open(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+def _open(folder: Path, has_preferences: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """Open a cache entry; None if it is absent or damaged, or if its arrays do not fit each other."""
     cached = open_entry(folder)
     if cached is None:
@@ -86,6 +88,11 @@ def _open(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     samples, ids, codes = found
     starts, lengths = samples["start"], samples["length"]
     fits = len(samples) and starts.min() >= 0 and lengths.min() > 0 and (starts + lengths).max() <= len(ids)
+    if has_preferences:
+        records = cached[0].get("preferences", np.empty(0))
+        if records.dtype != PREFERENCE or len(records) != len(samples):
+            return None
+        fits = fits and bool(((records["first_length"] > 0) & (records["first_length"] <= lengths)).all())
     return cached if fits and len(ids) == len(codes) else None
 
 
@@ -258,9 +265,10 @@ class _Entry:
         piece.samples["start"] += self.num_tokens
         self.num_tokens += len(piece.input_ids)
         self.max_id = max(self.max_id, int(piece.input_ids.max()))
-        self._writer.append(
-            {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
-        )
+        arrays = {"samples": piece.samples, "input_ids": piece.input_ids, "weight_codes": codes[piece.weight_codes]}
+        if piece.preferences is not None:
+            arrays["preferences"] = piece.preferences
+        self._writer.append(arrays)
 
     def finished(self, name: str, longest: Callable[[], int]) -> dict[str, Any]:
         """Return what the entry holds besides the arrays.

@@ -108,7 +108,9 @@ def _problems_of_first_rows(recipe: Recipe, meta_model: Any) -> list[Problem]:
     Raises:
         UserError: with what is wrong, before the token that ends the answers is known.
     """
-    datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
+    datasets = open_datasets(
+        recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
+    )
     tokenizer = open_tokenizer(recipe)
     streamed = recipe.model_copy(update={"streaming": True})
     data = open_data(
@@ -119,5 +121,6 @@ def _problems_of_first_rows(recipe: Recipe, meta_model: Any) -> list[Problem]:
         eval_settings=recipe,
         seed=recipe.seed,
         global_batch_size=recipe.global_batch_size,
+        wanted=recipe.declared.rows,
     )
     return check_stop_tokens(recipe, meta_model, tokenizer, stop_ids(data, tokenizer), f"{recipe.output_dir}/final")

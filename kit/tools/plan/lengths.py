@@ -71,7 +71,9 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
     datasets = []
     tokenizer = None
     with problems.caught():
-        datasets = open_datasets(recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming)
+        datasets = open_datasets(
+            recipe.dataset_entries, recipe.eval_dataset_entries, recipe.streaming, recipe.declared.rows
+        )
     try:
         tokenizer = open_tokenizer(recipe)
     except UserError as error:
@@ -87,6 +89,7 @@ def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
         eval_settings=recipe,
         seed=recipe.seed,
         global_batch_size=recipe.global_batch_size,
+        wanted=recipe.declared.rows,
     )
     assert isinstance(data, Data)
     return data, every

@@ -229,7 +229,7 @@ def _find_lost(data: Data, num: int, others: list[int]) -> list[_Lost]:
         longest = [i for i in longest if data.train.lengths[i] == data.settings.max_length]
         wanted = {data.train.origin(i) for i in longest} if left[CUT] else set()
         for origin, row in _candidates(store, dataset, data.settings.max_length, left, wanted):
-            for encoded in data.encoder.whole(dataset, row):
+            for encoded, *_ in data.encoder.whole(dataset, row):
                 lost = _lost(origin, encoded, data.encoder, left)
                 if lost and (lost.is_wanted or origin in wanted):
                     found.append(lost)

@@ -1,0 +1,43 @@
+"""Answers to other prompts: the samples over which KTO measures how far the model has moved from its reference."""
+
+import numpy as np
+
+from kit.data.feed.order import MISMATCH, permutation
+from kit.data.samples.samples import Samples
+
+
+class Mismatched:
+    """Each sample's prompt with the answer to the prompt of another sample, its partner.
+
+    The partner depends on the data and the seed only: so it is the same on any number of ranks and in every epoch, and
+    what the reference makes of it can be computed before the first step. A sequence that would be longer than
+    ``max_length`` tokens is cut at its end.
+
+    Has what ``kit.data.feed.batches`` reads of ``Samples``.
+    """
+
+    def __init__(self, samples: Samples, seed: int, max_length: int) -> None:
+        assert samples.preferences is not None
+        self._samples = samples
+        self._max_length = max_length
+        order = permutation(len(samples), seed, MISMATCH)
+        self.partners = np.empty_like(order)
+        self.partners[order] = np.roll(order, -1)
+        self._prompt_lengths = samples.preferences["prompt_length"]
+        answers = samples.lengths - self._prompt_lengths
+        self.lengths = np.minimum(self._prompt_lengths + answers[self.partners], max_length)
+        self.row_lengths = self.lengths
+        self.dataset_ids = samples.dataset_ids
+        self.labels = samples.labels
+
+    @property
+    def references(self) -> np.ndarray | None:
+        """See ``Samples.references``."""
+        return None if self._samples.references is None else self._samples.references[:, 1:]
+
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and weights of the one sequence of sample ``i``."""
+        prompt, answer = slice(0, self._prompt_lengths[i]), slice(self._prompt_lengths[self.partners[i]], None)
+        own, other = self._samples[i], self._samples[int(self.partners[i])]
+        ids, weights = (np.concatenate([mine[prompt], theirs[answer]]) for mine, theirs in zip(own, other, strict=True))
+        return [(ids[: self._max_length], weights[: self._max_length])]

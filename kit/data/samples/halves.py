@@ -1,0 +1,119 @@
+"""Samples with two answers to one prompt, or with an answer and its label: how they are encoded, cut and stored. Pure.
+
+Promises:
+
+- The prompt has the same tokens in both halves of a pair, and the answers differ. What does not is a problem.
+- Cutting takes tokens of the prompt, the same from both halves. No answer is cut: a pair that is too long for that is
+  left out.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kit.config.settings.objective import Rows
+from kit.data.chat.formats import Sample
+from kit.data.chat.preferences import turns_of
+from kit.data.chat.tokens import Encoded
+from kit.errors import Problem
+
+PREFERENCE_VERSION = 1  # as CODE_VERSION, of these samples alone
+ANSWERS = ("chosen", "rejected", "completion")
+PROMPT_CUT = "the start of the prompt was cut off, so that no answer is cut"
+# What these samples have besides ``rows.SAMPLE``. The tokens of a pair are the prompt with the chosen answer, then the
+# prompt with the rejected one.
+PREFERENCE = np.dtype(
+    [
+        ("prompt_length", "<i4"),  # tokens before the first supervised one
+        ("first_length", "<i4"),  # tokens of the chosen half; of an answer with a label, all of them
+        ("first_num_targets", "<i4"),  # supervised tokens in it
+        ("first_weight", "<f8"),  # sum of their weights
+        ("label", "u1"),  # 0: the answer is a bad one
+    ]
+)
+Halves = tuple[Encoded, ...]  # of a pair the prompt with each of its answers; of any other sample one
+
+
+def parts_to_encode(sample: Sample, wanted: Rows, prompts_as_chat: bool) -> list[Sample]:
+    """Return the samples that are encoded for ``sample``: for a pair, its prompt with each of its answers."""
+    if wanted == "answers":
+        return [sample]
+    shared = {key: value for key, value in sample.items() if key not in (*ANSWERS, "label")}
+    answers = [sample[name] for name in ANSWERS if name in sample]
+    turns = turns_of(shared["prompt"]) if prompts_as_chat and isinstance(shared["prompt"], str) else None
+    if turns:
+        shared["prompt"] = turns
+        answers = [[{"role": "assistant", "content": answer.strip()}] for answer in answers]
+    return [{**shared, "completion": answer} for answer in answers]
+
+
+def joined(sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[Halves] | Problem:
+    """Join what the parts of a sample became. Returns a ``Problem`` if it cannot be learned from."""
+    names = [name for name in ANSWERS if name in sample]
+    halves: Halves = ()
+    for name, half in zip(names, encoded, strict=True):
+        if isinstance(half, Problem):
+            return half
+        if len(half) > 1:
+            found = "the chat template rewrites earlier turns, so these answers have no text in common"
+            return Problem(name, found, "one answer", "make a row of each, with the turns before it as the prompt")
+        if not any(half[0].weights[1:]):
+            return Problem(name, "nothing of it is supervised", "an answer with a weight")
+        halves += (half[0],)
+    if len(halves) == 1:
+        return [halves]
+    chosen, rejected = halves
+    num_prompt = first_target(chosen.weights)
+    if num_prompt != first_target(rejected.weights) or chosen.input_ids[:num_prompt] != rejected.input_ids[:num_prompt]:
+        found = "the prompt before it has other tokens than before the chosen answer"
+        return Problem("rejected", found, "the same prompt in both: the template may write it in another way")
+    if chosen.input_ids == rejected.input_ids:
+        return Problem("rejected", "the same tokens as chosen", "another answer")
+    return [halves]
+
+
+def without_start_of_prompt(halves: Halves, max_length: int, bos: int | None) -> Halves | None:
+    """Cut tokens of the prompt until the longest half has ``max_length``. None if the answers leave no prompt."""
+    num_over = max(len(half.input_ids) for half in halves) - max_length
+    num_first = 1 if halves[0].input_ids[0] == bos else 0  # BOS stays first
+    # At least one token must predict the first of the answer.
+    if num_over > first_target(halves[0].weights) - max(num_first, 1):
+        return None
+    start = num_first + num_over
+    return tuple(
+        Encoded(half.input_ids[:num_first] + half.input_ids[start:], half.weights[:num_first] + half.weights[start:])
+        for half in halves
+    )
+
+
+def first_target(weights: Sequence[float]) -> int:
+    """Return the number of tokens before the first supervised one that has a token before it."""
+    return next(i for i, weight in enumerate(weights) if i and weight)
+
+
+def in_a_row(halves: Halves) -> Encoded:
+    """Return the tokens of all halves as one sample. Nothing predicts the first token of a half."""
+    first, *others = halves
+    for other in others:
+        first = Encoded(first.input_ids + other.input_ids, [*first.weights, 0.0, *other.weights[1:]])
+    return first
+
+
+def preference_records(
+    first_lengths: Sequence[int], labels: Sequence[bool], starts: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return PREFERENCE [N] of N samples.
+
+    Args:
+        starts: int [N], the index of each sample's first token.
+        weights: float [T], of all tokens as targets; 0 where nothing predicts a token.
+    """
+    records = np.zeros(len(starts), PREFERENCE)
+    records["first_length"] = first_lengths
+    records["label"] = labels
+    for i, (start, length) in enumerate(zip(starts.tolist(), first_lengths, strict=True)):
+        half = weights[start : start + length]
+        records["prompt_length"][i] = np.flatnonzero(half)[0]
+        records["first_num_targets"][i] = np.count_nonzero(half)
+        records["first_weight"][i] = half.sum(dtype=np.float64)
+    return records

@@ -1,0 +1,295 @@
+"""Objectives over answers that are compared: pairs of a chosen and a rejected answer, and answers with a label.
+
+In the equations x is a prompt, y_w its chosen and y_l its rejected answer, pi the model and ref the reference, which is
+the model as it was at the start. log pi(y|x) is the sum of the log-probabilities of the supervised tokens of y, each
+times its weight, and |y| the sum of these weights. s is the logistic function.
+
+Each term is a sum over pairs or answers, or over the tokens of the chosen answers, divided by their number in the
+global batch. So the result does not depend on how the global batch is cut up.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from kit.config.settings.objective import ObjectiveSettings
+from kit.strategy.float64 import in_float64
+from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.data.feed.feed import GlobalBatch
+    from kit.strategy.accelerator import Prepared
+
+PER_PAIR = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+PER_ANSWER = ("logps/chosen", "logps/rejected", "lengths/chosen", "lengths/rejected")
+
+
+class Pairs(NamedTuple):
+    """P pairs of a micro-batch, float64 [P, 2]: of the chosen answer, and of the rejected one."""
+
+    logps: torch.Tensor  # log pi(y|x)
+    lengths: torch.Tensor  # |y|
+    references: torch.Tensor  # log ref(y|x); 0 for an objective without a reference
+
+    @property
+    def ratios(self) -> torch.Tensor:
+        """log pi(y|x) / ref(y|x)."""
+        return self.logps - self.references
+
+    @classmethod
+    def of(cls, losses: torch.Tensor, micro_batch: "MicroBatch") -> "Pairs":
+        """Add up the losses of the targets, float32 [S], by answer."""
+        logps = sequence_logps(losses, micro_batch).reshape(-1, 2)
+        references = micro_batch.references
+        known = torch.zeros_like(logps) if references is None else in_float64(references).to(logps).reshape(-1, 2)
+        return cls(logps, sequence_weights(micro_batch).reshape(-1, 2), known)
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A mean over pairs, and for some objectives a mean over the tokens of the chosen answers beside it.
+
+    A subclass says how large the loss of a pair is, and what it counts as the reward of an answer.
+    """
+
+    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
+    dataset_names: Sequence[str]
+    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+
+    @property
+    def beta(self) -> float:
+        """The scale of the rewards."""
+        return self.settings.reward_scale
+
+    @property
+    def likelihood_weight(self) -> float:
+        """How much the cross-entropy of the chosen answers counts, in nats per token; 0: not at all."""
+        return 0.0
+
+    def losses(self, pairs: Pairs) -> torch.Tensor:
+        """Return the loss of each pair, float64 [P]."""
+        raise NotImplementedError
+
+    def rewards(self, pairs: Pairs) -> torch.Tensor:
+        """Return the reward of each answer, float64 [P, 2]."""
+        return self.beta * pairs.ratios
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with the reference's log-probabilities, if the objective has a reference."""
+        if not self.settings.declared.has_reference:
+            return batch
+        return replace(batch, micro_batches=with_references(prepared, batch.micro_batches))
+
+    def estimate_kl(
+        self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int
+    ) -> torch.Tensor | None:
+        """Return what the terms need of the whole batch before the first of them: nothing."""
+        return None
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return the number of pairs, and the sum of the weights of the chosen answers' tokens if they are a term."""
+        return [batch.num_samples, *([batch.chosen_weight] if self.likelihood_weight else [])]
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the sum of the losses of the pairs, and of the cross-entropy; then the sums of the metrics."""
+        pairs = Pairs.of(losses, micro_batch)
+        terms = [self.losses(pairs).sum()]
+        if self.likelihood_weight:
+            terms.append(-self.likelihood_weight * pairs.logps[:, 0].sum())
+        with torch.no_grad():
+            rewards = self.rewards(pairs)
+            margins = rewards[:, 0] - rewards[:, 1]
+            of_pairs = torch.stack([*rewards.sum(dim=0), margins.sum(), (margins > 0).sum()])
+            numbers = [torch.stack(terms), of_pairs, pairs.logps.sum(dim=0), pairs.lengths.sum(dim=0)]
+            return terms, torch.cat([each.detach() for each in numbers])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss``, and the means over pairs of rewards, log-probabilities and lengths in tokens.
+
+        ``rewards/accuracies`` is the share of pairs in which the chosen answer has the larger reward. ``nll_loss``, of
+        an objective with a term for it, is the cross-entropy of the chosen answers in nats per token.
+        """
+        divisors = self.divisors(batch)
+        num_terms = len(divisors)
+        of_terms = [value / divisor for value, divisor in zip(sums[:num_terms], divisors, strict=True)]
+        means = [value / batch.num_samples for value in sums[num_terms:]]
+        metrics = {"loss": sum(of_terms), **dict(zip((*PER_PAIR, *PER_ANSWER), means, strict=True))}
+        if self.likelihood_weight:
+            metrics["nll_loss"] = of_terms[1] / self.likelihood_weight
+        return metrics
+
+
+class DirectPreference(PairLoss):
+    """Direct preference optimisation, with h = log pi(y_w|x)/ref(y_w|x) - log pi(y_l|x)/ref(y_l|x).
+
+    ``dpo_loss``, with e = ``label_smoothing``:
+
+    - sigmoid: -(1 - e) log s(beta h) - e log s(-beta h). Rafailov et al. 2023, https://arxiv.org/abs/2305.18290,
+      equation 7; e above 0: Mitchell 2023, https://ericmitchell.ai/cdpo.pdf, equation 3.
+    - robust: (-(1 - e) log s(beta h) + e log s(-beta h)) / (1 - 2 e). Chowdhury et al. 2024,
+      https://arxiv.org/abs/2403.00409, equation 5.
+    - hinge: max(0, 1 - beta h). Zhao et al. 2023, https://arxiv.org/abs/2305.10425, equation 5.
+    - ipo: (h' - 1 / (2 beta))^2, where each ratio of h' is divided by |y|. Azar et al. 2023,
+      https://arxiv.org/abs/2310.12036, equation 17; by length as its authors computed it.
+    - sigmoid_norm: sigmoid of h' instead of h. Lambert et al. 2024, https://arxiv.org/abs/2411.15124, equation 6.
+    """
+
+    def losses(self, pairs: Pairs) -> torch.Tensor:
+        """See ``PairLoss.losses``."""
+        kind, smoothing = self.settings.dpo_loss, self.settings.label_smoothing
+        ratios = pairs.ratios / pairs.lengths if kind in ("ipo", "sigmoid_norm") else pairs.ratios
+        difference = ratios[:, 0] - ratios[:, 1]
+        if kind == "ipo":
+            return (difference - 1 / (2 * self.beta)) ** 2
+        if kind == "hinge":
+            return torch.relu(1 - self.beta * difference)
+        right, wrong = -F.logsigmoid(self.beta * difference), -F.logsigmoid(-self.beta * difference)
+        if kind == "robust":
+            return ((1 - smoothing) * right - smoothing * wrong) / (1 - 2 * smoothing)
+        return (1 - smoothing) * right + smoothing * wrong
+
+
+class OddsRatio(PairLoss):
+    """Cross-entropy of the chosen answers, and -beta log s(log odds(y_w|x) - log odds(y_l|x)).
+
+    odds(y|x) = p / (1 - p) with log p = log pi(y|x) / |y|. Hong et al. 2024, https://arxiv.org/abs/2403.07691,
+    equations 6 and 7. The cross-entropy is that of the answers; some implementations learn the prompts too.
+    """
+
+    @property
+    def likelihood_weight(self) -> float:
+        """See ``PairLoss.likelihood_weight``."""
+        return 1.0
+
+    def rewards(self, pairs: Pairs) -> torch.Tensor:
+        """See ``PairLoss.rewards``."""
+        return self.beta * pairs.logps / pairs.lengths
+
+    def losses(self, pairs: Pairs) -> torch.Tensor:
+        """See ``PairLoss.losses``."""
+        log_p = pairs.logps / pairs.lengths
+        log_odds = log_p - _log_1_minus_exp(log_p)
+        return -self.beta * F.logsigmoid(log_odds[:, 0] - log_odds[:, 1])
+
+
+class SimplePreference(PairLoss):
+    """-log s(beta log pi(y_w|x) / |y_w| - beta log pi(y_l|x) / |y_l| - gamma), without a reference.
+
+    Meng et al. 2024, https://arxiv.org/abs/2405.14734, equation 6.
+    """
+
+    def rewards(self, pairs: Pairs) -> torch.Tensor:
+        """See ``PairLoss.rewards``."""
+        return self.beta * pairs.logps / pairs.lengths
+
+    def losses(self, pairs: Pairs) -> torch.Tensor:
+        """See ``PairLoss.losses``."""
+        rewards = self.rewards(pairs)
+        return -F.logsigmoid(rewards[:, 0] - rewards[:, 1] - self.settings.simpo_gamma)
+
+
+class ContrastivePreference(PairLoss):
+    """-log s(beta log pi(y_w|x) - beta log pi(y_l|x)), and ``cpo_alpha`` times the cross-entropy of the chosen answers.
+
+    Xu et al. 2024, https://arxiv.org/abs/2401.08417, equations 3 to 5.
+    """
+
+    @property
+    def likelihood_weight(self) -> float:
+        """See ``PairLoss.likelihood_weight``."""
+        return self.settings.cpo_alpha
+
+    def losses(self, pairs: Pairs) -> torch.Tensor:
+        """See ``PairLoss.losses``."""
+        rewards = self.rewards(pairs)
+        return -F.logsigmoid(rewards[:, 0] - rewards[:, 1])
+
+
+@dataclass(frozen=True)
+class KahnemanTversky:
+    """Learn from single answers: with r = log pi(y|x)/ref(y|x), the mean of
+
+    - ``desirable_weight`` * (1 - s(beta (r - z))) of good answers,
+    - ``undesirable_weight`` * (1 - s(beta (z - r))) of bad ones.
+
+    z is max(0, mean of log pi(y'|x)/ref(y'|x)) over the global batch, where y' is the answer to another prompt
+    (``kit.data.feed.mismatched``); no gradient passes through it. Ethayarajh et al. 2024,
+    https://arxiv.org/abs/2402.01306, equations 7 and 8.
+    """
+
+    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
+    dataset_names: Sequence[str]
+    settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+
+    def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
+        """Return the batch with the reference's log-probabilities, and with z unless its micro-batches have it."""
+        micro_batches = with_references(prepared, batch.micro_batches)
+        if any(micro_batch.kl is None for micro_batch in micro_batches):
+            kl = self.estimate_kl(prepared, batch.mismatched, batch.num_samples)
+            micro_batches = [replace(micro_batch, kl=kl) for micro_batch in micro_batches]
+        return replace(batch, micro_batches=micro_batches)
+
+    def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> torch.Tensor:
+        """Return z, float64 [], from the micro-batches of this rank. Called by all ranks."""
+        sums = []
+        for micro_batch in mismatched:
+            (known,) = with_references(prepared, [micro_batch])
+            on_device = known.to(prepared.accelerator.device)
+            with without_gradients(prepared):
+                logps = sequence_logps(prepared.model(**on_device.model_inputs()), on_device)
+            assert on_device.references is not None
+            sums.append((logps - in_float64(on_device.references).to(logps)).sum())
+        return (prepared.ranks.sum(torch.stack(sums).sum()) / num_samples).clamp(min=0)
+
+    def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
+        """Return the number of answers."""
+        return [batch.num_samples]
+
+    def terms(self, losses: torch.Tensor, micro_batch: "MicroBatch") -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the sum of the losses of the answers; then the sums of the metrics."""
+        assert micro_batch.references is not None and micro_batch.labels is not None and micro_batch.kl is not None
+        beta, settings = self.settings.reward_scale, self.settings
+        logps = sequence_logps(losses, micro_batch)  # [n]
+        ratios = logps - in_float64(micro_batch.references).to(logps)
+        kl, good = in_float64(micro_batch.kl).to(logps), in_float64(micro_batch.labels).to(logps)
+        signs = 2 * good - 1
+        weights = torch.where(good > 0, settings.desirable_weight, settings.undesirable_weight)
+        term = (weights * torch.sigmoid(-beta * signs * (ratios - kl))).sum()  # 1 - s(z) is s(-z)
+        with torch.no_grad():
+            of_answers = torch.stack([torch.ones_like(logps), beta * ratios, logps, sequence_weights(micro_batch)])
+            numbers = [term[None], kl[None] * len(logps), (of_answers @ good), of_answers @ (1 - good)]
+            return [term], torch.cat([each.detach() for each in numbers])
+
+    def metrics(self, sums: list[float], batch: "GlobalBatch") -> dict[str, float]:
+        """Return ``loss`` and ``kl``, z; and for good answers (chosen) and bad ones means of what pairs have.
+
+        What has no answers in this batch is left out.
+        """
+        term, kl, *of_answers = sums
+        metrics = {"loss": term / batch.num_samples, "kl": kl / batch.num_samples}
+        for name, (num, *others) in (("chosen", of_answers[:4]), ("rejected", of_answers[4:])):
+            if num:
+                keys = (f"rewards/{name}", f"logps/{name}", f"lengths/{name}")
+                metrics |= {key: value / num for key, value in zip(keys, others, strict=True)}
+        if {"rewards/chosen", "rewards/rejected"} <= metrics.keys():
+            metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
+        return metrics
+
+
+def _log_1_minus_exp(value: torch.Tensor) -> torch.Tensor:
+    """log(1 - exp(value)) for negative values, exact near 0 and far from it.
+
+    Mächler 2012, https://cran.r-project.org/package=Rmpfr/vignettes/log1mexp-note.pdf, equation 7. A value of 0 would
+    give minus infinity, and no gradient: it counts as the largest below.
+    """
+    value = value.clamp(max=-1e-12)
+    near = value > -math.log(2)
+    # Each branch is computed where it is exact only: else an infinity in one makes the gradient of the other NaN.
+    of_near = torch.log(-torch.expm1(torch.where(near, value, -1.0)))
+    of_far = torch.log1p(-torch.exp(torch.where(near, -1.0, value)))
+    return torch.where(near, of_near, of_far)

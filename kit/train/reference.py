@@ -1,0 +1,74 @@
+"""Log-probabilities of whole answers, by the model and by its reference: the model as it was at the start.
+
+New adapters leave the weights of the reference in place, so the reference is the same model with the adapters switched
+off. Where the weights change, its log-probabilities are computed before the first step (``kit.train.precompute``).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from kit.data.feed.batches import on_device
+from kit.model.adapter import adapters_off
+from kit.strategy.float64 import in_float64
+
+if TYPE_CHECKING:
+    from kit.data.feed.batches import MicroBatch
+    from kit.strategy.accelerator import Prepared
+
+
+def sequence_logps(losses: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+    """Return the log-probability of each sequence of a micro-batch, float64 [n].
+
+    That is the sum of the log-probabilities of its targets, each times its weight: with weights of 0 and 1 the
+    logarithm of the probability of the supervised tokens.
+
+    Args:
+        losses: float32 [S], the cross-entropy of each target in nats.
+    """
+    return _by_sequence(-in_float64(losses) * in_float64(micro_batch.weights), micro_batch)
+
+
+def sequence_weights(micro_batch: "MicroBatch") -> torch.Tensor:
+    """Return the sum of the weights of each sequence's targets, float64 [n]: usually their number."""
+    return _by_sequence(in_float64(micro_batch.weights), micro_batch)
+
+
+def _by_sequence(values: torch.Tensor, micro_batch: "MicroBatch") -> torch.Tensor:
+    """Add up values of the targets, float64 [S], by sequence. A product, because its sums have one order on a GPU."""
+    assert micro_batch.sequence_ids is not None and micro_batch.labels is not None
+    num_sequences = len(micro_batch.labels)
+    # Without sequences, as on a rank without pairs, there is still a graph for the backward pass.
+    belongs = F.one_hot(micro_batch.sequence_ids, max(1, num_sequences))
+    return (in_float64(belongs).to(values).T @ values)[:num_sequences]
+
+
+@contextmanager
+def without_gradients(prepared: "Prepared") -> Iterator[None]:
+    """In the ``with`` block, the model computes no gradients and has no dropout."""
+    was_training = prepared.model.training
+    prepared.model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        prepared.model.train(was_training)
+
+
+def with_references(prepared: "Prepared", micro_batches: Sequence["MicroBatch"]) -> list["MicroBatch"]:
+    """Return micro-batches with the reference's log-probabilities; those that lack them are run. Called by all ranks.
+
+    All ranks must give the same number of micro-batches, and either all of them know their reference or none.
+    """
+    if all(micro_batch.references is not None for micro_batch in micro_batches):
+        return list(micro_batches)
+    known = []
+    with adapters_off(prepared.model), without_gradients(prepared):
+        for micro_batch in on_device(micro_batches, prepared.accelerator.device):
+            losses = prepared.model(**micro_batch.model_inputs())
+            known.append(replace(micro_batch, references=sequence_logps(losses, micro_batch)))
+    return known
