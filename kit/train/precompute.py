@@ -5,26 +5,28 @@ This is the way where the weights of the reference do not stay: in full training
 Promises:
 
 - They are computed by the run's own model, under its own strategy and precision, with the weights it starts from.
-- An entry of the cache is complete or absent. Its key covers the content of every weight file, the samples, and what
-  else changes the numbers. All ranks use the same numbers, on each machine those of its own cache or newly computed.
+- An entry of the cache is complete or absent. Its key covers the content of the weight files, the samples, and what
+  else changes the numbers. All ranks use the same numbers.
 """
 
 import os
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import xxhash
 
 from kit.cache import Writer, cache_folder, cannot_write, digest, file_digest, locked, open_entry
 from kit.console import say
 from kit.data.feed.batches import Collator, SizedRows, on_device, shares
 from kit.data.feed.stream import Stream
 from kit.data.open import Data
+from kit.data.samples.samples import Samples
 from kit.errors import TrainingError
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
-from kit.run.record import versions
 from kit.train.reference import sequence_logps, without_gradients
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from kit.strategy.accelerator import Prepared
 
 FOLDER = "references"  # of the cache
+CODE_VERSION = 1  # part of every key: raise it whenever the same model would give other numbers
+# Wraps an iterable in a progress bar; takes the iterable, a name and the number of items.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
@@ -50,29 +54,40 @@ def add_references(
     """
     assert isinstance(data, Data), "a recipe that streams is refused"
     model = _key_of_model(prepared, recipe)
-    used = np.unique(np.concatenate([i for step in range(total_steps) for i in data.order.batch(step)]))
-    for samples, indices in ((data.train, used), (data.evaluation, None)):
+    for samples, used in ((data.train, _used(data, total_steps)), (data.evaluation, None)):
         if samples is None:
             continue
-        chosen = np.arange(len(samples)) if indices is None else indices
+        chosen = np.arange(len(samples)) if used is None else np.flatnonzero(used)
         mismatched = data.mismatched(samples)
-        content = [samples.fingerprint, digest(chosen.tobytes().hex())]
-        if mismatched is not None:
-            content.append(digest(mismatched.partners.tobytes().hex()))
-        folder = cache_folder() / FOLDER / digest(model, content)
         parts: list[SizedRows] = [samples] if mismatched is None else [samples, mismatched]
-        num_columns = 2
-        cached = _open(folder, len(samples) * num_columns)
-        num_with = prepared.ranks.sum(torch.tensor(float(cached is not None), device=prepared.accelerator.device))
-        if cached is None or num_with.item() < prepared.ranks.count:
-            columns = [_logps(prepared, part, chosen, recipe.eval_batch_size, pad_token_id, progress) for part in parts]
-            cached = np.concatenate(columns, axis=1).reshape(-1)
-            _check(cached.reshape(len(samples), -1)[chosen], samples, chosen)
+        order = [chosen] if mismatched is None else [chosen, mismatched.partners]
+        folder = cache_folder() / FOLDER / digest(model, samples.fingerprint, [_hash(each) for each in order])
+        values = _open(folder, len(samples))
+        device = prepared.accelerator.device
+        if prepared.ranks.sum(torch.tensor(float(values is None), device=device)).item():  # on one machine or more
+            values = np.concatenate(
+                [_logps(prepared, part, chosen, recipe.eval_batch_size, pad_token_id, progress) for part in parts],
+                axis=1,
+            )
+            _check(values, samples, chosen)
             if prepared.accelerator.is_local_main_process:
-                _store(folder, cached, {"num_samples": len(chosen), "model": recipe.model_name_or_path})
+                _store(folder, values, recipe.model_name_or_path, len(chosen))
         else:
-            say(f"reference: log-probabilities of {len(chosen)} samples, from the cache")
-        samples.references = cached.reshape(len(samples), num_columns)
+            say(f"reference: the log-probabilities of {len(chosen)} samples are in the cache")
+        samples.references = values
+    dropouts = [module.p for module in prepared.model.modules() if isinstance(module, torch.nn.Dropout)]
+    if recipe.adapter_name_or_path and any(dropouts):  # what new adapters add is zero, with dropout and without
+        say(f"note: a dropout of {max(dropouts):g} acts in each step, and not in the reference: rewards begin near 0")
+
+
+def _used(data: Data, total_steps: int) -> np.ndarray:
+    """Whether a step of the run uses each training sample, bool [N]."""
+    used = np.zeros(len(data.train), bool)
+    for step in range(total_steps):
+        used[np.concatenate(data.order.batch(step))] = True
+        if used.all():
+            break
+    return used
 
 
 def _key_of_model(prepared: "Prepared", recipe: "Recipe") -> list[Any]:
@@ -83,20 +98,23 @@ def _key_of_model(prepared: "Prepared", recipe: "Recipe") -> list[Any]:
     if recipe.adapter_name_or_path:
         adapter = open_adapter(recipe.adapter_name_or_path)
         files += [adapter / name for name in ADAPTER_FILES]
-    weights = [commit, *(file_digest(path) for path in files)]
     plain: Any = prepared.accelerator.unwrap_model(prepared.model)
-    used = versions()
     return [
-        1,  # raise it whenever the same model would give other numbers
-        weights,
+        CODE_VERSION,
+        commit,
+        [file_digest(path) for path in files],
         [recipe.new_tokens, recipe.seed] if recipe.new_tokens else None,  # rows that the files do not have
         recipe.method,
         prepared.accelerator.mixed_precision,
         torch.get_float32_matmul_precision(),
         prepared.accelerator.device.type,
         plain.config.get_text_config()._attn_implementation,
-        [used[name] for name in ("torch", "transformers", "peft", "bitsandbytes")],
+        [metadata.version(name) for name in ("torch", "transformers", "peft")],
     ]
+
+
+def _hash(values: np.ndarray) -> str:
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(values, np.int64).tobytes())
 
 
 def _logps(
@@ -107,52 +125,47 @@ def _logps(
     pad_token_id: int,
     progress: Progress,
 ) -> np.ndarray:
-    """Compute the log-probabilities of the samples ``chosen``, float64 [N, sequences each]; 0 of the others.
+    """Compute the log-probabilities of the samples ``chosen``, float64 [N, sequences of a sample]; 0 of the others.
 
     Each rank computes its share, and all get the whole.
     """
     collator = Collator(batch_size, pad_token_id, packing=False)
-    device, ranks = prepared.accelerator.device, prepared.ranks
-    own = list(shares(samples.row_lengths, chosen, ranks, batch_size))
-    with_bar = progress(range(len(own)), "reference", len(own))
-    micro_batches = (collator.collate(samples, list(own[i][:, None])) for i in with_bar)
+    own = list(shares(samples.row_lengths, chosen, prepared.ranks, batch_size))
+    with_bar = progress(own, "reference", len(own))
+    micro_batches = (collator.collate(samples, list(share[:, None])) for share in with_bar)
     computed = []
     with without_gradients(prepared):
-        for micro_batch in on_device(micro_batches, device):
+        for micro_batch in on_device(micro_batches, prepared.accelerator.device):
             computed.append(sequence_logps(prepared.model(**micro_batch.model_inputs()), micro_batch))
-    indices = np.concatenate(own)
-    values = torch.cat(computed).cpu().numpy().reshape(len(indices), -1)
-    whole = np.zeros((len(samples.lengths), values.shape[1] if len(indices) else len(samples.sequences(0))))
-    whole[indices] = values
-    return ranks.sum(torch.from_numpy(whole)).numpy()
+    values = np.zeros((len(samples.row_lengths), len(samples.sequences(0))))
+    values[np.concatenate(own)] = torch.cat(computed).cpu().numpy().reshape(-1, values.shape[1])
+    return prepared.ranks.sum(torch.from_numpy(values)).numpy()
 
 
-def _check(values: np.ndarray, samples: Any, chosen: np.ndarray) -> None:
-    wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
+def _check(values: np.ndarray, samples: Samples, chosen: np.ndarray) -> None:
+    wrong = chosen[~np.isfinite(values[chosen]).all(axis=1)]
     if len(wrong):
-        origins = ", ".join(samples.origin(int(i)) for i in chosen[wrong[:3]])
+        origins = ", ".join(samples.origin(int(i)) for i in wrong[:3])
         raise TrainingError(
             f"the reference gives no finite log-probability to {len(wrong)} of {len(chosen)} samples, first {origins}\n"
             "    -> fix or remove them, or train with another mixed_precision"
         )
 
 
-def _open(folder: Path, num: int) -> np.ndarray | None:
-    """The values of an entry of the cache, float64 [num]; None if there is none."""
+def _open(folder: Path, num_samples: int) -> np.ndarray | None:
+    """The values of an entry of the cache, float64 [N, 2]; None if there is none."""
     entry = open_entry(folder)
-    if entry is None:
-        return None
-    values = entry[0].get("references")
-    return values if values is not None and values.dtype == np.float64 and len(values) == num else None
+    values = entry[0].get("references") if entry else None
+    fits = values is not None and values.dtype == np.float64 and len(values) == 2 * num_samples
+    return np.array(values).reshape(num_samples, 2) if fits else None
 
 
-def _store(folder: Path, values: np.ndarray, about: dict[str, Any]) -> None:
+def _store(folder: Path, values: np.ndarray, model: str, num_samples: int) -> None:
     with locked(folder), cannot_write(folder.parent):
-        if open_entry(folder) is None:
-            writer = Writer(folder)
-            try:
-                writer.append({"references": values})
-                writer.finish({"about": about})
-            except BaseException:
-                writer.discard()
-                raise
+        writer = Writer(folder)
+        try:
+            writer.append({"references": values.reshape(-1)})
+            writer.finish({"about": {"model": model, "num_samples": num_samples}})
+        except BaseException:
+            writer.discard()
+            raise
