@@ -124,6 +124,7 @@ def check(
             meta_model,
             max_length=recipe.max_length,
             packing=recipe.packing,
+            sequences_per_sample=recipe.declared.sequences_per_sample,
             router_aux_loss_coef=recipe.router_aux_loss_coef,
             needs_weights=not launch.dry_run,
         )
@@ -139,7 +140,9 @@ def check(
                 problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config, recipe.method)
             if not recipe.packing:  # packs are refused
-                notes += describe_long_rows(config, recipe.max_length, recipe.per_device_train_batch_size)
+                size = recipe.per_device_train_batch_size
+                rows = size if size == "auto" else size * recipe.declared.sequences_per_sample
+                notes += describe_long_rows(config, recipe.max_length, rows)
             problems += check_router_loss(topology, aux_loss_coef(meta_model, recipe.router_aux_loss_coef))
     if datasets and tokenizer and meta_model:
         with problems.caught():

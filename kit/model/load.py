@@ -157,14 +157,16 @@ def check_model(
     *,
     max_length: int | None = None,
     packing: bool = False,
+    sequences_per_sample: int = 1,
     router_aux_loss_coef: float | None = None,
     needs_weights: bool = True,
 ) -> list[Problem]:
     """Check the settings against the model's config and shapes, before any weight is read.
 
     Args:
-        max_length: tokens of the longest sample, and of a pack; None: not known.
+        max_length: tokens of the longest sequence; None: not known.
         packing: whether batches are packed.
+        sequences_per_sample: a pack has as many times ``max_length`` tokens.
         router_aux_loss_coef: of the recipe; None: not set.
         needs_weights: whether a folder without weights is a problem; one with pickled weights only always is.
     """
@@ -180,12 +182,14 @@ def check_model(
         found = f"{max_length} tokens, the model has {positions} positions"
         problems.append(Problem("max_length", found, fix=f"--max_length {positions}"))
     limit = longest_pack(config) if packing else None
-    if limit and max_length is not None and max_length > limit[0]:
+    pack_length = (max_length or 0) * sequences_per_sample
+    if limit and pack_length > limit[0]:
         found = (
-            f"packs of {max_length} tokens, and {limit[1]}: in longer packs the losses of a sample depend on its pack"
+            f"packs of {pack_length} tokens, and {limit[1]}: in longer packs the losses of a sample depend on its pack"
         )
         expected = "the losses that a sample has alone"
-        problems.append(Problem("packing", found, expected, f"--packing false; or --max_length {limit[0]}"))
+        fix = f"--packing false; or --max_length {limit[0] // sequences_per_sample}"
+        problems.append(Problem("packing", found, expected, fix))
     if meta_model.get_output_embeddings() is None:
         problems.append(Problem("model_name_or_path", f"{type(meta_model).__name__} has no output head", "a causal LM"))
     check_method = check_freeze if settings.method == "full" else check_adapter

@@ -7,7 +7,7 @@ on how the batch is divided into micro-batches and ranks. A mean of means would.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -95,23 +95,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class SupervisedLoss:
-    """Weighted cross-entropy in nats per supervised token; the weights are usually 1.
+    """Weighted cross-entropy in nats per supervised token; the weights are usually 1."""
 
-    With e = ``label_smoothing_factor`` above 0, the target has the probability 1 - e, and e is spread evenly over the
-    vocabulary, the target too: Szegedy et al. 2016, https://arxiv.org/abs/1512.00567, section 7.
-    """
-
+    target_values: ClassVar[Callable[..., torch.Tensor] | None] = None
     dataset_names: Sequence[str]
     settings: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-
-    @property
-    def target_values(self) -> Callable[..., torch.Tensor] | None:
-        """See ``Objective.target_values``: None, unless the labels are smoothed."""
-        return self._smoothed if self.settings.label_smoothing_factor else None
-
-    def _smoothed(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
-        factor = self.settings.label_smoothing_factor
-        return F.cross_entropy(logits, micro_batch.targets[rows], reduction="none", label_smoothing=factor)
 
     def begin_step(self, prepared: "Prepared", batch: "GlobalBatch") -> "GlobalBatch":
         """Return ``batch``, which has all that is needed."""
@@ -142,6 +130,19 @@ class SupervisedLoss:
         return metrics
 
 
+class SmoothedLoss(SupervisedLoss):
+    """Cross-entropy against targets with the probability 1 - e, with e = ``label_smoothing_factor``.
+
+    e is spread evenly over the vocabulary, the target too: Szegedy et al. 2016, https://arxiv.org/abs/1512.00567,
+    section 7.
+    """
+
+    def target_values(self, micro_batch: "MicroBatch", logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        """See ``Objective.target_values``."""
+        factor = self.settings.label_smoothing_factor
+        return F.cross_entropy(logits, micro_batch.targets[rows], reduction="none", label_smoothing=factor)
+
+
 class DynamicFineTuning(SupervisedLoss):
     """Cross-entropy times the probability p that the model gives to the token, through which no gradient passes.
 
@@ -167,4 +168,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def build_objective(settings: ObjectiveSettings, dataset_names: Sequence[str]) -> Objective:
     """Create the objective that the setting ``objective`` names, see ``Objective``."""
-    return OBJECTIVES[settings.objective](dataset_names, settings)
+    named = OBJECTIVES[settings.objective]
+    made = SmoothedLoss if named is SupervisedLoss and settings.label_smoothing_factor else named
+    return made(dataset_names, settings)

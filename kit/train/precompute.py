@@ -27,6 +27,7 @@ from kit.data.open import Data
 from kit.data.samples.samples import Samples
 from kit.errors import TrainingError
 from kit.model.locate import ADAPTER_FILES, commit_of, open_adapter
+from kit.strategy.weights import reshard
 from kit.train.reference import sequence_logps, without_gradients
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def _logps(
     with without_gradients(prepared):
         for micro_batch in on_device(micro_batches, prepared.accelerator.device):
             computed.append(sequence_logps(prepared.model(**micro_batch.model_inputs()), micro_batch))
+    reshard(prepared.model)
     values = np.zeros((len(samples.row_lengths), len(samples.sequences(0))))
     values[np.concatenate(own)] = torch.cat(computed).cpu().numpy().reshape(-1, values.shape[1])
     return prepared.ranks.sum(torch.from_numpy(values)).numpy()

@@ -36,6 +36,11 @@ class Declared:
     has_reference: bool = False
     learning_rates: tuple[float, float] = (2e-5, 2e-4)
 
+    @property
+    def sequences_per_sample(self) -> int:
+        """2 if a sample is a pair: the prompt with each of its answers."""
+        return 2 if self.rows == "pairs" else 1
+
 
 # OBJECTIVES in kit/train/objectives has the class of each name.
 DECLARED: Mapping[str, Declared] = {
