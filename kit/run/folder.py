@@ -255,8 +255,9 @@ class RunFolder:
 def _ended_early(settings: EvalSettings, folder: Path) -> bool:
     """Whether the finished run in the folder ended early, by the same settings of early stopping."""
     record = json.loads(read_small(folder / RUN_FILE))
-    keys = ("early_stopping_patience", "early_stopping_threshold")
-    return bool(record.get("ended_early")) and all(record["recipe"].get(key) == getattr(settings, key) for key in keys)
+    recipe = {"metric_for_best_model": "eval_loss", **record["recipe"]}  # an earlier version had no choice of it
+    keys = ("early_stopping_patience", "early_stopping_threshold", "metric_for_best_model")
+    return bool(record.get("ended_early")) and all(recipe.get(key) == getattr(settings, key) for key in keys)
 
 
 def _problems_with_later(checkpoints: Path, step: int) -> list[Problem]:

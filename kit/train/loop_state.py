@@ -40,7 +40,7 @@ class LoopState:
     first_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the first evaluation
     first_evaluated_step: int = -1  # step of the first evaluation; -1: none, or of a version that did not store it
     last_evaluation: dict[str, float] = field(default_factory=dict)  # metrics of the last evaluation
-    best: dict[str, Any] = field(default_factory=dict)  # of the best evaluation: step, eval_loss, and its metric
+    best: dict[str, Any] = field(default_factory=dict)  # of the best evaluation: step, and the metric that was followed
     stale_evaluations: int = 0  # number of evaluations in a row that did not improve enough for early stopping
     nonfinite_steps: int = 0  # number of steps in a row that were skipped
     recent_losses: list[float] = field(default_factory=list)  # of the last RECENT_STEPS finite steps
@@ -98,20 +98,26 @@ class LoopState:
 
         Args:
             threshold: it must be better than the best so far by more than this, for early stopping.
-            metric: the key of what is compared: of a loss less is better, of any other metric more.
+            metric: the key of what is compared, ``metric_for_best_model``: of a loss less is better, of any other more.
+                If the evaluations before followed another one, this evaluation is the best so far. If ``metrics`` lack
+                it, as they lack the margin if all answers have the same label, no evaluation is the best, and none
+                counts for early stopping.
         """
-        gain = math.inf
-        if metric in self.best:
-            gain = metrics[metric] - self.best[metric]
-            gain = -gain if metric == "eval_loss" else gain
-        self.stale_evaluations = 0 if gain > threshold else self.stale_evaluations + 1
+        sign = -1 if metric == "eval_loss" else 1
+        # A metric that is not a number is never the best: each comparison with it is false.
+        gain = sign * metrics.get(metric, math.nan) - sign * self.best.get(metric, -sign * math.inf)
+        self.stale_evaluations = 0 if gain > threshold else self.stale_evaluations + (metric in metrics)
         self.evaluated_step, self.last_evaluation = step, metrics
         if not self.first_evaluation:
             self.first_evaluation, self.first_evaluated_step = metrics, step
         is_best = gain > 0
         if is_best:
-            self.best = {"step": step, "eval_loss": metrics["eval_loss"], metric: metrics[metric]}
+            self.best = {"step": step, metric: metrics[metric]}
         return is_best
+
+    def follows_another(self, metric: str) -> bool:
+        """Whether the evaluations so far followed another metric, so that nothing is known of the best by this one."""
+        return bool(self.best) and metric not in self.best
 
     @property
     def current_evaluation(self) -> dict[str, float]:
@@ -122,10 +128,12 @@ class LoopState:
         """Return why the run ends before its last step: its patience is exhausted. Else an empty string."""
         if settings.early_stopping_patience is None or self.stale_evaluations < settings.early_stopping_patience:
             return ""
-        if self.step >= total_steps:  # it ends here anyway, and may go on with more steps
+        metric = settings.metric_for_best_model
+        # At its last step the run ends anyway, and may go on with more steps. What was counted of another metric, before
+        # a resume, says nothing.
+        if self.step >= total_steps or self.follows_another(metric):
             return ""
         threshold = settings.early_stopping_threshold
         enough = f" by more than {threshold:g}" if threshold else ""
-        metric = settings.metric_for_best_model
         change = "fall" if metric == "eval_loss" else "rise"
         return f"{metric} did not {change}{enough} in the last {self.stale_evaluations} evaluations"

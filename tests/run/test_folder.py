@@ -259,6 +259,19 @@ def test_a_finished_run_is_known_by_the_steps_its_final_model_has(recipe, starte
     assert not again.is_finished(1, 6)
 
 
+def test_a_run_that_ended_early_is_finished_for_the_metric_that_it_followed(recipe, started):
+    write(recipe(early_stopping_patience=2), finished_steps=6)
+    record = json.loads((started / "run.json").read_text()) | {"ended_early": "eval_loss did not fall"}
+    (started / "final").mkdir()
+    followed = record["recipe"].pop("metric_for_best_model")
+    assert followed == "eval_loss"
+    for metric in ({}, {"metric_for_best_model": followed}):  # of an earlier version, which had no other
+        (started / "run.json").write_text(json.dumps(record | {"recipe": record["recipe"] | metric}))
+        assert look(recipe(early_stopping_patience=2)).is_finished(6, 8)
+        other = recipe(early_stopping_patience=2, metric_for_best_model="eval_rewards/margins")
+        assert not look(other).is_finished(6, 8)
+
+
 def test_a_run_does_not_continue_from_weights_only(recipe, started):
     """It is refused with what to do, unless the run is finished: then nothing is asked of the checkpoint."""
     forge(started / "checkpoints/step-00000001", weights_only=True)

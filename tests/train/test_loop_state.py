@@ -107,6 +107,56 @@ def test_the_best_evaluation_is_remembered():
     assert not through_a_checkpoint(state).end_evaluation(8, {"eval_loss": 2.0})
 
 
+MARGINS, ACCURACIES = "eval_rewards/margins", "eval_rewards/accuracies"
+
+
+@pytest.mark.parametrize("metric", [MARGINS, ACCURACIES])
+def test_of_accuracies_and_margins_more_is_better_through_resumes(metric):
+    state, values = LoopState(), [(0, math.nan), (2, 0.5), (4, 0.75), (6, 0.75), (8, 0.7), (10, 0.8)]
+    found = []
+    for step, value in values:
+        found.append(state.end_evaluation(step, {"eval_loss": 1.0 + step, metric: value}, metric=metric))
+        state = through_a_checkpoint(state)
+    assert found == [False, True, True, False, False, True]
+    assert state.best == {"step": 10, metric: 0.8} and state.stale_evaluations == 0
+
+
+def test_an_early_end_names_the_metric_and_the_direction():
+    recipe = Recipe(model_name_or_path="m", dataset="d", early_stopping_patience=2, metric_for_best_model=MARGINS)
+    state = LoopState()
+    for step, margin in enumerate([0.3, 0.2, 0.1]):
+        state.end_evaluation(step, {"eval_loss": 1.0 - step, MARGINS: margin}, metric=MARGINS)
+    assert state.early_stop_reason(recipe, 100) == "eval_rewards/margins did not rise in the last 2 evaluations"
+
+
+@pytest.mark.parametrize(("before", "after"), [("eval_loss", MARGINS), (MARGINS, "eval_loss"), (ACCURACIES, MARGINS)])
+def test_a_resume_that_follows_another_metric_begins_to_look_for_the_best_again(before, after):
+    """The best by one metric is not the best by another, and what did not improve says nothing of another."""
+    recipe = Recipe(model_name_or_path="m", dataset="d", early_stopping_patience=2, metric_for_best_model=after)
+    state, metrics = LoopState(), {"eval_loss": 0.5, MARGINS: 0.5, ACCURACIES: 0.5}
+    for step in range(3):
+        state.end_evaluation(step, metrics, metric=before)
+    state = through_a_checkpoint(state)
+    assert state.stale_evaluations == 2 and state.early_stop_reason(recipe, 100) == ""
+    worse = {"eval_loss": 9.0, MARGINS: 0.1, ACCURACIES: 0.1}
+    assert state.end_evaluation(3, worse, metric=after) and state.best == {"step": 3, after: worse[after]}
+    assert state.stale_evaluations == 0
+
+
+def test_a_state_from_before_there_was_a_choice_follows_the_loss():
+    state = LoopState.from_record(LoopState(step=4).record() | {"best": {"step": 2, "eval_loss": 2.0}})
+    assert not state.end_evaluation(4, {"eval_loss": 2.5}) and state.best["step"] == 2
+    assert state.end_evaluation(6, {"eval_loss": 1.5}) and state.best == {"step": 6, "eval_loss": 1.5}
+
+
+def test_evaluations_without_the_metric_end_nothing_early():
+    """As of kto, where all answers of the evaluation data have the same label."""
+    recipe = Recipe(model_name_or_path="m", dataset="d", early_stopping_patience=1, metric_for_best_model=MARGINS)
+    state = LoopState()
+    assert [state.end_evaluation(step, {"eval_loss": 1.0}, metric=MARGINS) for step in range(3)] == [False] * 3
+    assert state.best == {} and state.early_stop_reason(recipe, 100) == ""
+
+
 @pytest.mark.parametrize(
     ("threshold", "losses", "stale"),
     [
