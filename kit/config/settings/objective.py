@@ -42,14 +42,24 @@ class Declared:
         return 2 if self.rows == "pairs" else 1
 
 
-# OBJECTIVES in kit/train/objectives has the class of each name.
+# OBJECTIVES in kit/train/objective.py has the class of each name. Where the defaults of those over preferences come
+# from, in the order full, adapters, beta:
+# - dpo: Zephyr 7B in alignment-handbook, its full and its QLoRA recipe, and Tulu 3 8B in open-instruct for full. Both
+#   have a beta of their own; 0.1 is that of TRL and HALOs.
+# - orpo: the script of its authors for Mistral-ORPO-beta (github.com/xfactlab/orpo), also for beta; Zephyr 141B QLoRA
+#   in alignment-handbook.
+# - simpo: its authors recommend 3e-7 to 1e-6 (github.com/princeton-nlp/SimPO), and their code has beta 2 and a margin
+#   of a quarter of it. No rate for adapters is published: ten times the other, as with dpo.
+# - cpo: TRL's CPOConfig; the LoRA script of its authors (github.com/fe1ixxu/ALMA), also for beta.
+# - kto: TRL's script, and its documentation names 5e-7 to 5e-6 as the range; LLaMA-Factory's LoRA example, also for
+#   beta.
 DECLARED: Mapping[str, Declared] = {
     "sft": Declared(settings=("label_smoothing_factor",)),
     "dft": Declared(),
     "dpo": Declared("pairs", ("beta", "dpo_loss", "label_smoothing", "precompute_reference"), 0.1, True, (5e-7, 5e-6)),
     "orpo": Declared("pairs", ("beta",), 0.1, False, (5e-6, 5e-5)),
     "simpo": Declared("pairs", ("beta", "simpo_gamma"), 2.0, False, (5e-7, 5e-6)),
-    "cpo": Declared("pairs", ("beta", "cpo_alpha"), 0.1, False, (5e-7, 5e-6)),
+    "cpo": Declared("pairs", ("beta", "cpo_alpha"), 0.1, False, (1e-6, 1e-4)),
     "kto": Declared(
         "rated",
         ("beta", "desirable_weight", "undesirable_weight", "precompute_reference"),
@@ -58,6 +68,20 @@ DECLARED: Mapping[str, Declared] = {
         (5e-7, 5e-6),
     ),
 }
+
+
+def describe_rates() -> str:
+    """Return the default learning rates, those of objectives with the same ones together."""
+    names: dict[tuple[float, float], list[str]] = {}
+    for name, declared in DECLARED.items():
+        names.setdefault(declared.learning_rates, []).append(name)
+    shown = [f"{', '.join(names[rates])} {' and '.join(map(show_rate, rates))}" for rates in names]
+    return "; ".join(shown)
+
+
+def show_rate(rate: float) -> str:
+    """Return a rate of one digit as people write it: ``5e-7``."""
+    return f"{rate:.0e}".replace("e-0", "e-")
 
 
 class ObjectiveSettings(BaseModel):
@@ -79,7 +103,7 @@ class ObjectiveSettings(BaseModel):
         "sigmoid", "of dpo: the loss of a pair; sigmoid_norm is sigmoid with log-probabilities per token"
     )
     label_smoothing: float = _identity(
-        0.0, "of dpo with sigmoid or robust: the share of pairs that may be the wrong way round", ge=0, lt=0.5
+        0.0, "of dpo, not with ipo or hinge: the share of pairs that may be the wrong way round", ge=0, lt=0.5
     )
     label_smoothing_factor: float = _identity(
         0.0, "of sft: the share of each target's probability that is spread evenly over the vocabulary", ge=0, lt=1
@@ -90,8 +114,8 @@ class ObjectiveSettings(BaseModel):
     undesirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label false", gt=0)
     precompute_reference: bool = _option(
         False,
-        "compute the reference's log-probabilities of all samples before the first step, and keep them in the cache; "
-        "full training and an adapter that is trained on always do",
+        "of dpo and kto: compute the reference's log-probabilities of all samples before the first step, and keep them "
+        "in the cache; full training, and an adapter that is trained on, always do",
     )
 
     @property

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from kit.config.fields import SHARE_OR_COUNT, STRICT, option, share_or_count
+from kit.config.settings.objective import describe_rates
 
 _option = partial(option, "Optimisation")
 _identity = partial(option, "Optimisation", identity=True)
@@ -16,7 +17,9 @@ class OptimSettings(BaseModel):
 
     model_config = STRICT
 
-    global_batch_size: int = _identity(32, "samples, or packs, per optimiser step over all processes", "samples", ge=1)
+    global_batch_size: int = _identity(
+        32, "samples (a pair is one), or packs, per optimiser step over all processes", "samples", ge=1
+    )
     per_device_train_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = _option(
         1,
         "samples, or packs, per micro-batch; accumulation follows from it; auto: the number that the plan finds best",
@@ -30,7 +33,7 @@ class OptimSettings(BaseModel):
     )
     # Each optimiser is Adam's, whose update moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
     learning_rate: float | None = _identity(
-        None, "peak rate; default: 2e-5 for full, 2e-4 for lora and qlora", gt=0, le=1
+        None, f"peak rate; default with method full, and with lora and qlora: {describe_rates()}", gt=0, le=1
     )
     lr_scheduler_type: Literal[
         "constant",
