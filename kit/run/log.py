@@ -6,7 +6,7 @@ import mmap
 import shlex
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from kit.run.answers import few_texts, unended
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.secrets import redacted
+from kit.train.loop_state import OF_THE_DATA
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,12 +33,19 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 5.0
 SUPERVISED_LOSS = "SupervisedLoss"  # the objective whose loss is of the same kind as eval_loss
-# What a line about an evaluation shows of its metrics.
+# What a line about an evaluation, and one about a step, shows of the metrics.
 _SHOWN = (
     ("eval_loss", "loss", ".4f"),
     ("eval_perplexity", "perplexity", ".3f"),
     ("eval_rewards/accuracies", "accuracy", ".1%"),
-    ("eval_rewards/margins", "margin", ".4f"),
+    ("eval_rewards/margins", "margin", "z.4f"),  # z: no -0.0000
+    ("eval_kl", "kl", ".4f"),
+)
+_SHOWN_OF_STEP = (
+    ("loss", "loss", ".4f"),
+    ("rewards/accuracies", "accuracy", ".0%"),
+    ("rewards/margins", "margin", "z.3f"),
+    ("kl", "kl", ".3f"),
 )
 
 
@@ -69,6 +77,9 @@ class Log:
         self.throughput = Throughput(accelerator)
         state.start_clock()
         self.last_line = -SECONDS_BETWEEN_LINES
+        metric = recipe.metric_for_best_model
+        if self._follows_evaluations and state.follows_another(metric):
+            say(f"{metric} was not followed before step {state.step}: what is best is found from here on")
         if recipe.report_to and not state.tracker_id:
             state.tracker_id = uuid.uuid4().hex[:8]
         self.path = output_dir / METRICS_FILE
@@ -137,7 +148,8 @@ class Log:
             ):
                 row |= {f"supervised_tokens/{name}": int(num_targets), f"tokens/{name}": int(num_tokens)}
         self._write(row)
-        text = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  {speed_text(row)}"
+        shown = "  ".join(_shown(row, _SHOWN_OF_STEP))
+        text = f"{shown}  lr {row['learning_rate']:.2e}  {speed_text(row)}"
         if self.bar is not None:
             self.bar.set_postfix_str(text)
         elif self.state.elapsed_seconds - self.last_line >= SECONDS_BETWEEN_LINES or step in (1, self.total_steps):
@@ -168,11 +180,12 @@ class Log:
             self._write(row)
         exact = evaluation.metrics.get("eval_exact_match")
         share = "" if exact is None else f", last answers exact {exact:.1%}"
-        shown = [
-            f"{name} {evaluation.metrics[key]:{digits}}" for key, name, digits in _SHOWN if key in evaluation.metrics
-        ]
-        say(f"evaluation after {step} steps: {', '.join(shown)}{share}")
+        say(f"evaluation after {step} steps: {', '.join(_shown(evaluation.metrics, _SHOWN))}{share}")
         doubts = []
+        metric = self.recipe.metric_for_best_model
+        if metric not in evaluation.metrics and self.state.evaluated_step < 0:
+            why = "the evaluation data have good answers only, or bad ones only"
+            doubts.append(f"no {metric}, since {why}: no evaluation is the best, and none ends the run early")
         if step:  # before training, the model may not know when to stop
             doubts += unended(row, self.recipe.method, self.recipe.max_new_tokens, evaluation.stops)
         doubts += few_texts(row) if self.state.evaluated_step < 0 else []
@@ -189,17 +202,18 @@ class Log:
         last = self.state.current_evaluation  # that of an earlier start is no result of this one
         lines = []
         if first != last:
-            names = [name for name in last if name in first and not name.startswith("eval_tokens")]
+            names = [name for name in last if name in first and not name.startswith(OF_THE_DATA)]
             begin = self.state.first_evaluated_step  # 0: the base
             after = f" (after step {begin})" if begin > 0 else ""
             lines = [f"{name}: {first[name]:.4f}{after} -> {last[name]:.4f}" for name in names]
-        best = self.state.best
-        if self.recipe.keep_best and best.get("step"):  # before the first step there is no checkpoint
-            path = self.path.parent / "checkpoints" / name_of(best["step"])
-            metric = self.recipe.metric_for_best_model
+        best, metric = self.state.best, self.recipe.metric_for_best_model
+        if self._follows_evaluations and metric in best and best["step"]:  # of step 0 there is no checkpoint
             which = "lowest" if metric == "eval_loss" else "highest"
-            lines.append(f"{which} {metric}: {best[metric]:.4f} after step {best['step']}; as a model:")
-            lines.append(f"    {command_of('export.py')} {shlex.quote(str(path))} --output_dir best")
+            kept = "; as a model:" if self.recipe.keep_best else ""
+            lines.append(f"{which} {metric}: {best[metric]:.4f} after step {best['step']}{kept}")
+            if kept:
+                path = self.path.parent / "checkpoints" / name_of(best["step"])
+                lines.append(f"    {command_of('export.py')} {shlex.quote(str(path))} --output_dir best")
         return lines
 
     def end(self, stopped: bool, notes: Sequence[str] = ()) -> None:
@@ -222,6 +236,11 @@ class Log:
             early = self.state.early_stop_reason(self.recipe, self.total_steps)
             ended = [f"ended early, after step {self.state.step} of {self.total_steps}: {early}"] if early else []
             say(*ended, *notes, *self.summary(), f"model: {self.path.parent / 'final'}")
+
+    @property
+    def _follows_evaluations(self) -> bool:
+        """Whether anything depends on ``metric_for_best_model``."""
+        return self.recipe.keep_best or self.recipe.early_stopping_patience is not None
 
     def _start_trackers(self) -> None:
         """Start the trackers of ``report_to``, each with its project."""
@@ -257,6 +276,11 @@ class Log:
             file.write(json.dumps(row) + "\n")
         if self.recipe.report_to:
             self.accelerator.log(_numbers(row), step=int(row["step"]))
+
+
+def _shown(metrics: Mapping[str, Any], columns: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Name and value of each metric that there is. A column is a key, its name, and the format of its value."""
+    return [f"{name} {metrics[key]:{digits}}" for key, name, digits in columns if key in metrics]
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:

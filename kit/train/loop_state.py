@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kit.train.step import StepResult
 
 RECENT_STEPS, FEWEST_LOSSES = 50, 10  # the largest and the smallest number of losses for the median
+OF_THE_DATA = ("eval_tokens", "eval_lengths/")  # how metrics begin that are the same at each evaluation
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class LoopState:
         if settings.early_stopping_patience is None or self.stale_evaluations < settings.early_stopping_patience:
             return ""
         metric = settings.metric_for_best_model
-        # At its last step the run ends anyway, and may go on with more steps. What was counted of another metric, before
-        # a resume, says nothing.
+        # At its last step the run ends anyway, and may go on with more steps. What was counted of another metric
+        # before a resume says nothing.
         if self.step >= total_steps or self.follows_another(metric):
             return ""
         threshold = settings.early_stopping_threshold

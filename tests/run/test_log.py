@@ -351,6 +351,86 @@ def test_no_checkpoint_is_named_where_nothing_was_better_than_the_model_before_t
     assert log.summary() == ["eval_loss: 1.0000 -> 2.0000", "eval_perplexity: 2.0000 -> 2.0000"]
 
 
+PAIRS = {"rewards/chosen": -0.25, "rewards/rejected": -0.5, "rewards/margins": 0.25, "rewards/accuracies": 0.875}
+PAIRS |= {"logps/chosen": -40.0, "logps/rejected": -60.5, "lengths/chosen": 23.0, "lengths/rejected": 22.0}
+MARGINS, ACCURACIES = "eval_rewards/margins", "eval_rewards/accuracies"
+
+
+def of_pairs(loss, **changes):
+    """An evaluation of pairs."""
+    metrics = {"eval_loss": loss, **{f"eval_{name}": value for name, value in PAIRS.items()}, "eval_tokens": 7}
+    return Evaluation(metrics | {f"eval_rewards/{name}": value for name, value in changes.items()})
+
+
+def test_lines_about_pairs_have_accuracy_and_margin_and_lines_about_kto_its_kl(start, rows, capsys):
+    log = start(total=3)
+    step_with(log, 1, 0.625, metrics={**PAIRS, "rewards/margins": -1e-9})
+    evaluate(log, 1, of_pairs(0.5))
+    assert rows()[0].items() >= {"loss": 0.625, **PAIRS, "rewards/margins": -1e-9}.items()
+    assert rows()[1].items() >= {"step": 1, "eval_loss": 0.5, "eval_logps/rejected": -60.5}.items()
+    step_with(log, 3, 0.5, metrics={"kl": 1.5, "rewards/chosen": 1.0})
+    log.evaluation(3, Evaluation({"eval_loss": 0.5, "eval_kl": 0.25, "eval_tokens": 7}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 1/3  loss 0.6250  accuracy 88%  margin 0.000  lr ")
+    assert lines[1] == "evaluation after 1 steps: loss 0.5000, accuracy 87.5%, margin 0.2500"
+    assert lines[2].startswith("step 3/3  loss 0.5000  kl 1.500  lr ")
+    assert lines[3] == "evaluation after 3 steps: loss 0.5000, kl 0.2500"
+
+
+def test_a_step_of_pairs_that_is_skipped_has_no_metrics(start, rows):
+    log = start(max_nonfinite_steps=1)
+    step_with(log, 1, math.nan, metrics=dict.fromkeys(PAIRS, math.nan))
+    (row,) = rows()
+    assert set(row) == {"step", "epoch", "nonfinite", "samples"}
+
+
+def test_the_summary_of_pairs_leaves_out_the_lengths_of_the_evaluation_data(start):
+    log = start()
+    for step, loss in [(0, 0.75), (2, 0.5)]:
+        evaluate(log, step, of_pairs(loss))
+    lines = log.summary()
+    assert lines[0] == "eval_loss: 0.7500 -> 0.5000" and "eval_rewards/margins: 0.2500 -> 0.2500" in lines
+    assert len(lines) == 7 and not any("lengths" in line or "tokens" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"keep_best": True}, "highest eval_rewards/accuracies: 0.7500 after step 2; as a model:"),
+        ({"early_stopping_patience": 9}, "highest eval_rewards/accuracies: 0.7500 after step 2"),
+    ],
+)
+def test_the_summary_names_the_best_by_the_metric_that_was_followed(start, settings, line):
+    log = start(metric_for_best_model=ACCURACIES, objective="dpo", **settings)
+    for step, loss, accuracy in [(0, 0.7, 0.5), (2, 0.6, 0.75), (4, 0.5, 0.625)]:
+        log.state.step = step
+        log.state.end_evaluation(step, of_pairs(loss, accuracies=accuracy).metrics, metric=ACCURACIES)
+    lines = log.summary()
+    assert line in lines and ("step-00000002 --output_dir best" in lines[-1]) == ("keep_best" in settings)
+
+
+def test_a_resume_that_follows_another_metric_says_so_and_names_nothing_as_the_best(start, capsys):
+    log = start(keep_best=True)
+    for step, loss in [(2, 0.5), (4, 0.75)]:
+        evaluate(log, step, of_pairs(loss))
+    again = start(state=kept(log), keep_best=True, metric_for_best_model=MARGINS, objective="dpo")
+    text = "eval_rewards/margins was not followed before step 4: what is best is found from here on"
+    assert text in capsys.readouterr().out and not any("est eval_" in line for line in again.summary())
+    start(state=kept(log), metric_for_best_model=MARGINS, objective="dpo")  # nothing depends on it
+    assert "followed" not in capsys.readouterr().out
+
+
+def test_evaluation_data_that_lack_the_metric_are_reported_once(start, capsys):
+    log = start(metric_for_best_model=MARGINS, objective="kto", keep_best=True)
+    for step in (2, 4):
+        evaluation = Evaluation({"eval_loss": 0.5, "eval_rewards/chosen": 1.0, "eval_kl": 0.0, "eval_tokens": 7})
+        log.evaluation(step, evaluation)
+        log.state.step = step
+        log.state.end_evaluation(step, evaluation.metrics, metric=MARGINS)
+    assert capsys.readouterr().out.count("warning: no eval_rewards/margins, since the evaluation data have good") == 1
+    assert not any("highest" in line for line in log.summary())
+
+
 def test_the_end_is_reported_in_words(start, tmp_path, capsys):
     start().end(stopped=True)
     assert capsys.readouterr().out == "stopped by a signal before the first step: the same command continues\n"
@@ -417,16 +497,17 @@ def test_trackers_get_the_same_numbers_and_a_resumed_run_goes_on_with_its_curve(
     start, shown = tensorboard
     log, checkpoint = start(LoopState()), None
     for step in (1, 2, 3):
-        step_with(log, step, step / 2)
+        step_with(log, step, step / 2, metrics={"rewards/chosen": -step})
         checkpoint = kept(log) if step == 2 else checkpoint
     log.end(stopped=False)
     assert shown() == [(1, 0.5), (2, 1.0), (3, 1.5)]
     again = start(checkpoint)  # killed after step 3, with a checkpoint of step 2
     assert again.state.tracker_id == log.state.tracker_id != ""
     for step in (3, 4):
-        step_with(again, step, step * 2.0)
+        step_with(again, step, step * 2.0, metrics={"rewards/chosen": -step})
     again.end(stopped=False)
     assert shown() == [(1, 0.5), (2, 1.0), (3, 6.0), (4, 8.0)]
+    assert shown("rewards/chosen") == [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)]  # a name with a slash
 
 
 def test_tensorboard_has_each_evaluation_once_and_the_settings_once_however_often_it_is_resumed(
