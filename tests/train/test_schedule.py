@@ -123,7 +123,7 @@ def due(is_due, **settings):
     """The steps after which it is due, of a run of two epochs and a half of 30 samples, 4 a step: 19 steps."""
     recipe = Recipe(model_name_or_path="m", dataset="d", num_train_epochs=2.5, **settings)
     order = Order(np.full(30, 9), np.zeros(30, np.int16), 42, 4)
-    data = Data(settings=recipe, train=None, evaluation=None, order=order, datasets=(), encoder=None)
+    data = Data(settings=recipe, train=None, evaluation=None, order=order, datasets=(), encoder=None, seed=42)
     assert data.total_steps(recipe) == 19
     known = (recipe, data, 19) if is_due is evaluation_is_due else (recipe, data)
     return [step for step in range(20) if is_due(*known, step)]
