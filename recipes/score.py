@@ -60,11 +60,17 @@ def main() -> None:
 
     scored = recipe.adapter_name_or_path or recipe.model_name_or_path
     recipe, weights = to_open(recipe)
+    if recipe.declared.has_reference and recipe.method == "full":
+        found = f"{recipe.objective} compares a model with its reference, and {scored} is a whole model without one"
+        fix = "--objective simpo compares the answers alone; or score an adapter, whose reference is its base"
+        raise UserError(Problem("objective", found, fix=fix))
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
     path = recipe.adapter_name_or_path or recipe.model_name_or_path
     say(*describe_rendering(path, recipe.chat_template, checked.datasets, checked.tokenizer))
+    if recipe.declared.has_reference:
+        say("reference: the model without the adapter")
 
     if request.launch.dry_run:
         scored_on = f"all checks passed, {len(samples)} samples would be scored"

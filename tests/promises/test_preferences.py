@@ -44,7 +44,9 @@ def data(tmp_path_factory):
 def flags_of(data, objective, **more):
     # beta is large, so that rewards of random models on few steps are not all near zero.
     plain = {"objective": objective, "dataset": data["rated" if objective == "kto" else "pairs"], "beta": 0.5}
-    return plain | {"learning_rate": 2e-3, "max_grad_norm": 0, **more}
+    # At larger rates rounding in a step grows with each of the next ones.
+    rate = 5e-4 if more.get("method") == "full" else 2e-3
+    return plain | {"learning_rate": rate, "max_grad_norm": 0, **more}
 
 
 def steps(run):
@@ -81,11 +83,10 @@ def test_every_topology_gives_the_losses_of_one_process_with_one_pair_at_a_time(
         more = {"config": fp32[config], "per_device_train_batch_size": micro_batch}
         run = finetune.ok(name.replace(" ", "-"), processes, **flags | more)
         for key in ("loss", *KEYS):
-            theirs = [row[key] for row in steps(reference) if key in row]
-            assert [row[key] for row in steps(run) if key in row] == pytest.approx(theirs, rel=1e-6, abs=2e-6), (
-                name,
-                key,
-            )
+            ours, theirs = ([row[key] for row in steps(each) if key in row] for each in (run, reference))
+            # Rewards are differences of sums over whole answers, hundreds of nats.
+            exact = {"rel": 1e-6, "abs": 1e-6} if key == "loss" else {"rel": 5e-6, "abs": 5e-6}
+            assert ours == pytest.approx(theirs, **exact), (name, key)
         assert run.grad_norms == pytest.approx(reference.grad_norms, rel=1e-5), name
     margins = [row["rewards/margins"] for row in steps(reference) if "rewards/margins" in row]
     assert len(margins) == 20 and max(map(abs, margins)) > 0.01
