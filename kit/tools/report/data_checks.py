@@ -24,6 +24,10 @@ REASONS = {
     "special-inside": "learns a special token in the middle of an answer",
     "repeated": "occurs more than once",
     "leaked": "also in the evaluation data",
+    "nearly-same": "answers that differ in one token",
+    "both-ways": "occurs the other way round too",
+    "both-labels": "the same answer has both labels",
+    "same-prompt": "prompt of several samples",
 }
 LEAK = "evaluation samples are in the training data"
 
@@ -46,16 +50,16 @@ def check(train: Samples, evaluation: Samples | None, tokenizer: Any, settings: 
     special = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     looked_at = np.linspace(0, len(train) - 1, min(len(train), MAX_SAMPLES)).round().astype(int)
     firsts, lasts = Counter[tuple[int, ...]](), Counter[int]()
-    no_bos, bos_twice, last_of = [], [], {}
+    no_bos, bos_twice, no_end = [], [], []
     for i in looked_at.tolist():
-        ids, weights = train[i]
-        begin = tuple(ids[:2].tolist())
+        sequences = train.sequences(i)
+        begin = tuple(sequences[0][0][:2].tolist())  # those of a pair begin with the same prompt
         firsts[begin] += 1
         no_bos += [i] if begin[0] != bos else []
         bos_twice += [i] if begin == (bos, bos) else []
-        last_of[i] = int(ids[np.flatnonzero(weights)[-1]])
-        lasts[last_of[i]] += 1
-    no_end = [i for i, last in last_of.items() if last not in special]
+        last_learned = [int(ids[np.flatnonzero(weights)[-1]]) for ids, weights in sequences]
+        lasts.update(last_learned)
+        no_end += [i] if any(last not in special for last in last_learned) else []
     stop = next((id_ for id_, _ in lasts.most_common() if id_ in special), eos)
     findings = _beginnings(firsts, tokenizer, train, no_bos, bos_twice) if bos is not None else []
     findings.append(_endings(lasts, special, tokenizer, train, no_end))
@@ -111,7 +115,7 @@ def _endings(lasts: Counter[int], special: set[int], tokenizer: Any, train: Samp
     ends = sum(count for id_, count in lasts.items() if id_ in special) / num
     shown = [(tokenizer.convert_ids_to_tokens(id_), f"{count / num:.1%}") for id_, count in lasts.most_common(3)]
     named = ", ".join(f"{token!r} {share}" for token, share in shown if share != "0.0%")
-    text = f"{ends:.1%} of the samples teach to stop"
+    text = f"{ends:.1%} of the {'samples' if train.preferences is None else 'answers'} teach to stop"
     if ends <= 0.99 and why:
         return Finding("note", text + why, "no-end", no_end)
     return Finding("ok" if ends > 0.99 else "look", f"{text}; the last token learned is {named}", "no-end", no_end)
@@ -127,12 +131,13 @@ def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: 
     affected = []  # (sample, token id)
     has_prompt = train.num_targets[looked_at] < train.lengths[looked_at] - 1  # the others are texts, not answers
     for i in looked_at[has_prompt].tolist():
-        ids, weights = (values[1:] for values in train[i])
-        stops = np.flatnonzero(np.isin(ids, ends) & (weights > 0)).tolist()
-        # The last one ends the answer; a template may write whitespace after it.
-        middle = next((a for a, b in pairwise(stops) if weights[a:b].all()), None)
-        if middle is not None:
-            affected.append((i, int(ids[middle])))
+        for ids, weights in ((ids[1:], weights[1:]) for ids, weights in train.sequences(i)):
+            stops = np.flatnonzero(np.isin(ids, ends) & (weights > 0)).tolist()
+            # The last one ends the answer; a template may write whitespace after it.
+            middle = next((a for a, b in pairwise(stops) if weights[a:b].all()), None)
+            if middle is not None:
+                affected.append((i, int(ids[middle])))
+                break
     if not affected:
         return Finding("ok", "no answer goes on after a special token that ends a text")
     sample, id_ = affected[0]
@@ -148,10 +153,12 @@ def _middles(train: Samples, looked_at: np.ndarray, ends: list[int], tokenizer: 
 
 def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
     num = sum(store.info["counts"].get("num_truncated", 0) for store in train.stores)
+    if num and train.preferences is not None:
+        return [Finding("note", f"{num:,} with the start of the prompt cut off, to have at most {max_length:,} tokens")]
     is_end_kept = any(START_CUT in store.info["remarks"] for store in train.stores)
     longest = [] if is_end_kept else np.flatnonzero(train.lengths == max_length).tolist()
     cut = (train.origin(i) for i in longest if train[i][0][-1] != stop)  # a sample that stops has this length by itself
-    first = _listed(islice(cut, NUM_ORIGINS), num)
+    first = listed(islice(cut, NUM_ORIGINS), num)
     if not num:
         return []
     text = f"{num:,} cut at {max_length:,} tokens"
@@ -159,12 +166,15 @@ def _cuts(train: Samples, max_length: int, stop: int | None) -> list[Finding]:
 
 
 def _repeats(train: Samples) -> Finding:
-    _, content, counts = np.unique(train.hashes("ids_hash"), return_inverse=True, return_counts=True)
+    hashes = train.hashes("ids_hash")
+    if train.labels is not None:  # the same answer with another label is no repetition
+        hashes = hashes ^ train.labels.astype(np.uint64)
+    _, content, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     again = np.flatnonzero(counts[content] > 1).tolist()
     if not again:
         return Finding("ok", "no sample occurs twice")
     repeated = "are the same" if (counts > 1).sum() == 1 else "occur more than once"
-    origins = _listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
+    origins = listed(map(train.origin, again[:NUM_ORIGINS]), len(again))
     together = sorted(again, key=lambda i: (content[i], i))  # each beside those that it repeats
     return Finding("look", f"{counted(len(again), 'sample')} {repeated}: {origins}", "repeated", together)
 
@@ -180,6 +190,7 @@ def _leaks(train: Samples, evaluation: Samples | None) -> list[Finding]:
     return [Finding("look", text, "leaked", np.flatnonzero(of_train).tolist())]
 
 
-def _listed(origins: Iterable[str], num: int) -> str:
+def listed(origins: Iterable[str], num: int) -> str:
+    """Return the first origins of ``num`` as one text."""
     shown = list(origins)
     return ", ".join(shown) + (", ..." if shown and num > len(shown) else "")

@@ -14,7 +14,8 @@ def datasets_table(train: Samples, held_out: Samples | None) -> list[dict[str, A
     """The table of the data sets. ``held_out``: the samples of the same data sets that are for evaluation.
 
     If each row makes one sample, "samples" + "held out" + "left out" + "unused" = "rows". Unused are repeats that
-    ``dedup`` leaves out, and samples beyond ``max_train_samples`` or ``max_eval_samples``.
+    ``dedup`` leaves out, and samples beyond ``max_train_samples`` or ``max_eval_samples``. The length of a pair is that of
+    its longer half.
     """
     rows = []
     num_all = sum(len(store.arrays["samples"]) for store in train.stores)
@@ -22,6 +23,7 @@ def datasets_table(train: Samples, held_out: Samples | None) -> list[dict[str, A
     for number, store in enumerate(train.stores):
         of_dataset = train.dataset_ids == number
         lengths, num_targets = train.lengths[of_dataset], train.num_targets[of_dataset]
+        row_lengths = train.row_lengths[of_dataset]
         counts = store.report
         num_held_out = int((held_out.dataset_ids == number).sum()) if held_out else 0
         rows.append(
@@ -37,8 +39,8 @@ def datasets_table(train: Samples, held_out: Samples | None) -> list[dict[str, A
                 "skipped": counts["num_skipped"],
                 "tokens": int(lengths.sum(dtype=np.int64)),
                 "learned": f"{num_targets.sum() / lengths.sum():.1%}",
-                "median length": int(np.median(lengths)),
-                "longest": int(lengths.max()),
+                "median length": int(np.median(row_lengths)),
+                "longest": int(row_lengths.max()),
             }
         )
     return rows

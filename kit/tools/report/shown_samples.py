@@ -15,25 +15,32 @@ from typing import Any
 import numpy as np
 from tokenizers.decoders import DecodeStream
 
-from kit.data.chat.tokens import Encoded
+from kit.data.chat.formats import to_sample
+from kit.data.chat.unused import read_keys, without_keys
 from kit.data.open import Data
 from kit.data.samples.bad_rows import BadRow
 from kit.data.samples.dataset import Dataset
+from kit.data.samples.halves import Halves, first_target, without_start_of_prompt
 from kit.data.samples.rows import Encoder
 from kit.data.samples.samples import Samples, Store
 from kit.secrets import secret_spans
 from kit.tools.report.data_checks import REASONS, Finding, counted
+from kit.tools.report.differences import differing
 from kit.visible import visible
 
 MAX_TOKENS_SHOWN = 4000  # of one sample
 MIN_TOKENS_SHOWN = 256  # of one sample, if there are many
+MAX_TOKENS_COMPARED = 2000  # of each answer of a pair, also if fewer of them are shown
 MAX_TOKENS_OF_LEFT_OUT = 600  # of one that was left out as a whole
 MAX_TOKENS_IN_ALL = 200_000
 MAX_ROW_CHARACTERS = 2000  # shown of a row that cannot be used
 MAX_ROWS_READ = 1_000_000  # again, to find what was cut or left out
 MAX_SKIP_REASONS = 10
+MAX_TOKENS_BEFORE = 8  # of a part, with which its first tokens are decoded
 CUT, LONG, UNSUPERVISED, SKIPPED, SPREAD = "cut", "too-long", "nothing-learned", "skipped", "spread"
 LONGEST, SHORTEST, LEAST = "longest", "shortest", "least-learned"
+CHOSEN_LONGER, REJECTED_LONGER = "chosen-longer", "rejected-longer"
+TRUE, FALSE = "label-true", "label-false"
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,16 @@ class Token:
     is_special: bool
     is_cut: bool = False  # not in the sample, because of its length
     num_hidden: int = 0  # tokens before it that are not shown
+    differs: bool = False  # from the other answer of the pair
+
+
+@dataclass(frozen=True)
+class ShownAnswer:
+    """One of the two answers of a pair as it is shown, without the prompt."""
+
+    name: str  # chosen, rejected
+    tokens: list[Token]  # those that are shown
+    num_tokens: int  # of the whole answer
 
 
 @dataclass(frozen=True)
@@ -52,26 +69,32 @@ class ShownSample:
     """A sample as it is shown, or a row of which no sample was made."""
 
     origin: str  # ``file:line``
-    tokens: list[Token]  # those that are shown
-    num_tokens: int  # of the whole sample, with those that were cut
+    tokens: list[Token]  # those that are shown; of a pair those of the prompt, which its answers have in common
+    num_tokens: int  # of the whole sample or prompt, with those that were cut
     num_learned: int  # supervised tokens that the model learns
     remark: str = ""  # what happened to it
     row: str = ""  # as it stands in the data, if it cannot be used
     reasons: list[str] = field(default_factory=list)  # why it is shown: keys
+    answers: Sequence[ShownAnswer] = ()  # of a pair
+    label: bool | None = None  # of an answer with a label
 
     @property
     def about(self) -> str:
-        """Its numbers of tokens, as text."""
+        """Its numbers of tokens, and its label, as text."""
         if self.row:
             return "cannot be used"
+        if self.answers:
+            lengths = (f"{answer.name} {answer.num_tokens:,}" for answer in self.answers)
+            return f"prompt {counted(self.num_tokens, 'token')}, {', '.join(lengths)}"
         share = f"{self.num_learned / self.num_tokens:.0%}"
-        return f"{counted(self.num_tokens, 'token')}, {self.num_learned:,} learned ({share})"
+        label = "" if self.label is None else f", label {str(self.label).lower()}"
+        return f"{counted(self.num_tokens, 'token')}, {self.num_learned:,} learned ({share}){label}"
 
-    @property
-    def more(self) -> str:
-        """How many tokens behind the last one are not shown, as text; empty if there are none."""
-        num = self.num_tokens - len(self.tokens) - sum(token.num_hidden for token in self.tokens)
-        return "" if self.row or not num else counted(num, "more token")
+
+def more_tokens(shown: ShownSample | ShownAnswer) -> str:
+    """Return how many tokens behind the last one are not shown, as text; empty if there are none."""
+    num = shown.num_tokens - len(shown.tokens) - sum(token.num_hidden for token in shown.tokens)
+    return counted(num, "more token") if num else ""
 
 
 @dataclass(frozen=True)
@@ -142,21 +165,54 @@ class Shown:
             if finding.samples:
                 self.reasons.append(Reason(finding.reason, REASONS[finding.reason], len(finding.samples)))
                 yield from ((i, finding.reason) for i in finding.samples[:num])
+        yield from self._found_of_preferences(train, num)
         shares = train.num_targets / train.lengths
         for key, label, values in (
-            (LONGEST, "longest", -train.lengths),
-            (SHORTEST, "shortest", train.lengths),
+            (LONGEST, "longest", -train.row_lengths),
+            (SHORTEST, "shortest", train.row_lengths),
             (LEAST, "smallest share learned", shares),
         ):
             self.reasons.append(Reason(key, label))
-            few = np.argpartition(values, min(num, len(values)) - 1)[:num]
-            yield from ((int(i), key) for i in few[np.argsort(values[few], kind="stable")])
+            yield from ((i, key) for i in _least(values, num))
         if len(train.stores) > 1:
             for number, name in enumerate(train.dataset_names):
                 own = np.flatnonzero(train.dataset_ids == number)
                 self.reasons.append(Reason(f"data-{number + 1}", f"data set {name}", len(own)))
-                places = np.linspace(0, len(own) - 1, min(num, len(own))).astype(int)
-                yield from ((int(i), f"data-{number + 1}") for i in own[places])
+                yield from ((i, f"data-{number + 1}") for i in _evenly(own, num))
+
+    def _found_of_preferences(self, train: Samples, num: int) -> Iterator[tuple[int, str]]:
+        """The same for what only pairs or answers with a label have."""
+        if train.labels is None:
+            return
+        if train.are_rated:
+            for key, has_label in ((TRUE, train.labels), (FALSE, ~train.labels)):
+                own = np.flatnonzero(has_label)
+                self.reasons += [Reason(key, key.replace("-", " "), len(own))] if len(own) else []
+                yield from ((i, key) for i in _evenly(own, num))
+            return
+        longer = train.sequence_lengths[:, 0] - train.sequence_lengths[:, 1]
+        for key, label, surplus in (
+            (CHOSEN_LONGER, "chosen is longer", longer),
+            (REJECTED_LONGER, "rejected is longer", -longer),
+        ):
+            num_longer = int((surplus > 0).sum())
+            self.reasons += [Reason(key, label, num_longer)] if num_longer else []
+            yield from ((i, key) for i in _least(-surplus, min(num, num_longer)))
+
+
+def _least(values: np.ndarray, num: int) -> list[int]:
+    """The indices of the ``num`` smallest values, in their order."""
+    if not num:
+        return []
+    few = np.argpartition(values, min(num, len(values)) - 1)[:num]
+    ordered: list[int] = few[np.argsort(values[few], kind="stable")].tolist()
+    return ordered
+
+
+def _evenly(indices: np.ndarray, num: int) -> list[int]:
+    """``num`` of the indices, spread evenly."""
+    chosen: list[int] = indices[np.linspace(0, len(indices) - 1, min(num, len(indices))).astype(int)].tolist()
+    return chosen
 
 
 def spread(dataset_ids: np.ndarray, num: int) -> list[int]:
@@ -179,31 +235,83 @@ class _Lost:
 
     origin: str
     reason: str
-    encoded: Encoded  # without the cut
-    is_kept: np.ndarray  # bool [T]: which tokens the model sees
+    halves: Halves  # without the cut: of a pair the prompt with each answer, of any other sample one
+    are_kept: tuple[np.ndarray, ...]  # of each half bool [T]: which tokens the model sees
     remark: str
     is_wanted: bool  # for its reason, and not only because it was chosen for another one
+    label: bool | None = None
 
     @property
     def ids_left(self) -> bytes:
         """The ids that the model sees of it."""
-        return np.array(self.encoded.input_ids, np.int32)[self.is_kept].tobytes()
+        pairs = zip(self.halves, self.are_kept, strict=True)
+        return np.concatenate([np.array(half.input_ids, np.int32)[kept] for half, kept in pairs]).tobytes()
 
     def shown(self, tokenizer: Any, limit: int, reasons: list[str]) -> ShownSample:
-        ids, weights = np.array(self.encoded.input_ids), np.array(self.encoded.weights, np.float32)
-        weights[0] = 0
-        borders = np.flatnonzero(np.diff(self.is_kept))[:1].tolist()
-        if not self.is_kept.any():  # where it begins to be learned is what the reader looks for
-            limit, borders = min(limit, MAX_TOKENS_OF_LEFT_OUT), np.flatnonzero(weights)[:1].tolist()
-        tokens: list[Token] = []
-        end = 0  # of what is shown
-        for start, stop in _windows(len(ids), borders, limit):
-            part = tokens_of(ids[start:stop], weights[start:stop], tokenizer)
-            part = [replace(t, is_cut=not kept) for t, kept in zip(part, self.is_kept[start:stop], strict=True)]
-            part[0] = replace(part[0], num_hidden=start - end)
-            tokens, end = tokens + part, stop
-        num_learned = int((weights[self.is_kept] > 0).sum()) if self.reason == CUT else 0
-        return ShownSample(self.origin, tokens, len(ids), num_learned, self.remark, reasons=reasons)
+        sequences = [(np.array(half.input_ids), np.array(half.weights, np.float32)) for half in self.halves]
+        limit = limit if self.reason == CUT else min(limit, MAX_TOKENS_OF_LEFT_OUT)
+        shown = _sample(self.origin, sequences, self.are_kept, tokenizer, limit, reasons)
+        return replace(shown, remark=self.remark, label=self.label)
+
+
+def _sample(
+    origin: str,
+    sequences: Sequence[tuple[np.ndarray, np.ndarray]],
+    are_kept: Sequence[np.ndarray],
+    tokenizer: Any,
+    limit: int,
+    reasons: list[str],
+) -> ShownSample:
+    """Return a sample as it is shown.
+
+    Args:
+        sequences: ids [T] and weights [T]; of a pair those of both halves.
+        are_kept: for each sequence bool [T]: which tokens the model sees.
+        limit: tokens to show.
+    """
+    for _, weights in sequences:
+        weights[0] = 0  # the first token has no token before it that predicts it
+    num_learned = sum(int((w[kept] > 0).sum()) for (_, w), kept in zip(sequences, are_kept, strict=True))
+    (ids, weights), kept = sequences[0], are_kept[0]
+    if len(sequences) == 1:
+        # Of what was left out, the reader looks for where it begins to be learned.
+        borders = np.flatnonzero(np.diff(kept))[-1:] if kept.any() else np.flatnonzero(weights)[:1]
+        tokens = _tokens(ids, weights, kept, slice(0, len(ids)), tokenizer, limit, borders.tolist())
+        return ShownSample(origin, tokens, len(ids), num_learned, reasons=reasons)
+    limit //= 3
+    num_prompt = first_target(weights.tolist())
+    borders = np.append(num_prompt - 1, np.flatnonzero(np.diff(kept[:num_prompt])))[-1:]  # the end, if nothing was cut
+    prompt = _tokens(ids, weights, kept, slice(0, num_prompt), tokenizer, limit, borders.tolist())
+    compared = slice(num_prompt, num_prompt + max(limit, MAX_TOKENS_COMPARED))
+    differ = differing(*(ids[compared] for ids, _ in sequences))
+    answers = []
+    for name, (ids, weights), kept, differs in zip(("chosen", "rejected"), sequences, are_kept, differ, strict=True):
+        tokens = _tokens(ids, weights, kept, slice(num_prompt, len(ids)), tokenizer, limit, [])
+        tokens = [replace(token, differs=bool(d)) for token, d in zip(tokens, differs, strict=False)]
+        answers.append(ShownAnswer(name, tokens, len(ids) - num_prompt))
+    return ShownSample(origin, prompt, num_prompt, num_learned, reasons=reasons, answers=answers)
+
+
+def _tokens(
+    ids: np.ndarray,
+    weights: np.ndarray,
+    is_kept: np.ndarray,
+    part: slice,
+    tokenizer: Any,
+    limit: int,
+    borders: Sequence[int],
+) -> list[Token]:
+    """Return ``limit`` tokens of a part of a sequence as they are shown: its beginning, and around a border."""
+    tokens: list[Token] = []
+    end = part.start  # of what is shown
+    for first, last in _windows(part.stop - part.start, [border - part.start for border in borders], limit):
+        start, stop = part.start + first, part.start + last
+        before = min(start, MAX_TOKENS_BEFORE)  # a token's text may depend on those before it
+        decoded = tokens_of(ids[start - before : stop], weights[start - before : stop], tokenizer)[before:]
+        decoded = [replace(t, is_cut=not kept) for t, kept in zip(decoded, is_kept[start:stop], strict=True)]
+        decoded[0] = replace(decoded[0], num_hidden=start - end)
+        tokens, end = tokens + decoded, stop
+    return tokens
 
 
 def _windows(num: int, borders: Sequence[int], limit: int) -> list[tuple[int, int]]:
@@ -226,13 +334,13 @@ def _find_lost(data: Data, num: int, others: list[int]) -> list[_Lost]:
             UNSUPERVISED: num if counts.get("num_dropped_unsupervised") else 0,
         }
         longest = [i for i in others if data.train.dataset_ids[i] == number]
-        longest = [i for i in longest if data.train.lengths[i] == data.settings.max_length]
+        longest = [i for i in longest if data.train.row_lengths[i] == data.settings.max_length]
         wanted = {data.train.origin(i) for i in longest} if left[CUT] else set()
         for origin, row in _candidates(store, dataset, data.settings.max_length, left, wanted):
-            for encoded, *_ in data.encoder.whole(dataset, row):
-                lost = _lost(origin, encoded, data.encoder, left)
+            for halves in data.encoder.whole(dataset, row):
+                lost = _lost(origin, halves, data.encoder, left)
                 if lost and (lost.is_wanted or origin in wanted):
-                    found.append(lost)
+                    found.append(replace(lost, label=_label(dataset, row)))
                     left[lost.reason] -= lost.is_wanted
             wanted.discard(origin)
             if not wanted and not any(left.values()):
@@ -240,8 +348,28 @@ def _find_lost(data: Data, num: int, others: list[int]) -> list[_Lost]:
     return found
 
 
-def _lost(origin: str, encoded: Encoded, encoder: Encoder, left: Mapping[str, int]) -> _Lost | None:
+def _label(dataset: Dataset, row: dict[str, Any]) -> bool | None:
+    """The label of a row that can be used; None if its format has none."""
+    sample = to_sample(without_keys(row, read_keys(dataset.ignored)), dataset.fields)
+    return None if isinstance(sample, list) else sample.get("label")
+
+
+def _lost(origin: str, halves: Halves, encoder: Encoder, left: Mapping[str, int]) -> _Lost | None:
     """What became of a sample; None if it was neither cut nor left out."""
+    lose = _cut_anywhere if encoder.wanted == "answers" else _cut_alike
+    are_kept, reason, remark = lose(halves, encoder)
+    if all(kept.all() for kept in are_kept):
+        return None
+    return _Lost(origin, reason, halves, are_kept, remark, left[reason] > 0)
+
+
+def _cut_anywhere(halves: Halves, encoder: Encoder) -> tuple[tuple[np.ndarray, ...], str, str]:
+    """What became of a sample that is cut as ``Encoder.pieces`` says.
+
+    Returns:
+        Which tokens are kept (bool [T] of its one sequence), the key of the reason, and a remark.
+    """
+    (encoded,) = halves
     weights = np.array(encoded.weights, np.float32)
     weights[0] = 0
     is_long = len(weights) > encoder.max_length
@@ -250,20 +378,34 @@ def _lost(origin: str, encoded: Encoded, encoder: Encoder, left: Mapping[str, in
         kept = np.concatenate([np.arange(len(weights))[each] for each in slices])
         if weights[kept[1:]].any():
             is_kept[kept] = True
-    if is_kept.all():
-        return None
     num_cut, num_targets = int((~is_kept).sum()), int((weights[~is_kept] > 0).sum())
     if is_kept.any():
-        reason, remark = CUT, f"{counted(num_cut, 'token')} cut off, {num_targets:,} of them would be learned"
-    elif is_long and encoder.excess_length_strategy == "drop":
-        reason, remark = LONG, f"left out: {len(weights):,} tokens, max_length is {encoder.max_length:,}"
-    elif num_targets:
+        return (is_kept,), CUT, f"{counted(num_cut, 'token')} cut off, {num_targets:,} of them would be learned"
+    if is_long and encoder.excess_length_strategy == "drop":
+        return (is_kept,), LONG, f"left out: {len(weights):,} tokens, max_length is {encoder.max_length:,}"
+    if num_targets:
         first = int(np.flatnonzero(weights)[0]) + 1
-        reason = UNSUPERVISED
         remark = f"left out: what is learned begins at token {first:,}, and is cut off at {encoder.max_length:,}"
-    else:
-        reason, remark = UNSUPERVISED, "left out: no token of it is learned"
-    return _Lost(origin, reason, encoded, is_kept, remark, left[reason] > 0)
+        return (is_kept,), UNSUPERVISED, remark
+    return (is_kept,), UNSUPERVISED, "left out: no token of it is learned"
+
+
+def _cut_alike(halves: Halves, encoder: Encoder) -> tuple[tuple[np.ndarray, ...], str, str]:
+    """The same for answers of which only the prompt is cut: which tokens are kept is of each half."""
+    are_kept = tuple(np.ones(len(half.input_ids), bool) for half in halves)
+    num_tokens, bos = max(map(len, are_kept)), encoder.tokenizer.bos_token_id
+    if num_tokens <= encoder.max_length:
+        return are_kept, CUT, ""
+    may_cut = encoder.excess_length_strategy != "drop"
+    if may_cut and without_start_of_prompt(halves, encoder.max_length, bos):
+        num_cut = num_tokens - encoder.max_length
+        start = 1 if halves[0].input_ids[0] == bos else 0  # BOS stays
+        for kept in are_kept:
+            kept[start : start + num_cut] = False
+        return are_kept, CUT, f"{counted(num_cut, 'token')} of the prompt cut off, so that no answer is cut"
+    remark = f"left out: {num_tokens:,} tokens, max_length is {encoder.max_length:,}"
+    remark += ", and the answer leaves no room for a prompt" if may_cut else ""
+    return tuple(np.zeros_like(kept) for kept in are_kept), LONG, remark
 
 
 def _candidates(
@@ -271,11 +413,16 @@ def _candidates(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield rows that may have been cut, until ``left`` says that it is enough, and those that made no sample."""
     samples = store.arrays["samples"]
+    row_lengths = samples["length"]
+    if "preferences" in store.arrays:
+        firsts = store.arrays["preferences"]["first_length"]
+        row_lengths = np.maximum(firsts, row_lengths - firsts)
     skipped = {(row.part, row.number) for row in store.skipped.rows}
     num_read = 0
     for number, part in enumerate(store.source.parts):
-        own = samples[samples["part"] == number]
-        made, longest = np.unique(own["number"]), np.unique(own["number"][own["length"] == max_length])
+        is_own = samples["part"] == number
+        made = np.unique(samples["number"][is_own])
+        longest = np.unique(samples["number"][is_own & (row_lengths == max_length)])
         for block in part.blocks(dataset.columns):
             end = block.first + block.num_rows
             num_made, num_longest = (
@@ -340,10 +487,10 @@ def _texts_of(store: Store, wanted: set[tuple[int, int]]) -> dict[tuple[int, int
 
 
 def _shown(train: Samples, i: int, tokenizer: Any, limit: int, reasons: list[str]) -> ShownSample:
-    ids, weights = train[i]
-    weights[0] = 0  # the first token has no token before it that predicts it
-    tokens = tokens_of(ids[:limit], weights, tokenizer)
-    return ShownSample(train.origin(i), tokens, len(ids), int(train.num_targets[i]), reasons=reasons)
+    sequences = train.sequences(i)
+    are_kept = [np.ones(len(ids), bool) for ids, _ in sequences]
+    label = bool(train.labels[i]) if train.are_rated and train.labels is not None else None
+    return replace(_sample(train.origin(i), sequences, are_kept, tokenizer, limit, reasons), label=label)
 
 
 def tokens_of(ids: np.ndarray, weights: np.ndarray, tokenizer: Any) -> list[Token]:
