@@ -18,17 +18,18 @@ _USAGE = "kit cache [list | verify | prune [--older_than AGE] [--keep SIZE] [--d
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _TOKEN_BYTES = 4  # ids are int32
+_FOLDERS = ("samples", "references")  # of the cache, with entries
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tokenised data set in the cache."""
+    """An entry of the cache: a tokenised data set, or the log-probabilities that a reference gives to one."""
 
     folder: Path
     num_bytes: int
     used: float  # when a run opened it last, in seconds since the epoch
     num_rows: int = 0
-    num_tokens: int = 0
+    num_tokens: int | None = 0  # None: it holds no tokens
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,24 +56,24 @@ def run(argv: list[str]) -> int:
         parser.error(f"--older_than, --keep and --dry_run belong to prune: kit cache prune {words}")
     from kit.cache import cache_folder
 
-    samples = cache_folder() / "samples"
+    cache = cache_folder()
     try:
-        entries = sorted(_entries(samples), key=lambda entry: entry.used)
+        entries = sorted(_entries(cache), key=lambda entry: entry.used)
         if options.action == "verify":
             return _verify(entries)
         if options.action == "prune":
-            return _prune(samples, entries, options.older_than, options.keep, options.dry_run)
+            return _prune(cache, entries, options.older_than, options.keep, options.dry_run)
     except OSError as error:
-        raise UserError(Problem("cache", f"{error.filename or samples}: {error.strerror or error}")) from None
-    show("\n".join([*_table(entries), _total(cache_folder(), entries)]))
+        raise UserError(Problem("cache", f"{error.filename or cache}: {error.strerror or error}")) from None
+    show("\n".join([*_table(entries), _total(cache, entries)]))
     return 0
 
 
-def _entries(samples: Path) -> Iterator[Entry]:
+def _entries(cache: Path) -> Iterator[Entry]:
     """All entries, also damaged ones."""
     from kit.cache import read_entry
 
-    for folder in samples.glob("[!.]*"):
+    for folder in (path for name in _FOLDERS for path in (cache / name).glob("[!.]*")):
         if not folder.is_dir():
             continue
         try:
@@ -82,8 +83,13 @@ def _entries(samples: Path) -> Iterator[Entry]:
             continue
         try:
             values = read_entry(folder)
-            num_tokens = values["arrays"]["input_ids"]["bytes"] // _TOKEN_BYTES
-            num_rows, about = values["info"]["counts"].get("num_rows", 0), values["info"].get("about", {})
+            num_tokens: int | None = None
+            if "references" in values["arrays"]:
+                num_rows = values["info"]["about"]["num_samples"]
+                about = {"dataset": f"log-probabilities of the reference {values['info']['about']['model']}"}
+            else:
+                num_tokens = values["arrays"]["input_ids"]["bytes"] // _TOKEN_BYTES
+                num_rows, about = values["info"]["counts"].get("num_rows", 0), values["info"].get("about", {})
             yield Entry(folder, num_bytes, status.st_mtime, num_rows, num_tokens, about)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             yield Entry(
@@ -101,9 +107,8 @@ def _table(entries: list[Entry]) -> list[str]:
             one_line(str(each.about.get(name, "-") or "-"))
             for name in ("max_length", "template", "tokenizer", "dataset")
         ]
-        rows.append(
-            (each.folder.name[:12], used, _size(each.num_bytes), f"{each.num_rows:,}", f"{each.num_tokens:,}", *values)
-        )
+        num_tokens = "-" if each.num_tokens is None else f"{each.num_tokens:,}"
+        rows.append((each.folder.name[:12], used, _size(each.num_bytes), f"{each.num_rows:,}", num_tokens, *values))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     is_number = (False, False, True, True, True, True, False, False, False)
     lines = []
@@ -125,7 +130,7 @@ def _verify(entries: list[Entry]) -> int:
     return int(bool(faults))
 
 
-def _prune(samples: Path, entries: list[Entry], older_than: float | None, keep: int | None, is_dry: bool) -> int:
+def _prune(cache: Path, entries: list[Entry], older_than: float | None, keep: int | None, is_dry: bool) -> int:
     """Remove entries that are too old, then those that were not used for longest until ``keep`` bytes are left."""
     from kit.cache import delete_old, remove, remove_leftovers
 
@@ -144,10 +149,11 @@ def _prune(samples: Path, entries: list[Entry], older_than: float | None, keep: 
     word = "would be removed" if is_dry else "removed"
     lines = [*_table(removed), f"{word}: {len(removed)} entries, {_size(sum(each.num_bytes for each in removed))}"]
     lines += [f"in use by a run, and left: {each.folder.name[:12]}" for each in in_use]
-    if not is_dry and samples.is_dir():
-        if num := remove_leftovers(samples):
+    if not is_dry:
+        folders = [cache / name for name in _FOLDERS]
+        if num := sum(remove_leftovers(folder) for folder in folders if folder.is_dir()):
             lines.append(f"removed: parts of {num} entries that killed processes left")
-        for folder in (samples.parent / name for name in ("digests", "packs")):  # made again if they are still needed
+        for folder in (cache / name for name in ("digests", "packs")):  # made again if they are still needed
             if older_than is not None and folder.is_dir():
                 delete_old(folder, older_than)
     show("\n".join([*lines, f"left: {_size(left)}"]))
