@@ -43,6 +43,13 @@ READING = Phase(
 )
 TRAINING = Phase("training", "training", activations=True, mid_step=True)
 FORWARD = Phase("training", "the forward pass", activations=True, mid_step=True)
+COMPARING = Phase(
+    "training",
+    "a pass without gradients",
+    ("kit.train.reference.with_references", "kit.train.preference.estimate_kl"),
+    activations=True,
+    mid_step=True,
+)
 BACKWARD = Phase("training", "the backward pass", ("torch.autograd.backward",), activations=True, mid_step=True)
 UPDATING = Phase("training", "the optimiser's step", ("accelerate.optimizer.step",), mid_step=True)
 EVALUATING = Phase("evaluating", "evaluation", ("kit.evaluate.evaluate",), activations=True)
@@ -57,6 +64,7 @@ PHASES = (
     READING,
     TRAINING,
     FORWARD,
+    COMPARING,
     BACKWARD,
     UPDATING,
     EVALUATING,

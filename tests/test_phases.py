@@ -13,7 +13,7 @@ from kit.memory import shortage as memory
 from kit.model import load as model
 from kit.phases import BY_FUNCTION, PHASES, Phase
 from kit.strategy import accelerator as strategy
-from kit.train import head_proof, isolation
+from kit.train import head_proof, isolation, precompute, preference, reference
 
 
 def test_the_functions_that_show_the_phase_exist():
@@ -24,10 +24,10 @@ def test_the_functions_that_show_the_phase_exist():
         "kit.checkpoint.save": saver.Saver,
         "kit.data.feed.feed": feed.Feed,
         "kit.data.feed.stream": stream.StreamFeed,
+        "kit.train.preference": preference.KahnemanTversky,
     }
-    holders |= {
-        module.__name__: module for module in (checkpoint, evaluate, export, head_proof, isolation, model, strategy)
-    }
+    modules = (checkpoint, evaluate, export, head_proof, isolation, model, precompute, reference, strategy)
+    holders |= {module.__name__: module for module in modules}
     for name in [*BY_FUNCTION, memory._IN_BACKGROUND]:
         module, _, function = name.rpartition(".")
         assert callable(getattr(holders[module], function)), name

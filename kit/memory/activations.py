@@ -53,7 +53,7 @@ def _scores(workload: Workload) -> int:
     """Bytes per token that eager attention keeps of its scores [H, T, T]."""
     plain = workload.compute_bytes
     copies = (plain if workload.bf16 else 0) + (plain if workload.shape.caps_scores else 0)
-    return workload.shape.num_heads * workload.length * (4 + copies)
+    return workload.shape.num_heads * workload.width * (4 + copies)
 
 
 def masks(workload: Workload) -> int:
@@ -61,7 +61,7 @@ def masks(workload: Workload) -> int:
     if not workload.eager:
         return 0
     kinds = 2 if workload.shape.eager else 1
-    return kinds * workload.compute_bytes * workload.length
+    return kinds * workload.compute_bytes * workload.width
 
 
 def _fused(workload: Workload) -> int:
@@ -92,5 +92,5 @@ def passing(workload: Workload) -> int:
     feed_forward = plain * (shape.intermediate_size + around * shape.hidden_size)
     if not workload.eager:
         return feed_forward
-    softmax = (8 - (plain if workload.bf16 else 0)) * shape.num_heads * workload.length
+    softmax = (8 - (plain if workload.bf16 else 0)) * shape.num_heads * workload.width
     return max(feed_forward, softmax - plain * 4 * shape.intermediate_size)

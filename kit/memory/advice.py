@@ -11,7 +11,7 @@ from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
 from kit.memory.shortage import Shortage, find_shortage
 from kit.memory.sizes import format_bytes, has_8_bit_moments
-from kit.phases import EVALUATING, GENERATING, LOADING
+from kit.phases import COMPARING, EVALUATING, GENERATING, LOADING, REFERENCE
 from kit.strategy.topology import takes_optimizer, ways_to_share
 from kit.visible import Layout, joined
 
@@ -71,7 +71,7 @@ def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") 
     """Return the changes that reduce the memory in use, the cheapest first."""
     phase, device, held = shortage.phase, shortage.device, shortage.held
     loading = phase is LOADING
-    evaluating = phase in (EVALUATING, GENERATING)
+    evaluating = phase in (EVALUATING, GENERATING, REFERENCE)  # with batches of an evaluation
     moments = held.optimizer + held.optimizer_to_come
 
     def counts(num_bytes: int) -> bool:
@@ -96,18 +96,19 @@ def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") 
     if recipe.sync_each_batch is False and held.sharded and counts(held.gradients):
         changes.append(_set("sync_each_batch", "true", "communication after each micro-batch"))
     if activations and evaluating and recipe.eval_batch_size > 1:
-        changes.append(_set("per_device_eval_batch_size", recipe.eval_batch_size // 2, "some speed of evaluations"))
+        cost = "some speed before the first step" if phase is REFERENCE else "some speed of evaluations"
+        changes.append(_set("per_device_eval_batch_size", recipe.eval_batch_size // 2, cost))
     if activations and not evaluating and recipe.micro_batch_size > 1:
         batch_size = _smaller_batch(recipe, topology.num_processes)
         changes.append(_set("per_device_train_batch_size", batch_size, "some speed; the same maths"))
     if phase is GENERATING:
         changes.append(_set("max_new_tokens", -(-recipe.max_new_tokens // 2), "answers that are cut earlier"))
         changes.append(_set("predict_with_generate", "false", "the exact match"))
-    if activations and not evaluating and not recipe.gradient_checkpointing:
+    if activations and not (evaluating or phase is COMPARING) and not recipe.gradient_checkpointing:
         changes.append(_set("gradient_checkpointing", "true", "about a third more compute; the same maths"))
     if device.is_cpu or counts(held.total):
         changes += [_set(*flag) for flag in ways_to_share(topology, recipe, device.is_cpu)]
-    shrinkable = not loading and counts(moments)
+    shrinkable = not loading and phase is not REFERENCE and counts(moments)  # which has no state yet
     if shrinkable and not has_8_bit_moments(recipe.optim) and takes_optimizer(topology.strategy, "adamw_8bit"):
         changes.append(_set("optim", "adamw_8bit", "other rounding; a quarter of the state"))
     if shrinkable and recipe.optim == "adamw_8bit" and not device.is_cpu:
@@ -117,9 +118,18 @@ def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") 
     if counts(held.frozen) and recipe.method == "lora" and not recipe.use_dora:
         changes.append(_set("method", "qlora", "rounding of frozen weights to 4 bits, and speed"))
     if activations and recipe.max_length > 8:
-        cost = f"longer samples, which {_LONGER_SAMPLES[recipe.excess_length_strategy]}"
-        changes.append(_set("max_length", max(8, recipe.max_length // 2), cost))
+        changes.append(_set("max_length", max(8, recipe.max_length // 2), _cost_of_shorter(recipe)))
     return changes
+
+
+def _cost_of_shorter(recipe: "Recipe") -> str:
+    """What a shorter ``max_length`` costs. Of samples that are compared, the start of the prompt is cut."""
+    strategy = recipe.excess_length_strategy
+    kept_answers = recipe.declared.rows != "answers" and strategy in ("truncate", "keep_end")
+    cost = f"longer samples, {'whose prompts are cut' if kept_answers else f'which {_LONGER_SAMPLES[strategy]}'}"
+    if recipe.declared.rows == "pairs":
+        cost += "; a pair takes two sequences of this length, in any micro-batch"
+    return cost
 
 
 def _set(key: str, value: Any, cost: str) -> SettingChange:

@@ -70,7 +70,7 @@ def choose(
         rows: of the micro-batch; None: the best number.
     """
     share = max(1, global_batch_size // workload.num_gpus)
-    enough = max(workload.rows, ENOUGH_TOKENS // workload.length)
+    enough = max(workload.rows, ENOUGH_TOKENS // workload.sample_tokens)
     sizes = [rows] if rows is not None else [n for n in range(min(enough, share), 0, -1) if share % n == 0]
     for on in (False, True) if checkpointing is None else (checkpointing,):
         for size in sizes:
@@ -145,8 +145,8 @@ def _not_described(settings: MethodSettings, topology: Topology, config: Any) ->
 def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]:
     """Return the entry ``plan`` of ``run.json``, to compare with what is measured.
 
-    It has bytes of one GPU, and operations per token of forward and backward pass without recomputation. It is empty
-    on a CPU, and where the formulas do not describe the run.
+    It has bytes of one GPU, and operations per token of forward and backward pass without recomputation, with those of
+    a step's passes without gradients. It is empty on a CPU, and where the formulas do not describe the run.
     """
     if workload is None or topology.device_type != "cuda":
         return {}

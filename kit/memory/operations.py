@@ -7,6 +7,7 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 - full fine-tuning: three times that, and the head's logits once more (they are computed again, not kept)
 - adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
 - gradient checkpointing: the layers' forward once more
+- each pass without gradients, as of a reference: a forward once more
 
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
 """
@@ -15,18 +16,33 @@ from kit.memory.workload import Workload
 
 
 def operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
-    """Operations of forward and backward pass per token.
+    """Operations of a step per token of its samples: forward and backward pass, and the passes without gradients.
+
+    Each token of both halves of a pair counts once, however many passes compute it.
 
     Args:
         supervised: the share of tokens that are learned from, at which logits are computed.
-        seen: sum of squared lengths of samples over their sum, in tokens; None: the row's length.
+        seen: sum of squared lengths of sequences over their sum, in tokens; None: the workload's length.
     """
-    shape = workload.shape
-    layers = 2.0 * shape.num_layers * shape.layer_linear_weights
-    head = 2.0 * supervised * shape.embedding_parameters
-    attention = 2.0 * shape.num_layers * shape.query_size * (workload.length if seen is None else seen)
-    again = (layers + attention) if workload.gradient_checkpointing else 0.0
+    layers, head, attention = _forward(workload, supervised, seen)
+    again = workload.passes * (layers + head + attention)
+    again += (layers + attention) if workload.gradient_checkpointing else 0.0
     if workload.method == "full":
         recomputed = head if workload.loss == "chunks" else 0.0
         return 3 * (layers + head + attention) + recomputed + again
     return 2 * (layers + head) + 3 * attention + 6.0 * workload.adapter_parameters + again
+
+
+def forward_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
+    """Operations of one pass without gradients per token, adapters aside. Arguments as above."""
+    return sum(_forward(workload, supervised, seen))
+
+
+def _forward(workload: Workload, supervised: float, seen: float | None) -> tuple[float, float, float]:
+    """Operations of a forward pass per token: of the layers' matrices, of the head, and of attention."""
+    shape = workload.shape
+    return (
+        2.0 * shape.num_layers * shape.layer_linear_weights,
+        2.0 * supervised * shape.embedding_parameters,
+        2.0 * shape.num_layers * shape.query_size * (workload.length if seen is None else seen),
+    )

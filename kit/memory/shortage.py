@@ -17,7 +17,7 @@ import torch
 
 from kit.errors import causes, out_of_memory
 from kit.memory.sizes import GRADIENT_BYTES, UNITS, format_bytes, has_8_bit_moments, moment_bytes
-from kit.phases import BY_FUNCTION, FORWARD, LOADING, SAVING, TRAINING, Phase
+from kit.phases import BY_FUNCTION, COMPARING, EVALUATING, FORWARD, LOADING, SAVING, TRAINING, Phase
 from kit.strategy.gradients import keeps_gradients
 from kit.strategy.weights import gathered_weights, own_shards, rank_and_world
 
@@ -183,7 +183,8 @@ def _phase_and_module(error: BaseException) -> tuple[Phase, str]:
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
             name, owner = _name(frame), frame.f_locals.get("self")
-            if name in BY_FUNCTION:  # the innermost one counts
+            # The innermost one counts. But an evaluation compares with the reference too, and has other batches.
+            if name in BY_FUNCTION and not (BY_FUNCTION[name] is COMPARING and phase is EVALUATING):
                 phase, module = BY_FUNCTION[name], ""
             if name in ("kit.model.loss_head.chunk_loss", "kit.model.loss_head._loss_and_gradient"):
                 module = "logits"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from kit.config.recipe import Recipe
 from kit.config.settings.method import MethodSettings
+from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
 from kit.memory.shape import Shape
 from kit.memory.sizes import compute_bytes, num_checkpoints
 from kit.strategy.strategies import SINGLE, Strategy
@@ -29,11 +30,13 @@ class Workload:
     num_gpus: int = 1  # over all machines
     gpus_per_machine: int = 8
     num_replicas: int = 1  # copies of a sharded model (hybrid sharding); 1: sharded over all GPUs
-    rows: int = 1  # of a micro-batch
-    length: int = 2048  # tokens of a row
+    rows: int = 1  # samples of a micro-batch, or packs; a pair is one of them
+    length: int = 2048  # tokens of a sequence at most: of a sample, or of each half of a pair
     micro_batches: int = 1  # of a step, on each GPU
     packing: bool = False
     gradient_checkpointing: bool = False
+    objective: ObjectiveName = "sft"
+    precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
     lora_targets: tuple[str, ...] | None = None  # None: all linear modules
     lora_dropout: bool = False
@@ -77,6 +80,8 @@ class Workload:
             micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
             packing=recipe.packing,
             gradient_checkpointing=recipe.gradient_checkpointing is True,
+            objective=recipe.objective,
+            precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,
             lora_targets=targets,
             lora_dropout=recipe.lora_dropout > 0,
@@ -94,9 +99,51 @@ class Workload:
         return self.strategy.config
 
     @property
+    def declared(self) -> Declared:
+        """What is known of the objective by its name."""
+        return DECLARED[self.objective]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a sample: the two halves of a pair, else one."""
+        return 2 if self.declared.rows == "pairs" else 1
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample at most, and of a pack: of a pair both halves."""
+        return self.sequences * self.length
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row of the model's input. Both halves of a pair lie in one pack; else each has a row."""
+        return self.sample_tokens if self.packing else self.length
+
+    @property
     def tokens(self) -> int:
         """Tokens of a micro-batch, padding included."""
-        return self.rows * self.length
+        return self.rows * self.sample_tokens
+
+    @property
+    def precomputes_reference(self) -> bool:
+        """Whether the reference's passes are made before the first step, see ``Recipe.precomputes_reference``."""
+        return self.declared.has_reference and (self.precompute_reference or self.method == "full")
+
+    @property
+    def passes(self) -> int:
+        """Forward passes without gradients over the tokens of a step that each step makes.
+
+        The reference's over its samples and, of kto, the model's and the reference's over as many mismatched sequences
+        (``kit.data.feed.mismatched``).
+        """
+        if not self.declared.has_reference:
+            return 0
+        of_mismatched = 1 if self.declared.rows == "rated" else 0
+        return of_mismatched if self.precomputes_reference else 1 + 2 * of_mismatched
+
+    @property
+    def first_passes(self) -> int:
+        """Forward passes without gradients over all samples before the first step, of mismatched ones as ``passes``."""
+        return (2 if self.declared.rows == "rated" else 1) if self.precomputes_reference else 0
 
     @property
     def compute_bytes(self) -> int:

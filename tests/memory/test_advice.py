@@ -83,6 +83,10 @@ def flags(shortage, recipe, topology):
         ({"method": "full"}, "loading", Held(), GPU, 1, "fsdp offload | lora"),
         ({}, "evaluation", LORA, GPU, 1, "eval_size_2 fsdp offload | qlora max_length_1024"),
         ({}, "generation", LORA, GPU, 1, "eval_size_2 new_tokens_64 generate fsdp offload | qlora max_length_1024"),
+        # The reference before the first step: in batches of an evaluation, without gradients or state.
+        ({"method": "full", "objective": "dpo"}, "the reference's forward passes",
+         Held(trainable=20 * GIB, optimizer_to_come=40 * GIB), GPU, 1,
+         "eval_size_2 fsdp offload | lora max_length_1024"),
         # A CPU: more processes take more of the same memory.
         ({}, "", Held(), CPU, 1, "batch_size_2 checkpointing | max_length_1024"),
         ({}, "", Held(), CPU, 2, "batch_size_2 checkpointing num_processes_1 | max_length_1024"),

@@ -123,6 +123,41 @@ def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, r
     assert (on_cpu.per_device_train_batch_size, on_cpu.gradient_checkpointing) == (1, False)
 
 
+@pytest.mark.parametrize(("gib", "rows", "checkpointing"), [(200, 2, False), (80, 1, False), (24, 1, True)])
+def test_auto_counts_both_halves_of_a_pair(config, gpus, gib, rows, checkpointing):
+    auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}
+    recipe = load_recipe("llama-8b-lora").model_copy(update=auto | {"objective": "dpo"})
+    alone = replace(GPU, strategy=SINGLE, num_processes=1)
+    gpus(gib)
+    resolved = resolve_auto(recipe, alone, config)
+    assert (resolved.per_device_train_batch_size, resolved.gradient_checkpointing) == (rows, checkpointing)
+    packed = resolve_auto(recipe.model_copy(update={"packing": True}), alone, config)
+    assert packed.micro_batch_size == rows
+
+
+def test_pairs_that_cannot_fit_are_refused(config, gpus):
+    recipe = load_recipe("llama-8b-lora").model_copy(
+        update={"gradient_checkpointing": True, "per_device_train_batch_size": 1, "max_length": 8192}
+    )
+    alone = replace(GPU, strategy=SINGLE, num_processes=1)
+    gpus(22.0)
+    assert memory_problems(planned_workload(recipe, alone, config), alone) == []
+    (problem,) = memory_problems(planned_workload(recipe.model_copy(update={"objective": "cpo"}), alone, config), alone)
+    assert "the run needs about" in str(problem)
+
+
+def test_the_record_counts_the_references_pass(config):
+    alone = replace(GPU, strategy=SINGLE, num_processes=1)
+    orpo, dpo = (
+        plan_record(
+            planned_workload(load_recipe("llama-8b-lora").model_copy(update={"objective": each}), alone, config), alone
+        )
+        for each in ("orpo", "dpo")
+    )
+    assert 1.4 < dpo["operations_per_token"] / orpo["operations_per_token"] < 1.6
+    assert dpo["tensors"] == orpo["tensors"]
+
+
 def test_a_run_says_what_auto_took_without_a_plan_and_why(config, gpus):
     gpus(80.0)
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}

@@ -27,6 +27,7 @@ from kit.memory.advice import explain
 from kit.memory.shortage import Held, components
 from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
+from kit.train import reference
 
 
 def backward(model):
@@ -162,7 +163,8 @@ def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
     broken(model, "LlamaMLP")
     prepared = SimpleNamespace(model=model)
     monkeypatch.setattr(evaluate, "_loss", lambda prepared, *_: prepared.model(input_ids=ids))
-    text = message_of(raised(evaluate.evaluate, prepared, make(), 1, None, None))
+    samples = SimpleNamespace(preferences=None)
+    text = message_of(raised(evaluate.evaluate, prepared, make(), 1, None, samples))
     assert "asked for in evaluation (LlamaMLP)\n" in text
     assert "--gradient_checkpointing" not in text and "--max_new_tokens" not in text
     monkeypatch.setattr(evaluate, "_loss", lambda *_: {})
@@ -170,9 +172,31 @@ def test_evaluation_and_generation_are_distinguished(build, monkeypatch):
     monkeypatch.setattr(evaluate, "_references", lambda *_: (set(), None))
     tokenizer = SimpleNamespace(eos_token_id=1, added_tokens_decoder={})
     recipe = make(predict_with_generate=True, eval_split_size=2)
-    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, tokenizer, []))
+    text = message_of(raised(evaluate.evaluate, prepared, recipe, 1, tokenizer, samples))
     assert "asked for in generation (LlamaMLP)\n" in text
     assert "--max_new_tokens 64" in text and "--predict_with_generate false" in text
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_pass_without_gradients_is_named_and_keeps_nothing_to_recompute(build, monkeypatch, evaluates):
+    micro_batch = SimpleNamespace(references=None, model_inputs=lambda: {"input_ids": torch.arange(3, 9)[None]})
+    micro_batch.to = lambda device: micro_batch
+    model, _ = build("lora")
+    prepared = SimpleNamespace(model=broken(model, "LlamaMLP"), accelerator=SimpleNamespace(device=torch.device("cpu")))
+
+    def compare(*_):
+        reference.with_references(prepared, [micro_batch])
+
+    monkeypatch.setattr(evaluate, "_preferences", compare)
+    pairs = SimpleNamespace(preferences=[])
+    in_evaluation = (evaluate.evaluate, prepared, make(), 1, None, pairs, lambda items, *_: items, "objective")
+    text = message_of(
+        raised(*in_evaluation) if evaluates else raised(compare), objective="dpo", method="lora", eval_split_size=2
+    )
+    assert f"asked for in {'evaluation' if evaluates else 'a pass without gradients'} (LlamaMLP)\n" in text
+    assert f"--per_device_{'eval' if evaluates else 'train'}_batch_size 2 " in text
+    assert "--gradient_checkpointing" not in text
+    assert re.search(r"--max_length 1024 .* whose prompts are cut; a pair takes two sequences of this length", text)
 
 
 def test_a_layer_is_named_and_not_one_of_its_hundred_linears(build, monkeypatch):

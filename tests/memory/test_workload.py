@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kit.config.validation import load_recipe
 from kit.memory.workload import Workload, uncovered
 from kit.strategy.strategies import DDP, FSDP2, HYBRID
@@ -37,6 +39,47 @@ def test_attention_is_eager_where_the_family_takes_no_other_or_the_recipe_says_s
     assert not Workload.of(recipe, llama).eager and Workload.of(recipe, gemma).eager
     assert Workload.of(recipe.model_copy(update={"attn_implementation": "eager"}), llama).eager
     assert not Workload.of(recipe.model_copy(update={"attn_implementation": "flash_attention_2"}), gemma).eager
+
+
+def with_objective(objective, method="lora", **fields):
+    return Workload(shape=find_shape("llama-8b"), method=method, objective=objective, rows=3, length=1024, **fields)
+
+
+def test_a_pair_is_two_rows_or_a_pack_of_twice_the_length():
+    answers, pairs, packed = with_objective("sft"), with_objective("orpo"), with_objective("orpo", packing=True)
+    assert pairs.tokens == packed.tokens == 2 * answers.tokens == 2 * 3 * 1024
+    assert (answers.width, pairs.width, packed.width) == (1024, 1024, 2048)
+    assert with_objective("kto").tokens == answers.tokens
+    recipe = load_recipe("llama-8b-lora").model_copy(update={"objective": "dpo", "precompute_reference": True})
+    own = Workload.of(recipe, find_shape("llama-8b"))
+    assert own.sequences == 2 and own.precomputes_reference
+
+
+@pytest.mark.parametrize(
+    ("objective", "method", "precomputes", "passes", "first_passes"),
+    [
+        ("sft", "lora", False, 0, 0),
+        ("orpo", "full", False, 0, 0),
+        ("dpo", "lora", False, 1, 0),
+        ("dpo", "qlora", True, 0, 1),
+        ("dpo", "full", False, 0, 1),  # its weights change
+        ("kto", "lora", False, 3, 0),  # the reference's, and of mismatched samples the model's and the reference's
+        ("kto", "lora", True, 1, 2),
+        ("kto", "full", False, 1, 2),
+    ],
+)
+def test_passes_without_gradients_are_in_each_step_or_before_the_first(
+    objective, method, precomputes, passes, first_passes
+):
+    own = with_objective(objective, method, precompute_reference=precomputes)
+    assert (own.passes, own.first_passes) == (passes, first_passes)
+
+
+def test_the_reference_of_an_adapter_that_is_trained_on_is_computed_before_the_first_step():
+    recipe = load_recipe("llama-8b-lora").model_copy(
+        update={"objective": "dpo", "adapter_name_or_path": "some/adapter"}
+    )
+    assert recipe.precomputes_reference and Workload.of(recipe, find_shape("llama-8b")).first_passes == 1
 
 
 def test_settings_that_no_formula_describes_are_named():
