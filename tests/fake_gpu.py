@@ -46,6 +46,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import fake_cuda  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
+from kit.config.settings.objective import DECLARED  # noqa: E402
 from kit.strategy.launcher import set_rank_0_variables  # noqa: E402
 
 CONFIGS = {"single": "single", "ddp": "ddp", "fsdp2": "fsdp", "hybrid": "fsdp_hybrid", "offload": "fsdp_offload"}
@@ -61,11 +62,13 @@ class Case:
     method: str = "lora"
     topology: str = "single"
     world: int = 1
-    length: int = 64  # of a row, in tokens; of several rows every other one is a quarter shorter
-    rows: int = 1  # of a micro-batch
+    length: int = 64  # of a row, in tokens; of several samples every other row is a quarter shorter
+    rows: int = 1  # samples of a micro-batch; a pair takes two rows
     micro_batches: int = 3  # of the longer of the two measured steps; the other one has 1
     packing: bool = False
     checkpointing: bool = True
+    objective: str = "sft"
+    precompute_reference: bool = False
     fault: str = ""  # a name of ``fake_faults.FAULTS``
 
     @property
@@ -229,6 +232,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(Case, name))
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
+    parser.add_argument("--objective", default="sft", choices=DECLARED)
+    parser.add_argument("--precompute_reference", action="store_true")
     parser.add_argument("--fault", default="", help="inject a fault of fake_faults.py")
     parser.add_argument("--library", type=Path, default=Path(tempfile.gettempdir()), help="folder of the built library")
     parser.add_argument("--json", action="store_true", help="print whole reports")

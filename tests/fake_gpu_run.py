@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from fake_cuda import stub_runtime
 from fake_faults import FAULTS
@@ -22,8 +23,9 @@ from kit.checkpoint.save import Saver
 from kit.config.command_line import read_command_line
 from kit.evaluate import evaluate
 from kit.strategy import launch
-from kit.tools.plan.fake_run import FakeRun, RandomSamples
+from kit.tools.plan.fake_run import FakeRun
 from kit.tools.plan.fake_tensors import teach_fake_tensors
+from kit.train.objective import build_objective
 
 # Whole paths: the folder of the clone may be called `kit` too.
 KIT = f"{Path(kit.__file__).parent}/"
@@ -48,13 +50,13 @@ def run(case: Any) -> dict[str, Any]:
 
 
 class PaddedRun(FakeRun):
-    """A run of which every other sample is a quarter shorter, so that micro-batches are padded."""
+    """A run of which every other row is a quarter shorter, so that micro-batches are padded."""
 
-    def samples(self, num_micro_batches: int) -> RandomSamples:
+    def sequence_lengths(self, num_samples: int, length: int) -> np.ndarray:
         """See ``FakeRun``."""
-        lengths = super().samples(num_micro_batches).lengths.copy()
-        lengths[1::2] -= lengths[1::2] // 4
-        return RandomSamples(lengths, self.vocab_size)
+        lengths = super().sequence_lengths(num_samples, length)
+        lengths.reshape(-1)[1::2] -= length // 4
+        return lengths
 
 
 class Simulation:
@@ -79,9 +81,12 @@ class Simulation:
             "per_device_train_batch_size": case.rows,
             "global_batch_size": case.rows * case.world * case.micro_batches,
             "gradient_checkpointing": case.checkpointing,
+            "objective": case.objective,
             "output_dir": tempfile.mkdtemp(),
         }
         recipe, topology = launch.resolve(read_command_line([f"--{name}={value}" for name, value in flags.items()]))
+        if case.precompute_reference:
+            recipe = recipe.model_copy(update={"precompute_reference": True})
         run = (PaddedRun if case.rows > 1 else FakeRun)(recipe, topology, self._meter)
         with self._tally("build"):
             compute_dtype = run.build()
@@ -98,15 +103,21 @@ class Simulation:
             }
             for name in ("syncs", "pageable", "casts", "products", "attention", "collectives", "collective_bytes")
         }
-        tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+        samples = run.samples(case.micro_batches)
+        objective = build_objective(recipe, samples.dataset_names)
+        batch = run.batch(samples, case.micro_batches)
+        with self._tally("passes without gradients"):
+            objective.begin_step(prepared, batch)
         with self._tally("evaluation"):
             evaluate(
                 prepared,
                 recipe,
                 recipe.eval_batch_size,
-                tokenizer,
-                run.samples(case.micro_batches),
+                SimpleNamespace(pad_token_id=0, eos_token_id=1),
+                samples,
                 lambda items, *_: items,
+                objective,
+                run.mismatched(samples),
             )
         saver = Saver(prepared.accelerator, recipe, Path(recipe.output_dir or ""), {}, timeout_seconds=1800)
         saver._complete = lambda *args: None  # what follows the copies is for a disk

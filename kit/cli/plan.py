@@ -26,6 +26,7 @@ from kit.tools.plan.table import (
     needs,
     on_machines,
     parts,
+    rows_of,
     scale,
     start_words,
     time_lines,
@@ -64,7 +65,7 @@ def run(argv: list[str]) -> int:
     if ask.write:
         _write(ask, question, recommended)
     if ask.picture:
-        title = f"{question.shape.name}, {grown.method}, {grown.rows} x {grown.length:,} on {ask.gpu.name}"
+        title = f"{question.shape.name}, {grown.method}, {rows_of(grown, grown.rows)} on {ask.gpu.name}"
         _draw(ask.picture, scaled, title)
     if "json" in ask.switches:
         show(json.dumps(_record(ask, question, found, recommended, simulated, lengths, scaled), indent=1))
@@ -96,7 +97,7 @@ def _show_plan(
     where += f", host memory {gib(ask.gpu.host)}" if math.isfinite(ask.gpu.host) else ""
     where += "" if ask.gpu.bf16 else "; in float32, since it has no bf16"
     shape = question.shape
-    title = f"{shape.name}, {shape.num_parameters:,} parameters; rows of {base.length:,} tokens"
+    title = f"{shape.name}, {shape.num_parameters:,} parameters; {rows_of(base)}"
     if recommended is None:
         show(fitted([title, where, "", *ways(found), "", f"Nothing fits. {_fix(found)}"]))
         return
@@ -235,6 +236,8 @@ def _record(
             "largest_micro_batch": option.largest_rows,
             "largest_max_length": option.largest_length,
             "seconds_per_step": option.step and option.step.seconds,
+            "passes_without_gradients": own.passes,
+            "passes_share": option.step and option.step.passes_share,
             "tokens_per_second": option.step and option.step.tokens_per_second,
         }
 

@@ -175,6 +175,35 @@ def test_data_given_as_a_flag_are_counted(capsys):
     assert "no file or folder" in capsys.readouterr().err
 
 
+def test_a_plan_of_pairs_counts_two_sequences_for_each(capsys):
+    answers, pairs = (
+        json.loads(printed(capsys, f"--recipe llama-8b-lora --gpu h100 --objective {objective} --json"))["ways"]
+        for objective in ("sft", "orpo")
+    )
+    for of_answers, of_pairs in zip(answers, pairs, strict=True):
+        if (
+            of_answers["fits"]
+            and of_pairs["per_device_train_batch_size"] * 2 == of_answers["per_device_train_batch_size"]
+        ):
+            assert of_pairs["peak"] == of_answers["peak"]
+    assert any(way["peak"] == other["peak"] for way, other in zip(answers, pairs, strict=True) if way["fits"])
+    dpo = json.loads(printed(capsys, "--recipe llama-8b-lora --gpu h100 --objective dpo --json"))["recommended"]
+    assert dpo["passes_without_gradients"] == 1 and 0.2 < dpo["passes_share"] < 0.4
+    text = printed(capsys, "--recipe llama-8b-lora --gpu h100 --objective kto")
+    assert "in 3 passes without gradients: the reference's" in text and "--objective kto" in text
+
+
+@pytest.mark.slow
+def test_pairs_given_as_a_flag_are_counted(capsys, tmp_path):
+    row = {"prompt": "Name a colour.", "chosen": "Blue is one.", "rejected": "No. " * 20}
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row | {"prompt": f"{i}"}) + "\n" for i in range(64)))
+    words = f"--model {ROOT}/recipes/tiny/model --gpu h100 --max_length 128 --dataset {tmp_path}/pairs.jsonl"
+    text = printed(capsys, f"{words} --objective dpo --method full")
+    assert "data: 64 pairs of two sequences of " in text and "before the first step: " in text
+    plan = json.loads(printed(capsys, f"{words} --objective dpo --packing --json"))
+    assert plan["data"]["longest"] > 2 * plan["data"]["shortest"] and plan["seconds_per_step_of_data"][0] > 0
+
+
 def test_the_scale_is_drawn_into_a_new_file(capsys, tmp_path):
     file = tmp_path / "scale.svg"
     printed(capsys, f"--recipe llama-8b-full --gpu h100 --gpus 8 --scale --picture {file}")

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import MethodType
@@ -31,9 +31,12 @@ import kit.data.feed.feed
 import kit.model.load
 import kit.strategy.accelerator
 from kit.config.recipe import Recipe
+from kit.config.settings.objective import Rows
 from kit.console import guard_libraries, show_error, silence_libraries
-from kit.data.feed.feed import Feed
+from kit.data.feed.feed import Feed, GlobalBatch
+from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
+from kit.data.samples.halves import PREFERENCE
 from kit.model.attention import without_search_for_packs
 from kit.model.load import attention_of, build_model, open_config
 from kit.strategy.gradients import all_gradients
@@ -50,24 +53,55 @@ from kit.train.step import rebuild_gradient_buckets, seed_everything, train_step
 
 
 class RandomSamples:
-    """Samples of random ids, as the feed and the evaluation read them."""
+    """Samples of random ids, as the feed and the evaluation read them: see ``kit.data.samples.samples.Samples``.
 
-    def __init__(self, lengths: Sequence[int], vocab_size: int) -> None:
-        self.lengths = np.array(lengths, np.int32)
+    Every token is supervised, so that the loss head gets as many targets as it may. Of each other answer with a label,
+    the label is true.
+    """
+
+    def __init__(self, sequence_lengths: np.ndarray, vocab_size: int, rows: Rows = "answers") -> None:
+        """
+        Args:
+            sequence_lengths: int [N, 2] of pairs, [N, 1] of other samples.
+            rows: what the samples are.
+        """
+        self.sequence_lengths = np.asarray(sequence_lengths, np.int32)
+        self.lengths = self.sequence_lengths.sum(axis=1, dtype=np.int32)
+        self.row_lengths = self.sequence_lengths.max(axis=1)
         self.dataset_ids = np.zeros(len(self.lengths), np.int16)
-        self.num_targets = self.lengths - 1
+        self.num_targets = self.lengths - self.sequence_lengths.shape[1]  # no token before the first one predicts it
         self.target_weights = self.num_targets.astype(np.float64)
         self.stores = [None]
         self.dataset_names = ["random"]
+        self.are_rated = rows == "rated"
+        self.preferences: np.ndarray | None = None
+        self.labels: np.ndarray | None = None
+        self.references: np.ndarray | None = None
         self._vocab_size = vocab_size
+        if rows != "answers":
+            self.preferences = np.zeros(len(self), PREFERENCE)
+            self.preferences["prompt_length"] = 1
+            self.preferences["first_length"] = self.sequence_lengths[:, 0]
+            self.preferences["first_num_targets"] = self.preferences["first_weight"] = self.sequence_lengths[:, 0] - 1
+            self.labels = (np.arange(len(self)) % 2 == 0) | (rows == "pairs")
+
+    def with_references(self) -> "RandomSamples":
+        """Set log-probabilities as if they had been computed before the first step, and return these samples."""
+        self.references = np.zeros((len(self), 2))
+        return self
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and weights of sample ``i``; every token is supervised."""
+        """Return ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(self._vocab_size, size=self.lengths[i])
         return ids, np.ones(len(ids), np.float32)
+
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ids and weights of each sequence of sample ``i``."""
+        bounds = np.cumsum(self.sequence_lengths[i])[:-1]
+        return list(zip(*(np.split(values, bounds) for values in self[i]), strict=True))
 
     def origin(self, i: int) -> str:
         """Return a name for sample ``i``."""
@@ -124,10 +158,18 @@ class FakeRun:
     def samples(self, num_micro_batches: int) -> RandomSamples:
         """Return samples that fill ``num_micro_batches`` on every rank, with packs if the recipe packs."""
         recipe = self._recipe
-        num_rows = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
-        if recipe.packing:
-            return RandomSamples([recipe.max_length // 4] * (5 * num_rows), self.vocab_size)
-        return RandomSamples([recipe.max_length] * num_rows, self.vocab_size)
+        num_items = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        num, length = (5 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
+        samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, recipe.declared.rows)
+        return samples.with_references() if recipe.precomputes_reference else samples
+
+    def sequence_lengths(self, num_samples: int, length: int) -> np.ndarray:
+        """Return the tokens of each sequence of ``num_samples`` samples, int [N, sequences of a sample]."""
+        return np.full((num_samples, 2 if self._recipe.declared.rows == "pairs" else 1), length)
+
+    def mismatched(self, samples: RandomSamples) -> Mismatched | None:
+        """Return the answers to other prompts that belong to ``samples``, as ``kit.data.open.Data`` does."""
+        return Mismatched(samples, 0, self._recipe.max_length) if samples.are_rated else None  # type: ignore[arg-type]
 
     def prime(self, accumulates: bool) -> None:
         """Make the optimiser's state as a first step does, and gradients as micro-batches before the next one do.
@@ -154,17 +196,24 @@ class FakeRun:
             before_update: called when all gradients are there.
         """
         recipe, prepared, samples = self._recipe, self.prepared, self.samples(num_micro_batches)
-        size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
-        recipe = recipe.model_copy(update={"global_batch_size": size})
-        capacity = recipe.max_length if recipe.packing else None
-        order = Order(samples.lengths, samples.dataset_ids, 0, size, capacity=capacity)
-        batch = Feed(samples, order, recipe, recipe.micro_batch_size, prepared.ranks, 0, 1).take(0)  # type: ignore[arg-type]
+        batch = self.batch(samples, num_micro_batches)
         if not self._buckets_are_rebuilt:
             rebuild_gradient_buckets(prepared, batch)
             self._buckets_are_rebuilt = True
         seed_everything(0, 0, 0)
         objective = build_objective(recipe, samples.dataset_names)
         train_step(prepared, objective, batch, 1e-4, 1.0, before_update=before_update)
+
+    def batch(self, samples: RandomSamples, num_micro_batches: int) -> GlobalBatch:
+        """Return a global batch of ``samples``, of ``num_micro_batches`` on every rank."""
+        recipe = self._recipe
+        size = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
+        recipe = recipe.model_copy(update={"global_batch_size": size})
+        capacity = recipe.max_length * samples.sequence_lengths.shape[1] if recipe.packing else None
+        order = Order(samples.lengths, samples.dataset_ids, 0, size, capacity=capacity)
+        given: Any = samples
+        size, mismatched = recipe.micro_batch_size, self.mismatched(samples)
+        return Feed(given, order, recipe, size, self.prepared.ranks, 0, 1, mismatched).take(0)
 
 
 def use_plain_loss() -> None:

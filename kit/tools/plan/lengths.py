@@ -16,7 +16,7 @@ from kit.config.recipe import Recipe
 from kit.errors import Problems, UserError
 from kit.memory.workload import Workload
 from kit.tools.plan.hardware import Gpu
-from kit.tools.plan.speed import Step, step
+from kit.tools.plan.speed import Step, forward_pass, step
 
 if TYPE_CHECKING:
     from kit.data.open import Data
@@ -32,15 +32,18 @@ class Lengths:
 
     num_samples: int  # that were measured
     every: int  # one block in ``every`` was read; 1: the whole data set
-    shortest: int  # tokens of a sample
+    shortest: int  # tokens of a sequence: of a sample, or of each half of a pair
     mean: float
     longest: int
-    row: float  # tokens of a row, padding included, on the rank whose rows are longest
+    # Tokens that a sequence, or a pack, takes of a row, padding included, on the rank whose rows are longest; of a pack
+    # of pairs, which has twice the length, half of it.
+    row: float
     padding: float  # share of the computed tokens
     waiting: float  # share of the time in which a GPU waits for the one with the longest rows
     supervised: float  # share of the computed tokens that are learned from
     seen: float  # sum of squared lengths of the sequences of attention, over the sum of their lengths
     num_steps: int  # of the whole run
+    epochs: float  # of the whole run: how often it reads each sample
 
     @property
     def useful(self) -> float:
@@ -49,7 +52,14 @@ class Lengths:
 
     def step_of(self, workload: Workload, gpu: Gpu) -> Step | None:
         """Return the parts of a mean step of such rows; None for a GPU whose speed is not known."""
-        return step(replace(workload, length=max(1, round(self.row))), gpu, self.supervised, self.seen)
+        return step(self._of_rows(workload), gpu, self.supervised, self.seen)
+
+    def pass_of(self, workload: Workload, gpu: Gpu) -> Step | None:
+        """Return the parts of one pass without gradients over the samples of a mean step; else as ``step_of``."""
+        return forward_pass(self._of_rows(workload), gpu, self.supervised, self.seen)
+
+    def _of_rows(self, workload: Workload) -> Workload:
+        return replace(workload, length=max(1, round(self.row)))
 
 
 def read_training_data(recipe: Recipe, vocab_size: int) -> "tuple[Data, int]":
@@ -124,45 +134,59 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
     from kit.data.feed.batches import Collator
     from kit.data.feed.feed import STEPS_LOOKED_AT
 
-    lengths, targets = data.train.lengths, data.train.num_targets
+    sequence_lengths, targets = data.train.sequence_lengths, data.train.num_targets  # [N, k], [N]
+    lengths = data.train.lengths if recipe.packing else data.train.row_lengths  # [N]
+    num_sequences = sequence_lengths.shape[1]
     collator = Collator(recipe.micro_batch_size, 0, recipe.packing)
     computed = 0  # tokens, padding included
     useful = 0  # tokens, without padding
     learned = 0  # tokens that are learned from
     squares = 0  # of the lengths of the sequences of attention
     slowest = 0  # tokens of the rank that has the longest rows, in each micro-step
-    num_rows = 0
+    num_sequence_rows = 0  # of the rank with the longest rows: sequences of samples, of a pack those of one sample
     for number in range(min(STEPS_LOOKED_AT, data.total_steps(recipe))):
         items = data.order.batch(number)
         for micro_step in collator.deal(lengths, items, num_gpus):
             widths = []
             for share in micro_step:
-                filled = [int(lengths[item].sum(dtype=np.int64)) for item in share]
+                if recipe.packing:
+                    filled = [int(lengths[item].sum(dtype=np.int64)) for item in share]
+                else:  # each sequence of a sample has a row
+                    filled = [tokens for item in share for tokens in sequence_lengths[item[0]].tolist()]
                 width = max(filled, default=1)
                 widths.append(width)
-                computed += width * len(share)
+                computed += width * len(filled)
                 useful += sum(filled)
-                if recipe.packing:  # each sample by itself, and what is left of the row
-                    squares += sum(int(np.square(lengths[item], dtype=np.int64).sum()) for item in share)
+                if recipe.packing:  # each sequence by itself, and what is left of the row
+                    squares += sum(int(np.square(sequence_lengths[item], dtype=np.int64).sum()) for item in share)
                     squares += sum((width - tokens) ** 2 for tokens in filled)
                 else:
-                    squares += len(share) * width**2
-            slowest += max(widths) * recipe.micro_batch_size
-            num_rows += recipe.micro_batch_size
+                    squares += len(filled) * width**2
+            rows = recipe.micro_batch_size * (1 if recipe.packing else num_sequences)
+            slowest += max(widths) * rows
+            num_sequence_rows += recipe.micro_batch_size * num_sequences
         learned += int(sum(targets[item].sum(dtype=np.int64) for item in items))
     return Lengths(
         num_samples=len(lengths),
         every=every,
-        shortest=int(lengths.min()),
-        mean=float(lengths.mean()),
-        longest=int(lengths.max()),
-        row=slowest / num_rows,
+        shortest=int(sequence_lengths.min()),
+        mean=float(sequence_lengths.mean()),
+        longest=int(sequence_lengths.max()),
+        row=slowest / num_sequence_rows,
         padding=1 - useful / computed,
         waiting=1 - computed / (slowest * num_gpus),
         supervised=learned / computed,
         seen=squares / computed,
         num_steps=_num_steps(data, recipe, every),
+        epochs=_num_epochs(data, recipe, every),
     )
+
+
+def _num_epochs(data: "Data", recipe: Recipe, every: int) -> float:
+    """How often the run reads each sample."""
+    if recipe.max_steps is None:
+        return recipe.num_train_epochs
+    return recipe.max_steps * recipe.global_batch_size / (data.order.num_items(0) * every)
 
 
 def _num_steps(data: "Data", recipe: Recipe, every: int) -> int:

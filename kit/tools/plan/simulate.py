@@ -47,10 +47,10 @@ class Simulated:
 def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_seconds: float = 300) -> Simulated:
     """Run a step of ``workload`` on fake tensors. Progress goes to standard error.
 
-    The step has one micro-batch, and finds the optimiser's state and the gradients that others have left. Where
-    micro-batches differ, as under DDP and hybrid sharding, whose last one adds up the copies' gradients, there are two
-    steps, of one and of two. With ``loss="whole"`` the loss is computed as transformers does, from the logits of all
-    positions.
+    It is the step of the objective: of pairs, of answers with a label, and with the reference's passes. It has one
+    micro-batch, and finds the optimiser's state and the gradients that others have left. Where micro-batches differ, as
+    under DDP and hybrid sharding, whose last one adds up the copies' gradients, there are two steps, of one and of two.
+    With ``loss="whole"`` the loss is computed as transformers does, from the logits of all positions.
 
     Args:
         recipe: settings that the workload does not have, such as ``freeze``.
@@ -67,9 +67,13 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
     if recipe and recipe.adapter_name_or_path:
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
     assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
-    # Unless each micro-batch does the same, what a further one adds is the difference of two steps.
+    # Unless each micro-batch does the same, what a further one adds is the difference of two steps. With sharded
+    # weights the first one after passes without gradients finds embedding and head gathered.
     same = workload.strategy == SINGLE or (
-        workload.sharded and workload.sync_each_batch is not False and workload.num_replicas == 1
+        workload.sharded
+        and workload.sync_each_batch is not False
+        and workload.num_replicas == 1
+        and not workload.passes
     )
     request = {
         "recipe": _settings(workload, recipe),
@@ -130,6 +134,8 @@ def _settings(workload: Workload, recipe: Recipe | None) -> dict[str, Any]:
         "per_device_train_batch_size": workload.rows,
         "global_batch_size": workload.rows * workload.num_gpus * workload.micro_batches,
         "gradient_checkpointing": workload.gradient_checkpointing,
+        "objective": workload.objective,
+        "precompute_reference": workload.declared.has_reference and workload.precompute_reference,
         "lora_r": workload.lora_r,
         "lora_target_modules": list(workload.lora_targets or ()) or "all-linear",
         "optim": workload.optim,

@@ -21,7 +21,7 @@ from kit.tools.plan.ask import Ask, Question
 from kit.tools.plan.hardware import Gpu
 from kit.tools.plan.lengths import Lengths
 from kit.tools.plan.search import MARGIN, Option, ScaledStep, fewest
-from kit.tools.plan.speed import SOURCE
+from kit.tools.plan.speed import SOURCE, forward_pass
 from kit.visible import Layout, one_line
 
 GIB = 2**30
@@ -108,6 +108,8 @@ def ways(found: list[Option]) -> list[str]:
         f"free: beside {MARGIN:.0%} of the GPU that stay unused, since the formulas may be wrong; below 0: missing.",
         "host: memory of each machine.",
     ]
+    if found[0].workload.sequences == 2:
+        notes.append("micro-batch: of pairs, each of two sequences.")
     if any(option.spare >= 0 and option.missing_host for option in found):
         notes.append("no, host: the GPUs are large enough, the machine's memory is not.")
     return [*table(above, [titles, *rows], numbers=(3, 4, 5, 7, 8)), *notes]
@@ -129,6 +131,15 @@ def checkpointing(option: Option) -> str:
     return "needed" if on.spare >= 0 else "not enough"
 
 
+def rows_of(own: Workload, num: int | None = None) -> str:
+    """The rows of a workload, or ``num`` of its samples or packs: ``2 x 4,096 tokens``."""
+    if own.sequences == 2 and not own.packing:
+        return (
+            f"{num} pairs of 2 x {own.length:,} tokens" if num else f"two rows of {own.length:,} tokens for each pair"
+        )
+    return f"{num} x {own.width:,} tokens" if num else f"{'packs' if own.packing else 'rows'} of {own.width:,} tokens"
+
+
 def needs(option: Option) -> list[str]:
     """What the recommended way takes of a GPU and of each machine, and how far it could go."""
     memory, own = option.memory, option.workload
@@ -137,7 +148,8 @@ def needs(option: Option) -> list[str]:
     ]
     if own.rows * own.micro_batches > 1 or own.length < option.largest_length:
         lines.append(
-            f"longest rows that fit: {option.largest_length:,} tokens, with micro-batch 1 and gradient checkpointing"
+            f"longest {'sequences' if own.sequences == 2 else 'rows'} that fit: {option.largest_length:,} tokens, with "
+            "micro-batch 1 and gradient checkpointing"
         )
     all_kept = "; and each further checkpoint" if own.num_checkpoints is None else ""
     host, disk = sum(memory.host.values()), sum(memory.disk.values())
@@ -223,11 +235,13 @@ def changes(option: Option, question: Question) -> dict[str, str | int | bool]:
     return typed | {key: value for key, value in chosen.items() if key in typed or value != getattr(recipe, key)}
 
 
-def data_line(lengths: Lengths) -> str:
+def data_line(lengths: Lengths, is_pairs: bool = False) -> str:
     """What the data are like, and whether all of them were counted."""
     sample = f", one block in {lengths.every} of the data," if lengths.every > 1 else ""
+    what = f"pairs{sample} of two sequences" if is_pairs else f"samples{sample}"
+    each = " each" if is_pairs else ""
     return (
-        f"data: {lengths.num_samples:,} samples{sample} of {lengths.shortest:,} to {lengths.longest:,} tokens, mean "
+        f"data: {lengths.num_samples:,} {what} of {lengths.shortest:,} to {lengths.longest:,} tokens{each}, mean "
         f"{lengths.mean:,.0f}; of the computed tokens {lengths.padding:.1%} are padding and "
         f"{lengths.supervised:.1%} are learned from; "
         f"a GPU waits {lengths.waiting:.0%} of the time for the one with the longest rows"
@@ -245,7 +259,7 @@ def time_lines(
     """
     own = option.workload
     step = lengths.step_of(own, option.gpu) if lengths else option.step
-    lines = [data_line(lengths)] if lengths else []
+    lines = [data_line(lengths, own.sequences == 2)] if lengths else []
     if step is None:
         what = "time" if price is None else "time, and so no cost"
         return [*lines, f"{what}: nothing is known of a GPU named {option.gpu.name}; name one, as --gpu rtx4090"]
@@ -256,20 +270,60 @@ def time_lines(
     useful = 1 - lengths.padding if lengths else 1.0
     text = f", {_range((low * useful, high * useful))} without padding" if lengths else ""
     tokens = computing * step.tokens * own.num_gpus
+    both = " of both halves of the pairs" if own.sequences == 2 else ""
     lines.append(
-        f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens, padding included, "
+        f"time: {_figures(fast, 2)} to {_figures(slow, 2)} s a step of {tokens:,.0f} tokens{both}, padding included, "
         f"{_range((low, high))} tokens/s per GPU{text}; bound by {step.bound}"
     )
-    hours = [num_steps * seconds * own.num_gpus / 3600 for seconds in (fast, slow)]
-    unit = next((unit for unit in UNITS if num_steps * slow >= UNITS[unit]), "seconds")
-    whole = [_figures(num_steps * seconds / UNITS[unit], 3) for seconds in (fast, slow)]
-    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}: {' to '.join(whole)} {unit}"
+    if own.passes:
+        lines.append(f"of it {step.passes_share:.0%} in {_passes(own)}")
+    before = _seconds_before(option, num_steps, lengths)
+    if own.first_passes:
+        each = "the samples" if own.first_passes == 1 else "the samples, and over as many mismatched ones,"
+        lines.append(
+            f"before the first step: {_duration(before)} for the reference's pass over {each} without gradients; a "
+            "later run with the same model and data finds the result in the cache"
+        )
+    whole = (num_steps * fast + before[0], num_steps * slow + before[1])
+    hours = [seconds * own.num_gpus / 3600 for seconds in whole]
+    text = f"{num_steps:,} step{'s' if num_steps > 1 else ''}{', with it' if own.first_passes else ''}: "
+    text += _duration(whole)
     text += f", {_figures(hours[0], 3)} to {_figures(hours[1], 3)} GPU-hours" if own.num_gpus > 1 else ""
     text += f", cost {price * hours[0]:,.2f} to {price * hours[1]:,.2f}" if price is not None else ""
     if lengths is None:
-        packed = "packs are full" if own.packing else f"every sample has max_length {own.length:,} tokens"
+        what = "both halves of every pair have" if own.sequences == 2 else "every sample has"
+        packed = "packs are full" if own.packing else f"{what} max_length {own.length:,} tokens"
         text += f" (if {packed}, and all tokens are learned from)"
     return [*lines, text]
+
+
+def _passes(own: Workload) -> str:
+    """What the passes without gradients of a step are."""
+    if own.precomputes_reference:
+        return "a pass without gradients: the model's over mismatched samples"
+    of_reference = "the reference's, which is the model without its adapters"
+    if own.passes == 1:
+        return f"a pass without gradients: {of_reference}"
+    return (
+        f"{own.passes} passes without gradients: {of_reference}; and over mismatched samples the model's and again that"
+    )
+
+
+def _seconds_before(option: Option, num_steps: int, lengths: Lengths | None) -> tuple[float, float]:
+    """The shortest and the longest time before the first step, in which the reference reads each sample once."""
+    own = option.workload
+    one = lengths.pass_of(own, option.gpu) if lengths else forward_pass(own, option.gpu)
+    if one is None or not own.first_passes:
+        return 0.0, 0.0
+    steps_with_new_samples = num_steps / max(1.0, lengths.epochs) if lengths else num_steps
+    fast, slow = (own.first_passes * steps_with_new_samples * seconds for seconds in one.seconds)
+    return fast, slow
+
+
+def _duration(seconds: tuple[float, float]) -> str:
+    """A range of seconds in the largest unit of which it is at least one."""
+    unit = next((unit for unit in UNITS if seconds[1] >= UNITS[unit]), "seconds")
+    return f"{' to '.join(_figures(each / UNITS[unit], 3) for each in seconds)} {unit}"
 
 
 def _figures(value: float, figures: int) -> str:
@@ -342,7 +396,7 @@ def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
     return [
         *table(above, [titles, *cells], numbers=range(8)),
         f"{end} At the links' full rate.",
-        f"A step of one micro-batch of {own.rows} x {own.length:,} tokens on each GPU with fsdp, {how}{more}.",
+        f"A step of one micro-batch of {rows_of(own, own.rows)} on each GPU with fsdp, {how}{more}.",
         "host: memory of each machine.",
         "The best group is that of hybrid sharding: --config fsdp_hybrid, its parallelism_config_dp_shard_size; a row "
         "fsdp_hybrid of a plan takes the GPUs of a machine.",

@@ -23,9 +23,16 @@ VOCAB = find_shape(str(MODEL)).vocab_size
 
 
 def data(tokens, batch, capacity=None):
-    tokens = np.array(tokens)
-    order = Order(tokens, np.zeros(len(tokens), np.int16), 0, batch, capacity=capacity)
-    train = SimpleNamespace(lengths=tokens, num_targets=tokens // 2, __len__=lambda: len(tokens))
+    sequences = np.array(tokens).reshape(len(tokens), -1)  # [N], or [N, 2] of pairs
+    lengths = sequences.sum(axis=1)
+    order = Order(lengths, np.zeros(len(lengths), np.int16), 0, batch, capacity=capacity)
+    train = SimpleNamespace(
+        lengths=lengths,
+        sequence_lengths=sequences,
+        row_lengths=sequences.max(axis=1),
+        num_targets=lengths // 2,
+        __len__=lambda: len(lengths),
+    )
     return SimpleNamespace(train=train, order=order, total_steps=lambda recipe: order.total_steps(1))
 
 
@@ -51,6 +58,38 @@ def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
     found = measure_lengths(data([50, 50, 70, 30], 2, capacity=100), mine, 1)
     assert found.row == 100 and found.useful == 1.0 and found.waiting == 0
     assert found.seen == pytest.approx((2 * 50**2 + 70**2 + 30**2) / 200)
+
+
+PAIRS = [[10, 30], [100, 20], [40, 40], [60, 20]]
+
+
+def test_both_halves_of_a_pair_are_rows():
+    mine = recipe(objective="dpo", global_batch_size=4, per_device_train_batch_size=2, max_length=100)
+    found = measure_lengths(data(PAIRS, 4), mine, 1)
+    # By their longest halves: 100 with 60, then 40 with 30; each half is padded to the longest of its micro-batch.
+    assert found.row == (4 * 100 + 4 * 40) / 8 and found.padding == pytest.approx(1 - 320 / 560)
+    assert found.supervised == pytest.approx(160 / 560) and found.seen == (4 * 100**2 + 4 * 40**2) / 560
+    assert (found.shortest, found.longest, found.num_samples) == (10, 100, 4)
+    workload = Workload.of(mine, find_shape("llama-1b"))
+    assert found.step_of(workload, GPUS["h100"]).tokens == 560
+    assert found.pass_of(workload, GPUS["h100"]).tokens == 560
+
+
+def test_both_halves_of_a_pair_are_in_one_pack_and_attend_to_themselves():
+    changes = {"objective": "dpo", "packing": True, "max_length": 80}
+    mine = recipe(global_batch_size=2, per_device_train_batch_size=1, **changes)
+    found = measure_lengths(data(PAIRS[1:], 2, capacity=160), mine, 1)  # of 80 tokens and 80, and of 120
+    assert found.row == (160 + 120) / 4 and found.padding == 0
+    assert found.seen == pytest.approx(sum(tokens**2 for pair in PAIRS[1:] for tokens in pair) / 280)
+    assert found.step_of(Workload.of(mine, find_shape("llama-1b")), GPUS["h100"]).tokens == 280
+
+
+def test_how_often_the_samples_are_read_is_known():
+    mine = recipe(global_batch_size=2, max_length=100)
+    assert measure_lengths(data([10] * 8, 2), mine.model_copy(update={"num_train_epochs": 2.5}), 1).epochs == 2.5
+    limited = mine.model_copy(update={"max_steps": 2})
+    assert measure_lengths(data([10] * 8, 2), limited, 1).epochs == 0.5
+    assert measure_lengths(data([10] * 8, 2), limited, 1, every=2).epochs == 0.25
 
 
 @pytest.mark.slow

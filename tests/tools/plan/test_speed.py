@@ -10,7 +10,7 @@ from kit.memory.workload import Workload
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
 from kit.tools.plan.hardware import GB, GPUS, Gpu
 from kit.tools.plan.models import find_shape
-from kit.tools.plan.speed import collective_seconds, step
+from kit.tools.plan.speed import collective_seconds, forward_pass, step
 
 H100 = GPUS["h100"]
 BASE = Workload(shape=find_shape("llama-8b"), method="full", strategy=FSDP2, num_gpus=8, length=4096)
@@ -39,6 +39,32 @@ def test_sharding_sends_two_gathers_and_a_reduction_of_each_micro_batch():
     ddp = replace(twice, strategy=DDP)
     assert collective_seconds(ddp, quick) == pytest.approx(2 * 7 / 8 * 4 * number / GB, rel=1e-3)
     assert collective_seconds(replace(BASE, num_gpus=1, strategy=SINGLE), quick) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy", "num_gpus"), [("lora", FSDP2, 8), ("qlora", SINGLE, 1), ("lora", OFFLOAD, 8)]
+)
+def test_the_references_passes_are_parts_of_the_step(method, strategy, num_gpus):
+    pairs = replace(
+        BASE, method=method, strategy=strategy, num_gpus=num_gpus, micro_batches=2, objective="orpo", rows=2
+    )
+    without, with_reference = step(pairs, H100), step(replace(pairs, objective="dpo"), H100)
+    alone = forward_pass(pairs, H100)
+    assert without.tokens == with_reference.tokens == alone.tokens == 2 * 2 * 2 * 4096  # both halves, each once
+    for part in ("products", "elementwise", "optimiser", "host"):
+        more = getattr(with_reference, part) - getattr(without, part)
+        assert more == pytest.approx(getattr(alone, part)), part
+    # Embedding, head and last norm are gathered once for the pass and the training that follows it.
+    if strategy == FSDP2:
+        root = 2 * 2 * pairs.shape.root_parameters * 7 / 8 / H100.link
+        assert with_reference.sent - without.sent == pytest.approx(alone.sent - root)
+    assert without.passes_share == 0 and 0.2 < with_reference.passes_share < 0.4
+    assert with_reference.tokens_per_second[1] < 0.8 * without.tokens_per_second[1]
+
+
+def test_what_is_computed_before_the_first_step_takes_no_time_of_a_step():
+    pairs = replace(BASE, objective="dpo")  # full: its reference is computed before
+    assert step(pairs, H100) == step(replace(BASE, objective="orpo"), H100)
 
 
 def test_groups_help_where_there_are_many_machines():

@@ -25,6 +25,7 @@ from kit.tools.plan.table import (
     needs,
     on_machines,
     parts,
+    rows_of,
     scale,
     table,
     time_lines,
@@ -198,6 +199,7 @@ def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
         supervised=0.2,
         seen=row,
         num_steps=70,
+        epochs=2.0,
     )
     full, padded = "\n".join(time_lines(option, None)), "\n".join(time_lines(option, None, 2.0, lengths))
     assert "data: 900 samples, one block in 3 of the data, of 9 to" in padded and "50.0% are padding" in padded
@@ -205,6 +207,62 @@ def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
     tokens = option.step.tokens * option.workload.num_gpus
     assert f"a step of {tokens:,} tokens" in full and f"a step of {tokens // 4:,} tokens" in padded
     assert "7 steps: " in "\n".join(time_lines(option, 7, None, lengths))
+
+
+def times(*words, **more):
+    _, _, option = planned("--recipe", "llama-8b-lora", *words, gpu="h100")
+    return option, "\n".join(time_lines(option, 100, **more))
+
+
+def test_the_time_of_passes_without_gradients_is_said():
+    option, text = times("--objective", "dpo")
+    assert f"of it {option.step.passes_share:.0%} in a pass without gradients: the reference's" in text
+    assert "tokens of both halves of the pairs" in text and "both halves of every pair have max_length" in text
+    assert "of it " in times("--objective", "kto")[1] and "3 passes without gradients" in times("--objective", "kto")[1]
+    assert "pass" not in times("--objective", "orpo")[1] and "pairs" not in times()[1]
+
+
+def test_the_time_before_the_first_step_is_part_of_the_run_and_of_its_cost():
+    plain, text = times("--objective", "orpo", "--method", "qlora", price=2.0)
+    before, with_reference = times("--objective", "dpo", "--method", "qlora", "--precompute_reference", price=2.0)
+    assert "before the first step" not in text and "of it" not in with_reference
+    assert re.search(
+        r"^before the first step: \S+ to \S+ \w+ for the reference's pass over the samples", with_reference, re.M
+    )
+    assert "100 steps, with it: " in with_reference
+    costs = [float(re.search(r"cost ([\d.]+) to", each)[1]) for each in (text, with_reference)]
+    assert 1.2 < costs[1] / costs[0] < 1.6  # a pass over the samples of 100 steps
+    assert before.step == plain.step
+
+
+def test_samples_that_are_read_again_pass_the_reference_once():
+    _, found, _ = planned("--recipe", "llama-8b-lora", "--objective", "dpo", "--precompute_reference", gpu="h100")
+    own = next(option for option in found if option.workload.method == "lora")
+    length = own.workload.length
+    seen = dict(
+        shortest=1, mean=length, longest=length, row=length, padding=0.0, waiting=0.0, supervised=1.0, seen=length
+    )
+
+    def minutes(epochs):
+        lengths = Lengths(num_samples=9, every=1, num_steps=4000, epochs=epochs, **seen)
+        text = "\n".join(time_lines(own, None, lengths=lengths))
+        assert "data: 9 pairs of two sequences of 1 to" in text
+        return float(re.search(r"before the first step: (\S+) to \S+ hours", text)[1])
+
+    assert minutes(2.0) == pytest.approx(minutes(1.0) / 2, rel=0.01)
+    assert minutes(0.5) == minutes(1.0)  # of the 4,000 steps
+
+
+def test_rows_of_pairs_are_shown_as_they_are():
+    _, found, option = planned("--recipe", "llama-8b-lora", "--objective", "dpo", gpu="h100")
+    assert rows_of(option.workload) == f"two rows of {option.workload.length:,} tokens for each pair"
+    assert rows_of(option.workload, 3) == f"3 pairs of 2 x {option.workload.length:,} tokens"
+    packed = replace(option.workload, packing=True)
+    assert rows_of(packed) == f"packs of {2 * option.workload.length:,} tokens"
+    assert "micro-batch: of pairs" in ways(found)[-1] and "longest sequences that fit" in "\n".join(needs(option))
+    _, found, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    assert rows_of(option.workload, 3) == f"3 x {option.workload.length:,} tokens"
+    assert "pairs" not in "\n".join(ways(found))
 
 
 def test_scale_says_where_communication_takes_over():
