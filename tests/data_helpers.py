@@ -97,7 +97,9 @@ def open_all(tokenizer, vocab_size=VOCAB_SIZE, **changes):
 
 
 def open_recipe_datasets(settings):
-    return open_datasets(settings.dataset_entries, settings.eval_dataset_entries, settings.streaming)
+    return open_datasets(
+        settings.dataset_entries, settings.eval_dataset_entries, settings.streaming, settings.declared.rows
+    )
 
 
 def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
@@ -110,6 +112,7 @@ def open_recipe_data(settings, tokenizer, vocab_size=VOCAB_SIZE, datasets=None):
         eval_settings=settings,
         seed=settings.seed,
         global_batch_size=settings.global_batch_size,
+        wanted=settings.declared.rows,
     )
 
 

@@ -24,9 +24,10 @@ from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.objective import Rows
 from kit.config.settings.optimisation import OptimSettings
-from kit.data.chat.columns import NUM_TRIED, choose_fields, mapping_of, preferences
+from kit.data.chat.columns import NUM_TRIED, choose_fields, flags_for_pairs, mapping_of, preferences
 from kit.data.chat.columns_flag import columns_flag, list_flag
-from kit.data.chat.formats import IGNORE, NO_COLUMN, format_of, to_sample
+from kit.data.chat.formats import IGNORE, NO_COLUMN, Sample, format_of, to_sample
+from kit.data.chat.preferences import is_transcript
 from kit.data.chat.template import Jinja, resolve_template
 from kit.data.feed.feed import Feed
 from kit.data.feed.mismatched import Mismatched
@@ -288,7 +289,11 @@ def _summary(train: Samples) -> str:
     num_tokens = int(train.lengths.sum(dtype=np.int64))
     num_targets = int(train.num_targets.sum(dtype=np.int64))
     share = num_targets / num_tokens
-    return f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
+    line = f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
+    if train.are_rated and train.labels is not None:
+        num_good = int(train.labels.sum())
+        line += f"; {num_good} good answers, {len(train) - num_good} bad ones"
+    return line
 
 
 def describe_rendering(model: str, chat_template: str | None, datasets: Sequence[Dataset], tokenizer: Any) -> list[str]:
@@ -298,7 +303,6 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
         model: the folder or hub id of the model, or of its adapter.
         chat_template: the recipe's setting.
     """
-    template_file = os.path.join(os.path.expanduser(model), "chat_template.jinja")
     lines = []
     for dataset in datasets:
         if not dataset.is_evaluation:
@@ -307,15 +311,11 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
             how = "plain text"
         elif "input_ids" in dataset.fields:
             how = "token ids, as they are"
-        elif chat_template is None and _has_prompts_as_strings(dataset):
-            how = "prompt and completion, joined as plain text"
+        elif chat_template is None and isinstance(_first_sample(dataset).get("prompt"), str):
+            what = "completion" if format_of(dataset.fields).rows == "answers" else "answers"
+            how = f"prompt and {what}, joined as plain text"
             if tokenizer.chat_template:
-                value = (
-                    shlex.quote(template_file)
-                    if os.path.isfile(template_file)
-                    else "with the name or file of the model's template"
-                )
-                how += f" although the tokenizer has a chat template; to score them as chat: --chat_template {value}"
+                how += f" although the tokenizer has a chat template; to score them as chat: {_own_template(model)}"
         else:
             how = f"rendered with the chat template {chat_template or 'of the tokenizer'}"
         lines.append(f"{dataset.source.name}: {how}")
@@ -325,16 +325,38 @@ def describe_rendering(model: str, chat_template: str | None, datasets: Sequence
 def _reading_notes(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]) -> list[str]:
     """Say how the rows of one of ``datasets`` are read, where that may not be what the user expects."""
     notes = []
-    name, fields = dataset.source.name, dataset.fields
-    learned = set(fields.values()) | dataset.ignored
-    pair = preferences(dataset.source.columns)
-    if pair and learned.isdisjoint(pair) and encoder.wanted == "answers":
-        found = f"{' and '.join(pair[:2])} are not used, {next(iter(fields))} are learned"
-        notes.append(f"{name}: {found}; --objective dpo learns from pairs of answers")
-    if encoder.template is not None and not encoder.prompts_as_chat and _has_prompts_as_strings(dataset):
-        found = "prompt and completion are learned as plain text, although the tokenizer has a chat template"
-        notes.append(f"{name}: {found}; {_way_to_chat(dataset, encoder, datasets)}")
+    source, fields = dataset.source, dataset.fields
+    pair = preferences(source.columns)
+    if encoder.wanted == "answers" and pair and (set(fields.values()) | dataset.ignored).isdisjoint(pair):
+        rows = [row for _, _, row in islice(read_rows(source.parts), NUM_TRIED) if isinstance(row, dict)]
+        flags = flags_for_pairs(source.columns, dataset.entry.columns or {}, rows)
+        way = f"; {flags} learns from both" if flags else ""
+        notes.append(f"{source.name}: {' and '.join(pair[:2])} are not used, {next(iter(fields))} are learned{way}")
+    if encoder.prompts_as_chat or (encoder.wanted == "answers" and "prompt" not in fields):
+        return notes
+    prompt = _first_sample(dataset).get("prompt")
+    if not isinstance(prompt, str):
+        return notes
+    is_at_beginning = "prompt" not in fields
+    if is_at_beginning:
+        who = "what chosen and rejected both begin with" if encoder.wanted == "pairs" else "all up to the last answer"
+        notes.append(f"{source.name}: the prompt is {who}; in the first row it ends with {prompt[-40:]!r}")
+    if encoder.template is not None and (is_transcript(prompt) or not is_at_beginning):
+        what = "prompt and completion" if encoder.wanted == "answers" else "prompt and answers"
+        found = f"{what} are learned as plain text, although the tokenizer has a chat template"
+        if encoder.wanted != "answers" and is_transcript(prompt):
+            way = f"to make a chat of each transcript: {_own_template(encoder.tokenizer.name_or_path)}"
+        else:
+            way = _way_to_chat(dataset, encoder, datasets)
+        notes.append(f"{source.name}: {found}; {way}")
     return notes
+
+
+def _own_template(model: str) -> str:
+    """The flag that renders with the template of the model in folder or hub id ``model``."""
+    file = os.path.join(os.path.expanduser(model), "chat_template.jinja")
+    value = shlex.quote(file) if os.path.isfile(file) else "with the name or file of the model's template"
+    return f"--chat_template {value}"
 
 
 def _way_to_chat(dataset: Dataset, encoder: Encoder, datasets: Sequence[Dataset]) -> str:
@@ -408,15 +430,13 @@ def _other_columns(dataset: Dataset) -> Problem | None:
     return Problem(source.name, found, f"{' and '.join(needed)} in every row", fix)
 
 
-def _has_prompts_as_strings(dataset: Dataset) -> bool:
-    """Whether the first good row has prompt and completion as strings, not as messages."""
-    if "prompt" not in dataset.fields:
-        return False
+def _first_sample(dataset: Dataset) -> Sample:
+    """The sample of the first row that fits its format; empty if there is none, or if that row does not."""
     for _, _, row in read_rows(dataset.source.parts, dataset.columns):
         if isinstance(row, dict):
             sample = to_sample(row, dataset.fields)
-            return isinstance(sample, dict) and isinstance(sample.get("prompt"), str)
-    return False
+            return sample if isinstance(sample, dict) else {}
+    return {}
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -150,18 +150,21 @@ def test_a_mapping_is_proposed_as_a_flag_only_if_it_fits_all_data_sets(tmp_path,
 
 
 def test_preference_pairs_beside_what_is_learned_are_said(tmp_path, tokenizer):
-    messages = chat("Hi", "Hello")["messages"]
-    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": messages}] * 3)
+    messages, other = chat("Hi", "Hello")["messages"], chat("Hi", "Go away")["messages"]
+    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": other}] * 3)
 
     def said(**changes):
         notes = open_all(tokenizer, chat_template="chatml", **changes).notes
-        return [note for note in notes if "preference pairs" in note]
+        return [note for note in notes if "rejected are not used" in note]
 
-    found = "preference pairs (objective dpo) are not trained on yet"
-    found += ": chosen and rejected are not used, messages are learned"
-    assert said() == [f"train.jsonl: {found}"]
+    found = "chosen and rejected are not used, messages are learned"
+    assert said() == [f"train.jsonl: {found}; --objective dpo learns from both"]
     assert not said(dataset_columns={"chosen": "messages", "messages": "ignore"})
     assert not said(dataset_columns={"chosen": "ignore", "rejected": "ignore"})
+    assert not said(objective="dpo")
+    # The objective is named only if it can learn from the rows.
+    write(tmp_path / "train.jsonl", *[{"messages": messages, "chosen": messages, "rejected": None}] * 3)
+    assert said() == [f"train.jsonl: {found}"]
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping(tmp_path):

@@ -18,6 +18,7 @@ from kit.config.settings.objective import Rows
 from kit.data.chat.columns_flag import Listed, columns_flag
 from kit.data.chat.formats import FORMATS, IGNORE, Format, Sample, to_sample
 from kit.data.chat.lists import listed
+from kit.data.chat.preferences import is_transcript
 from kit.data.chat.unused import Unused, read_keys, without_keys
 from kit.data.chat.watched import SUBJECTS
 from kit.errors import Problem, UserError, raise_if
@@ -59,10 +60,18 @@ ANSWER_WORDS = frozenset(
 )
 NUM_TRIED = 10  # rows with which a proposal is tried
 CONVERT = 'convert each conversation to {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}'
+CONVERT_PAIR = (
+    'convert each row to {"prompt": [{"role": "user", "content": "..."}], "chosen": [{"role": "assistant", ...}], '
+    '"rejected": [{"role": "assistant", ...}]}'
+)
 
 Row = Mapping[str, Any]
-# An objective that learns from each kind of rows, for messages.
-OBJECTIVE_OF: dict[Rows, str] = {"answers": "sft", "pairs": "dpo", "rated": "kto"}
+# Of each kind of rows an objective that learns from it, and from what, for messages. What says most of the rows first.
+OBJECTIVES: dict[Rows, tuple[str, str]] = {
+    "pairs": ("dpo", "learns from pairs of answers"),
+    "rated": ("kto", "learns from answers with a label"),
+    "answers": ("sft", "learns the answers"),
+}
 
 
 def choose_fields(
@@ -102,7 +111,7 @@ def choose_fields(
         present = {theirs: ours for theirs, ours in mapping.items() if theirs in columns}
         if any(set(present.values()) <= set(fields) for fields in _complete(columns, present, ignored, wanted)):
             mapping = present
-    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), among, wanted)
+    proposals = _Proposals(columns, ignored, list(islice(rows, NUM_TRIED)), among, wanted, bool(mapping))
     raise_if(_problems_of_mapping(columns, mapping, given, name, proposals))
     complete = _complete(columns, mapping, ignored, wanted)
     if not complete:
@@ -118,6 +127,9 @@ def choose_fields(
     problem = proposals.misfit(fields)
     if problem and (fix := proposals.for_misfit()):
         raise UserError(Problem(f"{name} {problem.where}".rstrip(), problem.found, problem.expected, fix))
+    if not problem and (fix := proposals.for_unread_question(fields)):
+        found = f"columns {', '.join(columns)}, of which none is read as the prompt"
+        raise UserError(Problem(name, found, "a mapping that says which", fix))
     if "text" in fields and not mapping and (fix := proposals.pair()):
         found = f"columns {', '.join(columns)}: texts to learn as a whole, or questions with answers"
         fix = f"to learn each text as a whole: {proposals.flag({'text': 'text'})}; or {fix}"
@@ -205,6 +217,17 @@ def mapping_of(
     return condition, dict(mapping) or None
 
 
+def flags_for_pairs(columns: Sequence[str], mapping: Mapping[str, str], rows: Sequence[Row]) -> str:
+    """Return the flags with which an objective learns from pairs of answers in these rows; empty if there are none.
+
+    ``mapping`` is what the user has given, instead of which the flags will be typed.
+    """
+    ignored = {theirs: ours for theirs, ours in mapping.items() if ours == IGNORE}
+    columns = [column for column in columns if column not in ignored]
+    proposals = _Proposals(columns, ignored, rows, None, "pairs", len(mapping) > len(ignored))
+    return proposals.objective() if preferences(columns) else ""
+
+
 def preferences(columns: Sequence[str]) -> tuple[str, str, bool] | None:
     """The two columns that hold two answers to one question, and whether the first is known to be better; else None."""
     theirs = {column.lower(): column for column in columns}
@@ -232,8 +255,14 @@ class _Proposals:
         rows: Sequence[Row],
         among: Listed | None,
         wanted: Rows,
+        replaces: bool = False,
     ) -> None:
+        """
+        Args:
+            replaces: the user has given a mapping, instead of which a flag will be typed.
+        """
         self.wanted = wanted
+        self._replaces = replaces
         self._columns = columns
         self._ignored = ignored
         self._among = among
@@ -244,10 +273,28 @@ class _Proposals:
         """What to do about rows that do not fit the format of their columns; empty if it is not known."""
         return self._of_preferences() or self.best()
 
+    def for_unread_question(self, fields: Mapping[str, str]) -> str:
+        """What to do about a question that is not read, where ``fields`` make the prompt of what two texts share."""
+        samples = [sample for row in self._rows if isinstance(sample := to_sample(row, fields), dict)]
+        prompts = [sample.get("prompt") for sample in samples]
+        is_shared = all(isinstance(prompt, str) and not is_transcript(prompt) for prompt in prompts)
+        if self.wanted == "answers" or not samples or not is_shared or {"prompt", "instruction"} & fields.keys():
+            return ""
+        fix = self.best()
+        mapping = next(self._mappings(), ("", {}))[1]
+        question = next((theirs for theirs, ours in mapping.items() if ours in ("prompt", "instruction")), "")
+        if not question:
+            return ""
+        kept = {theirs: ours for ours, theirs in fields.items() if theirs != ours and theirs in self._columns}
+        without = self.typed({**kept, **self._ignored, question: IGNORE})
+        return f"{fix}; or, if both texts begin with the question, {without}"
+
     def text(self, name: str) -> str:
         """What to do about columns that are no format, for a message. ``name`` is the data set's."""
         if fix := self._of_preferences() or self.best() or self._other_objectives():
             return fix
+        if self.wanted == "pairs" and preferences(self._columns):
+            return f"none of the formats holds these rows: {CONVERT_PAIR}"
         if self.wanted != "answers":
             return f"say which column is which: {columns_flag({'COLUMN': 'FIELD'})}"
         if self._find(LISTS) or self._is_nested():
@@ -263,7 +310,18 @@ class _Proposals:
         if not (found := next(iter(self._mappings()), None)):
             return ""
         condition, mapping = found
-        return f"{condition}: {self.flag(mapping)}" if condition else self.pair()
+        if self.wanted == "answers":
+            return f"{condition}: {self.flag(mapping)}" if condition else self.pair()
+        if set(mapping.values()) >= {IGNORE} and not condition:  # two prompts
+            kept, ignored = ("instruction", "prompt") if mapping.get("prompt") == IGNORE else ("prompt", "instruction")
+            other = {**{t: o for t, o in mapping.items() if o != IGNORE}, kept: IGNORE}
+            return f"{self.flag(mapping)} takes {kept}; or {self.flag(other)} takes {ignored}"
+        fix = f"{condition}: {self.flag(mapping)}" if condition else self.flag(mapping)
+        as_text = {theirs: "prompt" if ours == "instruction" else ours for theirs, ours in mapping.items()}
+        samples = self._samples(as_text) if as_text != mapping and self._works(as_text) else []
+        if samples and isinstance(samples[0]["prompt"], str):
+            fix += f" makes a chat of each row; or {self.flag(as_text)} joins the texts"
+        return fix
 
     def _mappings(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """Yield the mappings that work, best first, each with its condition; for a pair that is empty."""
@@ -326,8 +384,13 @@ class _Proposals:
         return fix
 
     def flag(self, mapping: Mapping[str, str]) -> str:
-        """The flag that gives ``mapping``, with what goes with it."""
-        return self.typed({**self._with_context(mapping), **self._ignored})
+        """The flag that gives ``mapping``, with what goes with it; empty if none is needed."""
+        whole = self._with_context(mapping)
+        if self.wanted != "answers":  # a single format: its own names choose nothing
+            whole = {theirs: ours for theirs, ours in whole.items() if theirs != ours} or whole
+            if not self._replaces and all(theirs == ours for theirs, ours in whole.items()):
+                return ""
+        return self.typed({**whole, **self._ignored})
 
     def typed(self, mapping: Mapping[str, str]) -> str:
         """The flag that gives exactly ``mapping``."""
@@ -358,67 +421,103 @@ class _Proposals:
         chosen, other, is_better = columns
         condition = "" if is_better else f"if {chosen} is always the better one"
         answers = {chosen: "chosen", other: "rejected"}
-        question = self._find(QUESTIONS)
-        for mapping in ({question: "instruction", **answers}, {question: "prompt", **answers}, answers):
-            if "" not in mapping and self._works(mapping):
+        for mapping in (*self._with_questions(answers), answers):
+            if self._works(mapping):
                 yield condition, mapping
+        # A prompt that is there in another form at the beginning of the answers, or one of two prompts.
+        for column in self._columns:
+            mapping = {**answers, column: IGNORE}
+            if column in ("prompt", "instruction") and self._works(mapping):
+                has_other = {"prompt", "instruction"} <= set(self._columns)
+                yield "" if has_other else f"if {chosen} and {other} begin with the prompt", mapping
 
     def _of_labels(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         """Yield the mappings of answers with a label, as ``_mappings`` does."""
-        label, question, answer = self._find(LABELS), self._find(QUESTIONS), self._find(ANSWERS)
-        for mapping in (
-            {question: "instruction", answer: "completion", label: "label"},
-            {question: "prompt", answer: "completion", label: "label"},
-            *({column: "completion", label: "label"} for column in self._lists()),
-        ):
-            if "" not in mapping and label not in (question, answer) and self._works(mapping):
-                yield "", mapping
+        label = self._find(LABELS)
+        for answer in dict.fromkeys((*self._named(ANSWERS), *self._lists())) if label else ():
+            answers = {answer: "completion", label: "label"}
+            for mapping in (*self._with_questions(answers), answers):
+                if self._works(mapping):
+                    yield "", mapping
+
+    def _with_questions(self, answers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+        """Yield ``answers`` with each column that may hold their prompts: by its name, or as a list of messages."""
+        context = next(iter(self._named(CONTEXTS)), "")
+        for column in dict.fromkeys((self._find(QUESTIONS), *self._lists())):
+            if not column or column in answers or {"prompt", "instruction"} & (set(self._columns) - {column}):
+                continue
+            if context not in ("", column, *answers):
+                yield {column: "instruction", context: "input", **answers}
+            are_lists = any(isinstance(listed(row.get(column)), list) for row in self._rows)
+            for ours in ("prompt", "instruction") if are_lists else ("instruction", "prompt"):
+                yield {column: ours, **answers}
 
     def objective(self) -> str:
         """The flags with which an objective learns from these rows; empty if none is known."""
-        flag = f"--objective {OBJECTIVE_OF[self.wanted]}"
+        flag = f"--objective {OBJECTIVES[self.wanted][0]}"
         complete = _complete(self._columns, {}, self._ignored, self.wanted)
-        if complete and self.misfit(complete[0]) is None:
-            return flag
+        if complete and not self.misfit(complete[0]) and not self.for_unread_question(complete[0]):
+            unused = Unused(complete[0], self._ignored)
+            if not any(unused.check(row) for row in self._rows):
+                needs_none = self.wanted == "answers" and not self._replaces
+                own = {} if needs_none else {name: name for name in complete[0].values() if name in self._columns}
+                return f"{flag} {self.flag(own) if own else ''}".rstrip()
         condition, mapping = next(self._mappings(), ("", {}))
-        return f"{flag} {self.flag(mapping)}{f' ({condition})' if condition else ''}" if mapping else ""
+        if self.wanted == "answers" and preferences(self._columns):
+            condition, mapping = "", self._better_only()
+        if not mapping:
+            return ""
+        return f"{condition}, {flag} {self.flag(mapping)}" if condition else f"{flag} {self.flag(mapping)}".rstrip()
+
+    def _for(self, wanted: Rows) -> "_Proposals":
+        """What would be proposed if another kind of rows were wanted."""
+        return _Proposals(self._columns, self._ignored, self._rows, self._among, wanted, self._replaces)
+
+    def _is_beside_training_data(self) -> bool:
+        """Whether these are data to evaluate on, beside others to train on: then the objective is not to be changed."""
+        return self._among is not None and self._among.flag == "eval_dataset" and not self._among.is_alone
 
     def _other_objectives(self) -> str:
         """What to do about rows that another objective learns from; empty if none does."""
-        others = [
-            _Proposals(self._columns, self._ignored, self._rows, self._among, kind)
-            for kind in OBJECTIVE_OF
-            if kind != self.wanted
-        ]
-        flags = [flag for flag in (other.objective() for other in others) if flag]
-        wants = {"pairs": "pairs of a chosen and a rejected answer", "rated": "answers with a label"}
-        need = f"{OBJECTIVE_OF[self.wanted]} needs {wants.get(self.wanted, 'answers')}"
-        return f"{need}; these rows can be learned with {' or '.join(flags)}" if flags else ""
+        others = {wanted: self._for(wanted).objective() for wanted in OBJECTIVES if wanted != self.wanted}
+        fixes = [f"{flags} {OBJECTIVES[wanted][1]}" for wanted, flags in others.items() if flags]
+        if fixes and self._is_beside_training_data():
+            return "--eval_dataset null --eval_split_size 0.05 evaluates on some of the training data, held out"
+        return "; or ".join(fixes)
 
     def _of_preferences(self) -> str:
         """What to do about two answers to each question where answers are to be learned; empty if there are none."""
         if self.wanted != "answers" or not (columns := preferences(self._columns)):
             return ""
         chosen, other, is_better = columns
+        fixes = []
+        flags = "" if self._is_beside_training_data() else self._for("pairs").objective()
+        if flags:
+            fixes.append(f"{flags} learns from both answers")
+        if mapping := self._better_only():
+            is_text = "text" in mapping.values()
+            what = f"{chosen} only, as plain text with its question" if is_text else f"the answers in {chosen} only"
+            fixes.append(f"{self.flag(mapping)} learns {what}")
+        if not fixes:
+            return f"preference pairs, and none of the formats holds them: {CONVERT_PAIR}"
+        if not is_better:
+            fixes.append(f"if {other} is the better one in some rows, write the better one into a column chosen")
+        return "; or ".join(fixes)
+
+    def _better_only(self) -> Mapping[str, str]:
+        """The mapping that reads the better one of two answers to each question; empty if none is known."""
+        chosen, other, _ = preferences(self._columns) or ("", "", True)
         question = self._find(QUESTIONS)
-        mappings = (
+        for mapping in (
             {chosen: "messages"},
             {chosen: "conversations"},
             {question: "instruction", chosen: "output"},
             {question: "prompt", chosen: "completion"},
-        )
-        mapping = next((mapping for mapping in mappings if "" not in mapping and self._works(mapping)), None)
-        flags = _Proposals(self._columns, self._ignored, self._rows, self._among, "pairs").objective()
-        pairs = f"preference pairs: {flags} learns from both answers" if flags else "preference pairs"
-        if not is_better:
-            fix = f"{pairs}; if now {chosen} and now {other} is better, write the better one into a column chosen"
-            return f"{fix}; or, if {chosen} is always the better one, {self.flag(mapping)}" if mapping else fix
-        if mapping:
-            return f"{pairs}; {self.flag(mapping)} learns the chosen answers only"
-        fix = pairs if flags else f"{pairs}; none of the formats holds the chosen answers as conversations: {CONVERT}"
-        if self._works({chosen: "text"}):
-            fix += f"; {self.flag({chosen: 'text'})} learns the chosen ones as plain text, the questions too"
-        return fix
+        ):
+            if "" not in mapping and self._works(mapping):
+                return mapping
+        begins_with_question = self._for("pairs")._works({chosen: "chosen", other: "rejected"})
+        return {chosen: "text"} if begins_with_question and self._works({chosen: "text"}) else {}
 
     def _of_strings(self, name: str) -> str:
         """What to do about columns whose names say nothing. ``name`` is the data set's."""
@@ -454,19 +553,28 @@ class _Proposals:
 
     def _works(self, mapping: Mapping[str, str]) -> bool:
         """Whether ``mapping`` makes samples of most of the first rows, and loses nothing of them."""
-        complete = _complete(self._columns, self._with_context(mapping), self._ignored, self.wanted)
+        return len(self._samples(mapping)) > len(self._rows) / 2
+
+    def _samples(self, mapping: Mapping[str, str]) -> list[Sample]:
+        """The samples that ``mapping`` makes of the first rows, of those of which nothing is lost."""
+        ignored = {*self._ignored, *(theirs for theirs, ours in mapping.items() if ours == IGNORE)}
+        columns = [column for column in self._columns if column not in ignored]
+        mapping = {theirs: ours for theirs, ours in mapping.items() if theirs not in ignored}
+        complete = _complete(columns, self._with_context(mapping), ignored, self.wanted)
         if not complete or not set(mapping.values()) <= set(complete[0]):
-            return False
+            return []
         fields = complete[0]
-        num_good = 0
+        samples = []
         for row in self._rows:
             sample = to_sample(row, fields)
-            num_good += isinstance(sample, dict) and _asks(sample) and not Unused(fields, self._ignored).check(row)
-        return num_good > len(self._rows) / 2
+            if isinstance(sample, dict) and _asks(sample) and not Unused(fields, ignored).check(row):
+                samples.append(sample)
+        return samples
 
     def _with_context(self, mapping: Mapping[str, str]) -> dict[str, str]:
         """``mapping`` with the columns of system prompts and tools that its format takes, under other names."""
-        format = next(each for each in formats_of(self.wanted) if set(mapping.values()) <= set(each.fields))
+        named = set(mapping.values()) - {IGNORE}
+        format = next(each for each in formats_of(self.wanted) if named <= set(each.fields))
         more = {}
         for ours in ("system", "tools"):
             theirs = self._find(name for name, subject in SUBJECTS.items() if subject == ours)

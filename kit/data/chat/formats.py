@@ -352,7 +352,7 @@ FORMATS = (
     Format(
         ("chosen", "rejected"),
         _from_pair_of_answers,
-        optional=("system", "tools", "chat_template_kwargs"),
+        optional=("input", "system", "tools", "chat_template_kwargs"),
         all_or_none=("prompt", "instruction"),
         holds_messages=True,
         rows="pairs",
@@ -360,7 +360,7 @@ FORMATS = (
     Format(
         ("label", "completion"),
         _from_rated_answer,
-        optional=("system", "tools", "chat_template_kwargs"),
+        optional=("input", "system", "tools", "chat_template_kwargs"),
         all_or_none=("prompt", "instruction"),
         holds_messages=True,
         rows="rated",

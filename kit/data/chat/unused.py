@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from kit.data.chat.columns_flag import columns_flag
-from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of
+from kit.data.chat.formats import FORMATS, IGNORE, IGNORED, format_of, to_sample
 from kit.data.chat.lists import listed
 from kit.data.chat.messages import ARGUMENTS, REASONING, SPEAKERS, unread_call_keys
 from kit.data.chat.template import Jinja
 from kit.data.chat.watched import MESSAGE_KEYS, SUBJECTS, subject_of_key
 from kit.errors import Problem
 
-NO_PREFERENCES = "--objective kto learns from good and bad answers; or remove such rows, which leaves the good answers"
+NO_BAD_ONES = "remove such rows, which leaves the good answers"
 PART_CHOSEN = "which part is learned, and only whole messages can be chosen"
 NOTHING = ("", "")  # instead of an effect and a way to use it
 
@@ -68,6 +68,10 @@ class Unused:
         if self._format.holds_messages:
             given = (*self._format.columns, *self._format.all_or_none)
             self._lists = [fields[ours] for ours in given if ours in fields]
+        # Our name of the column with the question: of preferences the prompt, or the answers that begin with it.
+        names = ("instruction", "prompt", "chosen", "completion")
+        is_answer = self._format.rows == "answers"
+        self._question = self._format.columns[0] if is_answer else next(name for name in names if name in fields)
         self.counts: Counter[str] = Counter()  # rows in which a column or key has a value
 
     def check(self, row: Mapping[str, Any]) -> list[Problem]:
@@ -121,7 +125,7 @@ class Unused:
             return "a row for each message of a conversation, read as plain texts", "join them to lists of messages"
         is_answer = name != "text" and self._format.rows == "answers"
         if subject == "label" and is_answer and (_is_false(value, zero=True) or _is_negative(value)):
-            return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
+            return f"{_short(value)}: an answer marked as bad would be learned", self._as_rated(column, row)
         if subject == "history":
             takers = ", or ".join(str(format) for format in FORMATS if "history" in format.optional)
             return f"earlier turns, which only {takers} can have", self._as_instruction(column, "history", row)
@@ -140,8 +144,9 @@ class Unused:
         if subject == "variable" and self._is_variable(column, value, row):
             fix = f'write it into a column chat_template_kwargs, as {{"{column}": ...}}'
             return f"a value of a variable of the chat template ({_short(value)})", fix
-        if subject == "more" and name in ("prompt", "instruction") and not self._is_shown(value, row):
-            if name == "instruction":
+        question = self._question
+        if subject == "more" and question in ("prompt", "instruction") and not self._is_shown(value, row):
+            if question == "instruction":
                 fix = (
                     ""
                     if "input" in self._fields and not _is_empty(row.get(self._fields["input"]))
@@ -160,7 +165,7 @@ class Unused:
 
     def _effect_of_system(self, column: str, row: Mapping[str, Any]) -> tuple[str, str]:
         """What would be learned wrongly without a column of system prompts, and a way to use it."""
-        first = _first_message(row.get(self._fields[self._format.columns[0]]))
+        first = _first_message(row.get(self._fields[self._question]))
         if first.get("role", first.get("from")) in ("system", "developer"):
             return "a system prompt, and the messages begin with another one", ""
         if "system" in self._format.optional:
@@ -174,15 +179,35 @@ class Unused:
     def _as_instruction(self, column: str, ours: str, row: Mapping[str, Any]) -> str:
         """The flag that reads prompt and completion as Alpaca's columns, with ``column`` as our field ``ours``.
 
-        Empty for other formats; and if they are lists of messages, beside which only ``system`` can be read.
+        Of preferences the prompt alone. Empty for formats that have no prompt, or do not take ``ours`` beside
+        instructions; and if they are lists of messages, beside which only ``system`` can be read.
         """
-        if self._format.columns != ("prompt", "completion"):
+        has_preferences = self._format.rows != "answers"
+        if "prompt" not in self._fields or (has_preferences and ours not in self._format.optional):
             return ""
         if ours != "system" and not isinstance(row.get(self._fields["prompt"]), str):
             return ""
-        prompt, completion = self._fields["prompt"], self._fields["completion"]
-        columns = {prompt: "instruction", completion: "output"} | ({} if column == ours else {column: ours})
+        columns = {self._fields["prompt"]: "instruction"}
+        if not has_preferences:
+            columns[self._fields["completion"]] = "output"
+        if column != ours:
+            columns[column] = ours
         return f"{self._flag(columns)} reads a chat with it"
+
+    def _as_rated(self, column: str, row: Mapping[str, Any]) -> str:
+        """What to do about an answer that ``column`` marks as bad: the objective that learns from it, if one can."""
+        as_rated = {"messages": "completion", "conversations": "completion", "output": "completion"}
+        takes = next(format for format in FORMATS if format.rows == "rated")
+        unread = row.keys() - self._read - self._ignored
+        fields = {name: name for name in takes.fields if name in unread}
+        fields |= {as_rated.get(ours, ours): theirs for ours, theirs in self._fields.items() if row.get(theirs)}
+        fields["label"] = column
+        ordered = {ours: fields[ours] for ours in takes.fields if ours in fields}
+        if len(ordered) < len(fields) or "completion" not in fields or isinstance(to_sample(row, ordered), list):
+            return NO_BAD_ONES
+        mapping = {theirs: ours for ours, theirs in ordered.items() if theirs != ours}
+        flag = f"--objective kto {self._flag(mapping)}" if mapping else "--objective kto"
+        return f"{flag} learns from good and bad answers; or {NO_BAD_ONES}"
 
     def _is_variable(self, column: str, value: Any, row: Mapping[str, Any]) -> bool:
         """Whether the chat template would read ``value`` if it were among the row's ``chat_template_kwargs``."""
@@ -193,7 +218,7 @@ class Unused:
 
     def _is_shown(self, value: Any, row: Mapping[str, Any]) -> bool:
         """Whether the text, the question or the first message holds ``value``, so that nothing is lost."""
-        given = row.get(self._fields[self._format.columns[0]])
+        given = row.get(self._fields[self._question])
         message = _first_message(given)
         first = message.get("content", message.get("value")) if message else given
         return isinstance(value, str) and isinstance(first, str) and value.strip() in first
@@ -297,7 +322,7 @@ def _effect_of_key(key: str, value: Any, role: str, message: Mapping[str, Any]) 
             fix = 'write "train": true or false, on assistant turns: a mask may mean either'
         return f"{_short(value)}: how much is learned from a message", fix
     if subject == "label" and (_is_false(value) or _is_negative(value)):
-        return f"{_short(value)}: an answer marked as bad would be learned", NO_PREFERENCES
+        return f"{_short(value)}: an answer marked as bad would be learned", f'write "train": false; or {NO_BAD_ONES}'
     if subject == "media":
         if re.match("file|attachment", key):
             found = f"a file beside the text ({_short(value)}), which the model would not see"

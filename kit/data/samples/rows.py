@@ -15,7 +15,7 @@ import xxhash
 
 from kit.cache import digest
 from kit.config.settings.objective import Rows
-from kit.data.chat.formats import IGNORE, Sample, plain_text, to_sample
+from kit.data.chat.formats import IGNORE, Sample, format_of, plain_text, to_sample
 from kit.data.chat.sandbox import watched
 from kit.data.chat.template import Jinja
 from kit.data.chat.tokens import Encoded, encode_all
@@ -25,6 +25,7 @@ from kit.data.read.text import Ending
 from kit.data.samples.bad_rows import BadRow
 from kit.data.samples.dataset import Dataset
 from kit.data.samples.halves import (
+    ANSWERS,
     PREFERENCE,
     PREFERENCE_VERSION,
     PROMPT_CUT,
@@ -185,8 +186,8 @@ class Encoder:
         kept: list[_Kept] = []
         for origin, sample, result in zip(origins, samples, self._encode_all(samples), strict=True):
             if isinstance(result, Problem):  # usually about the template, so many rows have the same one
-                is_common = not result.where.startswith(("chosen", "rejected"))
-                if result.where in dataset.fields and is_common:  # a column that a row can do without
+                is_common = result.where not in ANSWERS
+                if result.where in format_of(dataset.fields).optional:  # a column that a row can do without
                     flag = dataset.columns_flag({dataset.fields[result.where]: IGNORE})
                     ignore = f"{flag} learns the rows without it"
                     result = replace(result, fix=f"{result.fix}; or {ignore}" if result.fix else ignore)
@@ -216,13 +217,15 @@ class Encoder:
     def _encode_all(self, samples: Sequence[Sample]) -> list[list[Halves] | Problem]:
         """Encode samples, each to what it became: of a pair both halves, of any other sample the one that it has."""
         parts = [parts_to_encode(sample, self.wanted, self.prompts_as_chat) for sample in samples]
-        every_part = list(chain.from_iterable(parts))
+        every_part = list(chain.from_iterable(each for each in parts if not isinstance(each, Problem)))
         results = encode_all(every_part, self.tokenizer, self.template, self.prompts_as_chat, self.train_on)
         if self.wanted == "answers":
             return [each if isinstance(each, Problem) else [(encoded,) for encoded in each] for each in results]
         left = iter(results)
-        encoded_parts = [list(islice(left, len(of_sample))) for of_sample in parts]
-        return [joined(sample, encoded) for sample, encoded in zip(samples, encoded_parts, strict=True)]
+        return [
+            of_sample if isinstance(of_sample, Problem) else joined(sample, list(islice(left, len(of_sample))))
+            for sample, of_sample in zip(samples, parts, strict=True)
+        ]
 
     def whole(self, dataset: Dataset, row: dict[str, Any]) -> list[Halves]:
         """Encode a row without cutting it, to show what ``encode`` made of it; empty if it cannot be used."""

@@ -192,18 +192,20 @@ class Samples:
         return Samples(self.stores, digest(self.fingerprint, reason), chosen)
 
     def repeats(self) -> np.ndarray:
-        """Whether an earlier sample has the same ids and weights, bool [N]."""
+        """Whether an earlier sample has the same ids and weights, and the same label, bool [N]."""
+        labels = np.ones(len(self), bool) if self.labels is None else self.labels
         hashes = self.hashes("ids_hash")
         order = np.argsort(hashes, kind="stable")
         is_alike = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
         repeats = np.zeros(len(self), bool)
-        seen: set[tuple[bytes, bytes]] = set()  # the samples that have the hash of the current one
+        seen: set[tuple[bytes, bytes, bool]] = set()  # the samples that have the hash of the current one
         for k in np.flatnonzero(is_alike | np.append(is_alike[1:], False)).tolist():
             if not is_alike[k]:
                 seen = set()
-            ids, weights = self[int(order[k])]
-            content = ids.tobytes(), weights.tobytes()
-            repeats[order[k]] = content in seen
+            i = int(order[k])
+            ids, weights = self[i]
+            content = ids.tobytes(), weights.tobytes(), bool(labels[i])
+            repeats[i] = content in seen
             seen.add(content)
         return repeats
 

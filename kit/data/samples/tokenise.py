@@ -92,7 +92,8 @@ def _open(folder: Path, has_preferences: bool) -> tuple[dict[str, np.ndarray], d
         records = cached[0].get("preferences", np.empty(0))
         if records.dtype != PREFERENCE or len(records) != len(samples):
             return None
-        fits = fits and bool(((records["first_length"] > 0) & (records["first_length"] <= lengths)).all())
+        prompts, firsts = records["prompt_length"], records["first_length"]
+        fits = fits and bool(((prompts > 0) & (prompts < firsts) & (firsts <= lengths)).all())
     return cached if fits and len(ids) == len(codes) else None
 
 
@@ -148,7 +149,11 @@ def _longest(dataset: Dataset, encoder: Encoder) -> int:
     rows = islice(read_rows(dataset.source.parts, dataset.columns), NUM_FIRST)
     with watched():
         piece = replace(encoder, max_length=MAX_ID).encode(dataset, rows)
-    return int(piece.samples["length"].max(initial=0))
+    lengths = piece.samples["length"]
+    if piece.preferences is not None:  # of a pair, the longer half
+        firsts = piece.preferences["first_length"]
+        lengths = np.maximum(firsts, lengths - firsts)
+    return int(lengths.max(initial=0))
 
 
 def _blocks(source: Source, columns: list[str]) -> Iterator[tuple[int, Block]]:
@@ -236,6 +241,7 @@ class _Entry:
         self.num_tokens = 0
         self.max_id = 0
         self.weights = [0.0, 1.0]
+        self.has_preferences = False
         self.problems: list[Problem] = []
         self.bad = BadRows(keeps_all=skips)
         self.counts: Counter[str] = Counter()
@@ -254,6 +260,7 @@ class _Entry:
         self.unused += piece.unused
         self.problems += piece.problems
         self.bad.add(piece.bad)
+        self.has_preferences = piece.preferences is not None
         if self.problems or (self.bad.num_rows and not self._skips) or not len(piece.samples):
             return
         self.weights += [weight for weight in piece.weights if weight not in self.weights]
@@ -301,6 +308,8 @@ class _Entry:
             return shown(self.bad.problems(), name, FIX_ROWS)
         if self.counts["num_truncated"] or self.counts["num_dropped_long"]:
             found = f"none of {num_rows} samples has a supervised token within max_length"
+            if self.has_preferences:
+                found = f"the answers of none of {num_rows} samples leave room for a prompt within max_length"
             fix = f"--max_length {longest()} holds the longest of the first {NUM_FIRST}"
         else:
             found = f"nothing in {num_rows} samples is supervised" if num_rows else "no rows"

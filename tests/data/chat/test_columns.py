@@ -6,7 +6,9 @@ import re
 import pytest
 from data_helpers import ANSWER, USER
 
+from kit.config.dataset_entry import DatasetEntry
 from kit.data.chat.columns import NUM_TRIED, choose_fields
+from kit.data.chat.columns_flag import Listed
 from kit.data.chat.formats import to_sample
 from kit.errors import UserError
 
@@ -74,43 +76,228 @@ def test_a_wrong_mapping_is_reported(mapping, message):
     assert message in str(caught.value)
 
 
-ASKED, CHOSEN = [USER], [USER, ANSWER]
-TRANSCRIPT = "\n\nHuman: Hi\n\nAssistant: Hello"
+ASKED, CHOSEN, REJECTED = [USER], [USER, ANSWER], [USER, {"role": "assistant", "content": "Go away"}]
+TRANSCRIPT = "\n\nHuman: Hi\n\nAssistant:"
+TRANSCRIPTS = {"chosen": f"{TRANSCRIPT} Hello", "rejected": f"{TRANSCRIPT} Go away"}
+SHAREGPT = [{"from": "human", "value": "Hi"}], {"from": "gpt", "value": "Hello"}, {"from": "gpt", "value": "Go away"}
+TEXTS = {"chosen": "Hello", "rejected": "Go away"}
+LISTS = {"chosen": CHOSEN, "rejected": REJECTED}
+PROMPT = {"role": "user", "content": "Hi"}
+
+
+def learned(sample):
+    """The last two messages of what is learned from a sample in our form, and the rejected answer of a pair."""
+    messages = sample["messages"] if "messages" in sample else sample["prompt"] + sample.get("completion", [])
+    return [*messages, *sample.get("chosen", [])][-2:], sample.get("rejected")
+
+
+@pytest.mark.parametrize(
+    ("row", "of_pairs", "of_answers"),
+    [
+        (LISTS, "", "chosen=messages"),
+        ({"prompt": "Hi", **LISTS}, "", "chosen=messages"),
+        ({"prompt": ASKED, "chosen": [ANSWER], "rejected": REJECTED[1:]}, "", "prompt=instruction,chosen=output"),
+        (
+            {"prompt": ASKED, "chosen": [ANSWER], "rejected": REJECTED[1:], "tools": [{"name": "add"}]},
+            "",
+            "prompt=prompt,chosen=completion",
+        ),
+        (
+            {name: [*SHAREGPT[0], answer] for name, answer in zip(("chosen", "rejected"), SHAREGPT[1:], strict=True)},
+            "",
+            "chosen=conversations",
+        ),
+        ({"instruction": "Hi", **TEXTS}, "", "instruction=instruction,chosen=output"),
+        (
+            {"system": "Be kind", "question": "Hi", **TEXTS},
+            "question=instruction",
+            "question=instruction,chosen=output",
+        ),
+        ({"prompt": ASKED, **TEXTS}, "", "prompt=instruction,chosen=output"),
+        (
+            {"prompt": ASKED, "better": "Hello", "worse": "Go away"},
+            "better=chosen,worse=rejected",
+            "prompt=instruction,better=output",
+        ),
+        (
+            {"query": "Hi", "accepted": "Hello", "rejected": "Go away", "system_prompt": "Be kind"},
+            "query=instruction,accepted=chosen,system_prompt=system",
+            "query=instruction,accepted=output,system_prompt=system",
+        ),
+    ],
+)
+def test_for_preference_pairs_the_objective_is_named_and_the_flag_that_learns_the_better_answers(
+    row, of_pairs, of_answers
+):
+    better = next(iter(set(row) & {"chosen", "better", "accepted"}))
+    flags = f"--objective dpo --dataset_columns {of_pairs}" if of_pairs else "--objective dpo"
+    assert refusal(row).endswith(
+        f"-> {flags} learns from both answers; or --dataset_columns {of_answers} learns the answers in {better} only"
+    )
+    for wanted, flag in (("answers", of_answers), ("pairs", of_pairs)):
+        sample = to_sample(row, choose_fields(list(row), mapping_of(flag), "train.jsonl", rows=[row], wanted=wanted))
+        assert learned(sample) == ([PROMPT, ANSWER], REJECTED[1:] if wanted == "pairs" else None)
+
+
+def test_for_preference_pairs_in_transcripts_the_message_says_that_only_text_can_be_learned():
+    assert refusal(TRANSCRIPTS).endswith(
+        "-> --objective dpo learns from both answers; or --dataset_columns chosen=text learns chosen only, as plain "
+        "text with its question"
+    )
+    fields = choose_fields(list(TRANSCRIPTS), {"chosen": "text"}, "train.jsonl")
+    assert to_sample(TRANSCRIPTS, fields) == {"text": TRANSCRIPTS["chosen"]}
+    answers_alone = {"trajectory": ASKED, **TEXTS}
+    assert "text" not in refusal(answers_alone).rpartition("->")[2]  # what was asked would be lost
+
+
+def test_where_now_this_and_now_that_answer_is_better_the_message_says_when_the_flag_is_right():
+    row = {"prompt": "Hi", "response_a": "Hello", "response_b": "Go away", "winner": "a"}
+    flag = "--dataset_columns prompt=instruction,response_a=chosen,response_b=rejected"
+    message = refusal(row)
+    assert f"-> if response_a is always the better one, --objective dpo {flag} learns from both answers; or" in message
+    assert message.endswith(
+        "or if response_b is the better one in some rows, write the better one into a column chosen"
+    )
+    assert f"-> if response_a is always the better one: {flag} makes a chat" in refusal(row, wanted="pairs")
 
 
 @pytest.mark.parametrize(
     ("row", "flag"),
     [
-        ({"chosen": CHOSEN}, "chosen=messages"),
-        ({"prompt": "Hi", "chosen": CHOSEN}, "chosen=messages"),
-        ({"prompt": ASKED, "chosen": [ANSWER]}, "prompt=instruction,chosen=output"),
-        ({"prompt": ASKED, "chosen": [ANSWER], "tools": [{"name": "add"}]}, "prompt=prompt,chosen=completion"),
-        ({"chosen": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "chosen=conversations"),
-        ({"prompt": "Hi", "chosen": "Hello"}, "prompt=instruction,chosen=output"),
-        ({"system": "Be kind", "question": "Hi", "chosen": "Hello"}, "question=instruction,chosen=output"),
-        ({"prompt": ASKED, "chosen": "Hello"}, "prompt=instruction,chosen=output"),
+        ({"system": "Be kind", "question": "Hi", **TEXTS}, "question=instruction"),
+        ({"question": "Hi", **TEXTS}, "question=instruction"),
+        ({"question": "Hi", "context": "Ann", **TEXTS}, "question=instruction,context=input"),
+        ({"conversations": SHAREGPT[0], "chosen": SHAREGPT[1], "rejected": SHAREGPT[2]}, "conversations=prompt"),
+        ({"trajectory": ASKED, **TEXTS}, "trajectory=prompt"),
+        ({"prompt": "Hi", "better": "Hello", "worse": "Go away"}, "prompt=instruction,better=chosen,worse=rejected"),
+        ({"better": CHOSEN, "worse": REJECTED}, "better=chosen,worse=rejected"),
+        ({"system": "Be kind", "prompt": "Hi", **TEXTS}, "prompt=instruction"),
+        ({"prompt": "user: Hi", **LISTS}, "prompt=ignore"),
+        ({"prompt": "Hi", "instruction": "Say Hi", **TEXTS}, "prompt=ignore"),
+        ({"prompt": "Say Hi", "instruction": "Hi", **TEXTS}, "instruction=ignore"),
     ],
 )
-def test_for_preference_pairs_the_flag_that_learns_from_the_chosen_answers_is_proposed(row, flag):
-    row = row | {"rejected": row["chosen"]}
-    assert refusal(row).endswith(
-        "-> preference pairs (objective dpo) are not trained on yet; "
-        f"--dataset_columns {flag} learns the chosen answers"
-    )
-    sample = to_sample(row, choose_fields(list(row), mapping_of(flag), "train.jsonl"))
-    messages = sample["messages"] if "messages" in sample else sample["prompt"] + sample["completion"]
-    assert messages[-2:] == [USER, ANSWER]
+def test_pairs_in_other_columns_are_refused_with_the_flag_that_reads_them(row, flag):
+    message = refusal(row, wanted="pairs")
+    assert flag in flags_in(message)
+    fields = choose_fields(list(row), mapping_of(flag), "train.jsonl", rows=[row], wanted="pairs")
+    assert isinstance(to_sample(row, fields), dict)
 
 
-def test_for_preference_pairs_in_transcripts_the_message_says_that_only_text_can_be_learned():
-    row = {"chosen": TRANSCRIPT, "rejected": TRANSCRIPT}
-    message = refusal(row)
-    assert (
-        "preference pairs (objective dpo) are not trained on yet; none of the formats holds the chosen answers"
-        in message
+def test_for_texts_both_flags_are_named_and_do_what_is_said():
+    row = {"question": "Hi", **TEXTS}
+    message = refusal(row, wanted="pairs")
+    chat, text = "--dataset_columns question=instruction", "--dataset_columns question=prompt"
+    assert message.endswith(f"-> {chat} makes a chat of each row; or {text} joins the texts")
+    fields = choose_fields(list(row), {"question": "prompt"}, "train.jsonl", wanted="pairs")
+    assert to_sample(row, fields) == {"prompt": "Hi", **TEXTS}
+    rated = {"question": "Hi", "answer": "Hello", "label": True}
+    assert refusal(rated, wanted="rated").endswith(
+        "-> --dataset_columns question=instruction,answer=completion makes a chat of each row; or "
+        "--dataset_columns question=prompt,answer=completion joins the texts"
     )
-    assert message.endswith("--dataset_columns chosen=text learns them as plain text, the questions too")
-    assert to_sample(row, choose_fields(list(row), {"chosen": "text"}, "train.jsonl")) == {"text": TRANSCRIPT}
+
+
+def test_a_question_that_is_not_read_is_not_replaced_by_what_two_answers_begin_with():
+    answers = {"chosen": "The sky is blue.", "rejected": "The sky is green."}
+    message = refusal({"question": "Which colour?", **answers}, wanted="pairs")
+    assert "columns question, chosen, rejected, of which none is read as the prompt" in message
+    assert flags_in(message) == ["question=instruction", "question=prompt", "question=ignore"]
+    fields = choose_fields(
+        ["question", *answers], {"question": "ignore"}, "train.jsonl", wanted="pairs", rows=[answers]
+    )
+    assert to_sample(answers, fields) == {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}
+    # What stands beside whole transcripts and conversations is not their question.
+    for pair in (TRANSCRIPTS, LISTS):
+        assert choose_fields(["source", *pair], {}, "train.jsonl", rows=[{"source": "web", **pair}], wanted="pairs")
+
+
+@pytest.mark.parametrize(
+    ("row", "flag"),
+    [
+        ({"messages": CHOSEN, "label": True}, "messages=completion"),
+        ({"conversations": [*SHAREGPT[0], SHAREGPT[1]], "kto_tag": True}, "conversations=completion,kto_tag=label"),
+        (
+            {"query": "Hi", "response": "Hello", "thumbs_up": False},
+            "query=instruction,response=completion,thumbs_up=label",
+        ),
+        ({"prompt": ASKED, "completion": [ANSWER], "kto_tag": False}, "kto_tag=label"),
+    ],
+)
+def test_answers_with_a_label_in_other_columns_are_refused_with_the_flag_that_reads_them(row, flag):
+    assert flags_in(refusal(row, wanted="rated"))[0] == flag
+    assert f"--objective kto --dataset_columns {flag} learns from answers with a label" in refusal(row, wanted="pairs")
+    sample = to_sample(row, choose_fields(list(row), mapping_of(flag), "train.jsonl", rows=[row], wanted="rated"))
+    assert (sample["prompt"], sample["completion"]) == ([PROMPT], [ANSWER]) and isinstance(sample["label"], bool)
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted", "fix"),
+    [
+        ({"messages": CHOSEN}, "pairs", "--objective sft learns the answers"),
+        ({"text": "Hello"}, "rated", "--objective sft learns the answers"),
+        (
+            {"question": "Hi", "answer": "Hello"},
+            "pairs",
+            "--objective sft --dataset_columns question=instruction,answer=output learns the answers",
+        ),
+        (
+            {"prompt": "Hi", "completion": "Hello", "label": True},
+            "pairs",
+            "--objective kto learns from answers with a label; or --objective sft learns the answers",
+        ),
+        # An answer marked as bad would not be learned.
+        (
+            {"prompt": "Hi", "completion": "Hello", "label": False},
+            "pairs",
+            "--objective kto learns from answers with a label",
+        ),
+        (
+            LISTS,
+            "rated",
+            "--objective dpo learns from pairs of answers; or --objective sft --dataset_columns chosen=messages learns "
+            "the answers",
+        ),
+        ({"a": 1}, "pairs", "say which column is which: --dataset_columns COLUMN=FIELD"),
+        ({"prompt": 1, "chosen": 2, "rejected": 3}, "pairs", "none"),
+    ],
+)
+def test_rows_of_another_kind_are_refused_with_the_objective_that_learns_from_them(row, wanted, fix):
+    rows = [row]
+    if fix == "none":  # each row is reported
+        assert choose_fields(list(row), {}, "train.jsonl", rows=rows, wanted=wanted)
+        return
+    message = refusal(row, wanted=wanted)
+    expected = "chosen and rejected" if wanted == "pairs" else "label and completion"
+    assert message.endswith(f"; expected {expected}\n    -> {fix}")
+
+
+def test_a_mapping_that_was_given_is_replaced_by_the_one_that_goes_with_the_objective():
+    row = {"prompt": "Hi", **TEXTS}
+    message = refusal(row, mapping={"prompt": "instruction", "chosen": "outptu"})
+    assert "did you mean --dataset_columns prompt=instruction,chosen=output" in message
+    message = refusal({"prompt": "Hi", "better": "a", "worse": "b"}, mapping={"prompt": "instruction"})
+    assert "--objective dpo --dataset_columns prompt=instruction,better=chosen,worse=rejected" in message
+    # With the old mapping, these columns would not be read: so they are named although they need no mapping.
+    message = refusal(row, mapping={"chosen": "completion", "prompt": "instruction"})
+    assert "--objective dpo --dataset_columns chosen=chosen,rejected=rejected,prompt=prompt learns" in message
+
+
+def test_pairs_to_evaluate_on_are_refused_without_another_objective_if_there_are_data_to_train_on():
+    entries = (DatasetEntry(path="eval.jsonl"),)
+
+    def fix(row, wanted, is_alone):
+        among = Listed("eval_dataset", entries, 0, is_alone)
+        with pytest.raises(UserError) as caught:
+            choose_fields(list(row), {}, "eval.jsonl", rows=[row], wanted=wanted, among=among)
+        return str(caught.value).partition("-> ")[2]
+
+    assert fix(LISTS, "answers", is_alone=True).startswith("--objective dpo learns from both answers; or")
+    assert fix(LISTS, "answers", is_alone=False) == (
+        "--eval_dataset '[{path: eval.jsonl, columns: {chosen: messages}}]' learns the answers in chosen only"
+    )
+    assert fix({"messages": CHOSEN}, "pairs", is_alone=True) == "--objective sft learns the answers"
+    assert fix({"messages": CHOSEN}, "pairs", is_alone=False).startswith("--eval_dataset null --eval_split_size 0.05")
 
 
 def test_an_evaluation_set_with_our_columns_needs_no_mapping():
@@ -127,15 +314,20 @@ def test_an_evaluation_set_with_our_columns_needs_no_mapping():
         fields("prompt", "completion", may_lack=False)
 
 
-def refusal(*rows, mapping=None):
+def refusal(*rows, mapping=None, wanted="answers"):
     """The message with which a data set of ``rows`` is refused."""
     with pytest.raises(UserError) as caught:
-        choose_fields(list(rows[0]), mapping or {}, "train.jsonl", rows=rows)
+        choose_fields(list(rows[0]), mapping or {}, "train.jsonl", rows=rows, wanted=wanted)
     return str(caught.value)
 
 
+def flags_in(message):
+    """The mappings that a message names."""
+    return re.findall(r"--dataset_columns ((?:\w+=\w+,?)+)", message)
+
+
 def mapping_of(flag):
-    return dict(pair.split("=") for pair in flag.split(","))
+    return dict(pair.split("=") for pair in flag.split(",")) if flag else {}
 
 
 CALLS = json.dumps([{"name": "add", "arguments": {"a": 2}}])
@@ -215,7 +407,6 @@ def test_columns_with_more_text_than_the_answer_are_named():
         ([{"question": "a", "answer": ["b"]}], False),
         ([{"question": "a", "answer": ["b"]}] + [{"question": "a", "answer": "b"}] * 2, True),
         ([{"question": "a", "answer": "b"}] + [{"question": "a", "answer": ["b"]}] * 2, False),
-        ([{"question": "a", "answer": "b", "label": False}], False),  # refused as an answer marked as bad
         ([{"dialog": [USER]}], False),
         ([{"dialog": [ANSWER]}], False),  # an answer to nothing is not what was meant
         ([{"choices": ["a", "b"]}], False),  # not known as turns
@@ -254,10 +445,16 @@ def test_preference_pairs_whose_prompts_have_the_columns_of_a_format_are_said_to
     row = {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "a"}, "rejected": {}}
     message = refusal(row)
     assert message.startswith("error: train.jsonl conversations: no assistant turn")
-    assert (
-        "preference pairs (objective dpo) are not trained on yet; none of the formats holds the chosen answers"
-        in message
-    )
+    assert "-> preference pairs, and none of the formats holds them: convert each row to {" in message
+    complete = row | {"rejected": {"from": "gpt", "value": "b"}}
+    flag = "--objective dpo --dataset_columns conversations=prompt"
+    assert refusal(complete).endswith(f"-> {flag} learns from both answers")
+
+
+def test_an_answer_marked_as_bad_is_not_learned_and_the_objective_that_can_is_named():
+    message = refusal({"question": "a", "answer": "b", "label": False})
+    flag = "--objective kto --dataset_columns question=instruction,answer=completion"
+    assert message.endswith(f"-> {flag} learns from answers with a label")
 
 
 @pytest.mark.parametrize(

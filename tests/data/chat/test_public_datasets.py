@@ -33,7 +33,6 @@ TEMPLATES = {
 QUESTION, ANSWER, LONGER_ANSWER = "What is 2 + 2?", "Four.", "Two and two are four."
 THOUGHT = "Two twos. Let me count them with my fingers."
 NO_FORMAT = "none of the formats holds these rows: convert each conversation to"
-NO_PAIRS = "preference pairs (objective dpo) are not trained on yet"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
 ADD = {"name": "add", "description": "Adds two numbers.", "parameters": SCHEMA}
 CALL = {"name": "add", "arguments": {"a": 2, "b": 2}}
@@ -49,6 +48,8 @@ def said(speaker, value, **more):
 
 
 MESSAGES = [role("user", QUESTION), role("assistant", ANSWER)]
+WRONG = "Five."
+WORSE = [MESSAGES[0], role("assistant", WRONG)]
 CONVERSATION = [said("human", QUESTION), said("gpt", ANSWER)]
 
 
@@ -63,6 +64,7 @@ class Case:
         flag: what to type as ``--dataset_columns``, as the message names it; empty if it works as it is.
         says: a part of the message, or of a note.
         is_refused: nothing can be typed: the rows must be converted.
+        objective: what is typed as ``--objective``. Of a pair, the rejected answer is learned from behind the chosen.
         template: a name in ``TEMPLATES``.
     """
 
@@ -72,6 +74,7 @@ class Case:
     flag: str = ""
     says: str = ""
     is_refused: bool = False
+    objective: str = "sft"
     template: str = "chatml"
 
 
@@ -85,6 +88,32 @@ OF_WILDCHAT = {"country": "Norway", "hashed_ip": "ab", "header": {"user-agent": 
 OF_WILDCHAT |= {"language": "English", "redacted": False}
 OF_NEMOTRON = {"license": "cc-by-4.0", "used_in_training": "Ultra", "version": "v1"}
 OF_S1K = {"question": QUESTION, "solution": "2 + 2 = 4", "cot_type": "math", "metadata": "{}"}
+
+PAIR = ((ANSWER, WRONG),)
+BRIEF = ("system\nBe brief.", f"user\n{QUESTION}")
+ULTRAFEEDBACK = {
+    "prompt": QUESTION,
+    "prompt_id": "p",
+    "chosen": MESSAGES,
+    "rejected": WORSE,
+    "messages": MESSAGES,
+    "score_chosen": 8.5,
+    "score_rejected": 2.0,
+}
+OF_ARGILLA = {
+    **{"source": "a", "prompt": QUESTION, "chosen": MESSAGES, "chosen-rating": 5.0, "chosen-model": "m"},
+    **{"rejected": WORSE, "rejected-rating": 2.0, "rejected-model": "n"},
+}
+OF_ORCA = {"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": WRONG}
+TURNS = f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}\n\nHuman: And 3 + 3?\n\nAssistant:"
+OF_HH = [
+    {name: f"\n\nHuman: {QUESTION}\n\nAssistant: {text}" for name, text in (("chosen", ANSWER), ("rejected", WRONG))},
+    {"chosen": f"{TURNS} Six.", "rejected": f"{TURNS} Seven."},
+]
+OF_KTO = [
+    {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": True},
+    {"prompt": MESSAGES[:1], "completion": WORSE[1:], "label": False},
+]
 
 CASES = {
     "teknium/OpenHermes-2.5": Case(
@@ -308,50 +337,119 @@ CASES = {
         shows=("system\nBe brief.", f"user\n{QUESTION}"),
     ),
     "HuggingFaceH4/ultrafeedback_binarized": Case(
-        [
-            {
-                "prompt": QUESTION,
-                "prompt_id": "p",
-                "chosen": MESSAGES,
-                "rejected": [MESSAGES[0], role("assistant", "Five.")],
-                "messages": MESSAGES,
-                "score_chosen": 8.5,
-                "score_rejected": 2.0,
-            }
-        ],
-        says=f"{NO_PAIRS}: chosen and rejected are not used, messages are learned",
+        [ULTRAFEEDBACK],
+        says="chosen and rejected are not used, messages are learned; --objective dpo learns from both",
     ),
+    "HuggingFaceH4/ultrafeedback_binarized, pairs": Case([ULTRAFEEDBACK], PAIR, objective="dpo"),
     "argilla/ultrafeedback-binarized-preferences-cleaned": Case(
-        [{"source": "a", "prompt": QUESTION, "chosen": MESSAGES, "chosen-rating": 5.0, "rejected": MESSAGES}],
-        flag="chosen=messages",
-        says=NO_PAIRS,
+        [OF_ARGILLA], flag="chosen=messages", says="-> --objective dpo learns from both answers"
+    ),
+    "argilla/ultrafeedback-binarized-preferences-cleaned, pairs": Case([OF_ARGILLA], PAIR, objective="dpo"),
+    "trl-lib/ultrafeedback_binarized, pairs": Case(
+        [
+            {"chosen": MESSAGES, "rejected": WORSE, "score_chosen": 8.5, "score_rejected": 2.0},
+            {  # of several turns, the last answers differ
+                "chosen": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Six.")],
+                "rejected": [*MESSAGES, role("user", "And 3 + 3?"), role("assistant", "Seven.")],
+                "score_chosen": 7.0,
+                "score_rejected": 6.5,
+            },
+        ],
+        (*PAIR, ("Six.", "Seven.")),
+        objective="dpo",
+    ),
+    "mlabonne/orpo-dpo-mix-40k, pairs": Case(
+        [{"source": "a", "chosen": MESSAGES, "rejected": WORSE, "prompt": QUESTION, "question": QUESTION}],
+        PAIR,
+        objective="orpo",
+    ),
+    "Skywork/Skywork-Reward-Preference-80K-v0.2, pairs": Case(
+        [{"chosen": MESSAGES, "rejected": WORSE, "source": "a"}], PAIR, objective="simpo"
     ),
     "Intel/orca_dpo_pairs": Case(
-        [{"system": "Be brief.", "question": QUESTION, "chosen": ANSWER, "rejected": "Five."}],
-        shows=("system\nBe brief.", f"user\n{QUESTION}"),
+        [OF_ORCA],
+        shows=BRIEF,
         flag="question=instruction,chosen=output",
-        says=NO_PAIRS,
+        says="-> --objective dpo --dataset_columns question=instruction learns from both answers",
     ),
-    "Anthropic/hh-rlhf": Case(
+    "Intel/orca_dpo_pairs, pairs": Case(
+        [OF_ORCA, {**OF_ORCA, "system": ""}],
+        PAIR * 2,
+        shows=BRIEF,
+        flag="question=instruction",
+        objective="dpo",
+    ),
+    "argilla/distilabel-intel-orca-dpo-pairs, pairs": Case(
         [
             {
-                "chosen": f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}",
-                "rejected": f"\n\nHuman: {QUESTION}\n\nAssistant: Five.",
+                **{"system": "Be brief.", "input": QUESTION, "chosen": ANSWER, "rejected": WRONG, "rating": [9.0, 8.0]},
+                **{"generations": [ANSWER, WRONG], "order": ["a", "b"], "labelling_prompt": MESSAGES[:1]},
+                **{"status": "unchanged", "original_chosen": ANSWER, "original_rejected": WRONG, "chosen_score": 9.0},
             }
         ],
+        PAIR,
+        shows=BRIEF,
+        flag="input=instruction",
+        objective="cpo",
+    ),
+    "jondurbin/truthy-dpo-v0.1, pairs": Case(
+        [{"id": "a", "source": "b", "system": "Be brief.", "prompt": QUESTION, "chosen": ANSWER, "rejected": WRONG}],
+        PAIR,
+        shows=BRIEF,
+        flag="prompt=instruction",
+        objective="dpo",
+    ),
+    "openbmb/UltraInteract_pair, pairs": Case(
+        [
+            {
+                **{"task": "Math_CoT", "dataset": "gsm8k", "id": "a", "parent_id": "b"},
+                **{"trajectory": [said("user", QUESTION)], "chosen": ANSWER, "rejected": WRONG},
+            }
+        ],
+        PAIR,
+        flag="trajectory=prompt",
+        objective="dpo",
+    ),
+    "Anthropic/hh-rlhf": Case(
+        OF_HH[:1],
         learned=((f"\n\nHuman: {QUESTION}\n\nAssistant: {ANSWER}<|endoftext|>",),),
         shows=(),
         flag="chosen=text",
-        says=f"{NO_PAIRS}; none of the formats holds the chosen answers as conversations",
+        says="-> --objective dpo learns from both answers; or",
+    ),
+    "Anthropic/hh-rlhf, pairs": Case(
+        OF_HH,
+        ((f" {ANSWER}<|endoftext|>", f" {WRONG}<|endoftext|>"), (" Six.<|endoftext|>", " Seven.<|endoftext|>")),
+        shows=(f"\n\nHuman: {QUESTION}\n\nAssistant:",),
+        says="prompt and answers are learned as plain text, although the tokenizer has a chat template; to make a chat "
+        "of each transcript: --chat_template",
+        objective="dpo",
+    ),
+    "LLaMA-Factory's dpo_en_demo, pairs": Case(
+        [
+            *[{"conversations": CONVERSATION[:1], "chosen": said("gpt", ANSWER), "rejected": said("gpt", WRONG)}] * 2,
+            {
+                "conversations": [*CONVERSATION, said("human", "And 3 + 3?")],
+                "chosen": said("gpt", "Six."),
+                "rejected": said("gpt", "Seven."),
+            },
+        ],
+        (*PAIR, *PAIR, ("Six.", "Seven.")),
+        flag="conversations=prompt",
+        objective="dpo",
+    ),
+    "LLaMA-Factory's kto_en_demo, labels": Case(
+        [{"messages": MESSAGES, "label": True}, {"messages": WORSE, "label": False}],
+        ((ANSWER,), (WRONG,)),
+        flag="messages=completion",
+        objective="kto",
     ),
     "trl-lib/kto-mix-14k": Case(
-        [
-            {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": True},
-            {"prompt": MESSAGES[:1], "completion": [role("assistant", "Five.")], "label": False},
-        ],
+        OF_KTO,
         is_refused=True,
-        says="answers with a label (objective kto) are not trained on yet: remove such rows",
+        says="-> --objective kto learns from good and bad answers; or remove such rows, which leaves the good answers",
     ),
+    "trl-lib/kto-mix-14k, labels": Case(OF_KTO, ((ANSWER,), (WRONG,)), objective="kto"),
     "HuggingFaceTB/smoltalk": Case([{"messages": MESSAGES, "source": "smol-magpie-ultra"}]),
     "HuggingFaceTB/smoltalk2": Case(
         [
@@ -512,15 +610,15 @@ def opened(file, tokenizer, flag="", **settings):
     return open_all(tokenizer, dataset=file, dataset_columns=mapping_of(flag), max_length=2000, **settings)
 
 
-def refusal(file, tokenizer, flag=""):
+def refusal(file, tokenizer, flag="", **settings):
     with pytest.raises(UserError) as caught:
-        opened(file, tokenizer, flag)
+        opened(file, tokenizer, flag, **settings)
     return str(caught.value)
 
 
 def flags_of(text):
-    """The values of ``--dataset_columns`` that a text names."""
-    return re.findall(r"(?<!to ignore it, )--dataset_columns ((?:\w+=\w+,?)+)", text)
+    """The values of ``--dataset_columns`` that a text names, without those for another objective."""
+    return re.findall(r"(?<!to ignore it, )(?<!--objective \w{3} )--dataset_columns ((?:\w+=\w+,?)+)", text)
 
 
 def read(train, i, tokenizer):
@@ -535,22 +633,50 @@ def test_a_public_data_set_is_read_as_it_is_or_with_the_flag_that_the_message_na
     case = CASES[name]
     tokenizer = model_tokenizer(case.template)
     file = write_rows(case.rows)
-    message = refusal(file, tokenizer) if case.flag or case.is_refused else ""
+    objective = {"objective": case.objective}
+    message = refusal(file, tokenizer, **objective) if case.flag or case.is_refused else ""
     if case.is_refused:
         assert case.says in message and not flags_of(message)
         return
     assert not message or flags_of(message)[0] == case.flag
-    data = opened(file, tokenizer, case.flag)
+    data = opened(file, tokenizer, case.flag, **objective)
     assert case.says in message + "\n".join(data.notes)
     samples = [read(data.train, i, tokenizer) for i in range(len(data.train))]
     learned = tuple(tuple(text.removesuffix(END) for text in texts) for texts, _ in samples)
     assert learned == case.learned
-    if "text" not in mapping_of(case.flag).values():
+    if data.train.labels is not None:
+        assert data.train.labels.tolist() == [row.get("label", True) for row in case.rows]
+    if "<|endoftext|>" not in str(case.learned):
         assert all(text.endswith(END) for texts, _ in samples for text in texts)
     at = 0
     for text in case.shows:
         assert text in samples[0][1][at:]
         at = samples[0][1].index(text, at)
+
+
+OF_PREFERENCES = [name for name in CASES if re.search(", (pairs|labels)$", name)]
+
+
+@pytest.mark.parametrize("name", OF_PREFERENCES)
+def test_without_an_objective_the_message_names_the_one_that_learns_from_preferences(name, write_rows):
+    case, tokenizer = CASES[name], model_tokenizer("chatml")
+    file = write_rows(case.rows)
+    try:
+        text = "\n".join(opened(file, tokenizer).notes)
+    except UserError as error:
+        text = str(error)
+    objective, flag = re.search(r"--objective (\w+)(?: --dataset_columns ((?:\w+=\w+,?)+))?", text).groups()
+    assert objective == ("kto" if name.endswith("labels") else "dpo") and (flag or "") == case.flag
+    assert len(opened(file, tokenizer, flag or "", objective=objective).train) == len(case.rows)
+
+
+def test_transcripts_become_chats_with_the_template_that_the_note_asks_for(write_rows):
+    tokenizer = model_tokenizer("chatml")
+    data = opened(write_rows(OF_HH), tokenizer, objective="dpo", chat_template="chatml")
+    texts, others = read(data.train, 1, tokenizer)
+    assert texts == [f"Six.{END}", f"Seven.{END}"]
+    turns = f"<|im_start|>user\n{QUESTION}{END}\n<|im_start|>assistant\n{ANSWER}{END}\n"
+    assert others.count(f"{turns}<|im_start|>user\nAnd 3 + 3?{END}\n<|im_start|>assistant\n") == 2
 
 
 def test_thoughts_of_s1k_can_be_learned_with_the_answer(write_rows):

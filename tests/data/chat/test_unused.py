@@ -21,7 +21,7 @@ RESULT = {"role": "tool", "content": "3", "name": "add", "tool_call_id": "1"}
 
 
 # A flag that uses a column, and does not ignore it.
-USING = r"(?<!to ignore it, )--dataset_columns (\w+=\w+(?:,\w+=\w+)*)"
+USING = r"(?<!to ignore it, )(?<!--objective kto )--dataset_columns (\w+=\w+(?:,\w+=\w+)*)"
 TEMPLATE = "{{ messages if enable_thinking or thinking else reasoning_effort }}"
 
 
@@ -267,6 +267,89 @@ def test_a_mapping_that_a_message_names_reads_what_would_be_lost(row):
     value = row[name][0] if isinstance(row[name], list) else row[name]
     value = value[0] if isinstance(value, list) else value.get("name") if isinstance(value, dict) else value
     assert str(value) in str(sample)
+
+
+@pytest.mark.parametrize(
+    ("row", "flag"),
+    [
+        (PAIR | {"label": False}, ""),
+        (PAIR | {"kto_tag": False}, "kto_tag=label"),
+        (CHAT | {"label": "False", "tools": None}, "messages=completion"),
+        (ALPACA | {"label": False, "input": "c", "system": "d", "history": None}, "output=completion"),
+        ({"conversations": CHAT["messages"], "kto_tag": False, "tools": []}, "kto_tag=label,conversations=completion"),
+    ],
+)
+def test_for_an_answer_marked_as_bad_the_objective_that_learns_from_it_is_named(row, flag):
+    text = f"--objective kto --dataset_columns {flag}" if flag else "--objective kto"
+    reported = looked(row)[0]
+    assert f"-> {text} learns from good and bad answers; or remove such rows" in reported
+    mapping = dict(pair.split("=") for pair in flag.split(",")) if flag else {}
+    fields = choose_fields(list(row), mapping, "train.jsonl", rows=[row], wanted="rated")
+    assert to_sample(row, fields)["label"] is False
+    assert Unused(fields, ()).check(row) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        PAIR | {"label": 0},  # no objective takes a number for a label
+        ALPACA | {"label": False, "history": [["a", "b"]]},
+        {"alternating_turns": ["a", "b"], "label": False},
+    ],
+)
+def test_for_an_answer_marked_as_bad_no_objective_is_named_that_would_refuse_it(row):
+    reported = looked(row)[0]
+    assert "-> remove such rows, which leaves the good answers" in reported and "--objective" not in reported
+    assert 'write "train": false; or remove such rows' in looked(answer(label=False))[0]
+
+
+PREFERRED = {"chosen": "b", "rejected": "c"}
+
+
+@pytest.mark.parametrize(
+    ("row", "reported"),
+    [
+        (
+            {"prompt": "a", **PREFERRED, "context": "d"},
+            "--dataset_columns prompt=instruction,context=input reads a chat",
+        ),
+        ({"prompt": "a", **PREFERRED, "history": [["a", "b"]]}, "earlier turns, which only instruction and output"),
+        (
+            {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER], "functions": [{"name": "add"}]},
+            "functions=tools",
+        ),
+        ({"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER], "system_prompt": "d"}, "system_prompt=system"),
+        (
+            {"prompt": [SYSTEM, USER], "chosen": [ANSWER], "rejected": [ANSWER], "system_prompt": "Be brief"},
+            "another one",
+        ),
+        ({"prompt": "a", **PREFERRED, "images": ["a.png"]}, "images: media"),
+        ({"prompt": [USER], "chosen": [ANSWER | {"image": "a"}], "rejected": [ANSWER]}, "chosen.image: media"),
+        ({"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER | {"loss": 0}]}, "rejected.loss: 0: how much"),
+        ({"prompt": [USER | {"image": "a"}], "chosen": [ANSWER], "rejected": [ANSWER]}, "prompt.image: media"),
+    ],
+)
+def test_what_would_be_lost_of_a_pair_is_reported(row, reported):
+    fields = choose_fields(list(row), {}, "train.jsonl", wanted="pairs")
+    message = "\n".join(map(str, Unused(fields, ()).check(row)))
+    assert reported in message
+    for flag in re.findall(USING, message):
+        mapping = dict(pair.split("=") for pair in flag.split(","))
+        mapped = choose_fields(list(row), mapping, "train.jsonl", wanted="pairs")
+        assert isinstance(to_sample(row, mapped), dict) and not Unused(mapped, ()).check(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Once upon a time. Who?", **PREFERRED, "context": "Once upon a time."},
+        {"prompt": "a", **PREFERRED, "score_chosen": 1, "source": "web"},
+        {"prompt": [SYSTEM, USER], "chosen": [ANSWER], "rejected": [ANSWER], "system_prompt": SYSTEM["content"]},
+        {"instruction": "a", "input": "b", **PREFERRED},
+    ],
+)
+def test_what_changes_nothing_of_a_pair_is_not_refused(row):
+    assert not Unused(choose_fields(list(row), {}, "train.jsonl", wanted="pairs"), ()).check(row)
 
 
 def test_what_is_not_used_is_counted_once_a_row():
