@@ -14,8 +14,8 @@ def datasets_table(train: Samples, held_out: Samples | None) -> list[dict[str, A
     """The table of the data sets. ``held_out``: the samples of the same data sets that are for evaluation.
 
     If each row makes one sample, "samples" + "held out" + "left out" + "unused" = "rows". Unused are repeats that
-    ``dedup`` leaves out, and samples beyond ``max_train_samples`` or ``max_eval_samples``. The length of a pair is that of
-    its longer half.
+    ``dedup`` leaves out, and samples beyond ``max_train_samples`` or ``max_eval_samples``. The length of a pair is that
+    of its longer half.
     """
     rows = []
     num_all = sum(len(store.arrays["samples"]) for store in train.stores)
