@@ -86,9 +86,10 @@ def read_command_line(
     name = launch.recipe or (None if names_model else DEFAULT_RECIPE)
     if name:
         try:
-            file = read_recipe_file(name, flags.get("method"))
+            file = read_recipe_file(name, flags.get("method"), flags.get("objective"))
             name, values, where = file.name, file.values, file.where
             problems += file.problems
+            notes += [file.rate_note] if file.rate_note and "learning_rate" not in flags else []
         except UserError as error:
             problems += error.problems
             uncertain |= set(Recipe.model_fields) - set(flags)

@@ -123,8 +123,8 @@ def _conflicts_of_objective(recipe: Recipe) -> list[Conflict]:
     for name, info in ObjectiveSettings.model_fields.items():
         takers = [each for each, other in DECLARED.items() if name in other.settings]
         if takers and objective not in takers and getattr(recipe, name) != info.default:
-            fix = f"leave it out; or --objective {' or '.join(takers)}"
-            conflicts.append(Conflict((name, "objective"), f"given with objective {objective}", fix))
+            fix = f"leave it out, or put it under by_objective in a recipe; or --objective {' or '.join(takers)}"
+            conflicts.append(Conflict((name, "objective"), f"objective {objective} does not read it", fix))
     if objective == "dpo" and recipe.label_smoothing and recipe.dpo_loss in ("ipo", "hinge"):
         fix = "--label_smoothing 0; or --dpo_loss sigmoid"
         conflicts.append(Conflict(("label_smoothing", "dpo_loss"), f"given with dpo_loss {recipe.dpo_loss}", fix))
@@ -147,13 +147,15 @@ def _conflicts_of_objective(recipe: Recipe) -> list[Conflict]:
         found = f"split, with objective {objective}: half an answer is not the better one"
         conflicts.append(Conflict(("excess_length_strategy", "objective"), found, fix))
     if recipe.streaming and objective == "kto":
-        found = "with objective kto, which sets each prompt beside the answer to another one"
+        found = "with objective kto, which also reads each prompt with the answer to another one"
         conflicts.append(Conflict(("streaming", "objective"), found, "--streaming false"))
     elif recipe.streaming and recipe.precomputes_reference:
-        found = "with a reference that is computed before the first step"
+        found = f"with objective {objective}, whose reference is computed before the first step"
         fix = "--streaming false"
-        if recipe.method == "full":
-            fix += "; or --method lora, whose reference is the model without its adapter"
+        flags = "--method lora" if recipe.method == "full" else ""
+        flags += " --precompute_reference false" if recipe.precompute_reference else ""
+        if not recipe.adapter_name_or_path:
+            fix += f"; or {flags.strip()}: the reference is then the model without its adapter"
         keys = ("streaming", "objective", "method", "precompute_reference", "adapter_name_or_path")
         conflicts.append(Conflict(keys, found, fix))
     return conflicts
@@ -270,6 +272,7 @@ _NEEDS = {
     "eval_dataset_revision": ("eval_dataset", "eval_dataset"),
     "max_new_tokens": ("predict_with_generate", "predict_with_generate"),
     "shuffle_buffer_size": ("streaming", "streaming"),
+    "metric_for_best_model": ("picks_best", "keep_best or early_stopping_patience"),
     "run_name": ("report_to", "report_to"),
     "project": ("report_to", "report_to"),
 }
@@ -284,6 +287,8 @@ def describe_unused(recipe: Recipe, trains: bool = True) -> list[str]:
     needs = dict(_NEEDS)
     if trains and recipe.method == "full":
         needs |= dict.fromkeys(_OF_ADAPTERS, ("", "method lora or qlora"))
+    if recipe.precomputes_reference:  # in batches of that size
+        del needs["per_device_eval_batch_size"]
     defaults = type(recipe).model_fields
     unused: dict[str, list[str]] = {}
     for name, (needed, shown) in needs.items():

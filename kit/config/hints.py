@@ -10,11 +10,13 @@ from typing import Any
 
 from kit.config.dataset_entry import DATA_SUFFIXES
 from kit.config.fields import choices
+from kit.config.other_kits import objective_of_other_kits
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, Recipe
 from kit.durable import read_small
 from kit.errors import Problem, did_you_mean
 
 METHODS = choices(Recipe.model_fields["method"].annotation)
+OBJECTIVES = choices(Recipe.model_fields["objective"].annotation)
 _OF_CONFIGS = ("mixed_precision", "compute_environment", "num_machines", "use_cpu", "fsdp_config", "deepspeed_config")
 
 
@@ -23,10 +25,14 @@ def hint_for_file(name: str, flag: str) -> str:
     recipes, configs = recipe_names(), _names(ACCELERATE_CONFIGS)
     stem = re.sub(r"\.ya?ml$", "", Path(name).name)
     if flag == "config":
-        return _other_flag(stem, flag, {"method": METHODS, "recipe": recipes}) or did_you_mean(stem, configs)
-    return (
-        _other_flag(stem, flag, {"config": configs}) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
-    )
+        others = {"method": METHODS, "objective": OBJECTIVES, "recipe": recipes}
+        return _other_flag(stem, flag, others) or did_you_mean(stem, configs)
+    rest, _, last = stem.rpartition("-")
+    if last in OBJECTIVES and rest:  # llama-8b-dpo
+        known = rest if rest in [*recipes, *_names(RECIPES)] else ""
+        return f"--recipe {known} --objective {last}" if known else hint_for_file(rest, flag)
+    others = {"config": configs, "objective": OBJECTIVES}
+    return _other_flag(stem, flag, others) or _nearest_recipes(stem, recipes) or did_you_mean(stem, recipes)
 
 
 def hint_for_word(word: str) -> str:
@@ -42,8 +48,22 @@ def hint_for_word(word: str) -> str:
         kinds = {"adapter_config.json": "adapter_name_or_path", "config.json": "model_name_or_path"}
         flag = next((flag for file, flag in kinds.items() if (path / file).is_file()), "dataset")
         return f"--{flag} {shlex.quote(word)}"
-    names = {"recipe": recipe_names(), "config": _names(ACCELERATE_CONFIGS), "method": METHODS}
+    names = {
+        "recipe": recipe_names(),
+        "config": _names(ACCELERATE_CONFIGS),
+        "method": METHODS,
+        "objective": OBJECTIVES,
+    }
     return next((f"--{flag} {word}" for flag, known in names.items() if word in known), "")
+
+
+def hint_for_value(name: str, value: str) -> str:
+    """Return a hint for a value that a setting does not have, if another setting has it, or another kit."""
+    if name == "objective":
+        return _other_flag(value, name, {"method": METHODS}) or objective_of_other_kits(value)
+    if name == "dpo_loss":
+        return _other_flag(value, name, {"objective": OBJECTIVES}) or objective_of_other_kits(value)
+    return _other_flag(value, name, {"objective": OBJECTIVES}) if name == "method" else ""
 
 
 def other_kind(values: Mapping[str, Any], flag: str, path: Path) -> Problem | None:

@@ -5,9 +5,8 @@
 
 from typing import Any
 
-from kit.config.hints import METHODS
 from kit.config.recipe import Recipe
-from kit.config.recipe_file import BY_METHOD
+from kit.config.recipe_file import NAMES
 
 SCHEMA_FILE = "recipe.schema.json"  # in recipes/
 FIRST_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}"  # of a recipe beside it
@@ -19,12 +18,13 @@ def json_schema() -> dict[str, Any]:
     del schema["required"]
     for part in (schema, *schema["$defs"].values()):
         part["properties"] = {name: _described(value) for name, value in part["properties"].items()}
-    schema["properties"][BY_METHOD] = {
-        "description": "Settings that depend on the method; they override those of the file",
-        "type": "object",
-        "properties": {method: {"$ref": "#"} for method in METHODS},
-        "additionalProperties": False,
-    }
+    for key, names in NAMES.items():
+        schema["properties"][key] = {
+            "description": f"Settings that depend on the {key.removeprefix('by_')}; they override those of the file",
+            "type": "object",
+            "properties": {name: {"$ref": "#"} for name in names},
+            "additionalProperties": False,
+        }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Recipe"}
 
 

@@ -5,7 +5,9 @@ They are those of transformers' ``TrainingArguments``, TRL, axolotl, LLaMA-Facto
 
 from typing import Any
 
-_SUPERVISED = "this kit does supervised fine-tuning only: nothing learns from preferences or rewards"
+_REWARDS = (
+    "not offered: nothing learns from rewards, or from answers that the model generates; objective lists what does"
+)
 _PARALLEL = "docs/parallelism.md has the reason, and what does its work here"
 _DEEPSPEED = f"DeepSpeed is not offered; use --config fsdp; {_PARALLEL}"
 _DIMENSIONS = {"tensor": "tp", "context": "cp", "sequence": "sp", "pipeline": "pp", "expert": "ep"}
@@ -18,9 +20,10 @@ _NOT_OFFERED = {
     )
 }
 _OWN_LOSS = "the loss is code: docs/architecture.md#an-objective-or-another-loss shows how to write another"
-_OTHER_TRAINING = (
-    "dpo orpo kto cpo simpo ipo ppo grpo rloo rl reward ref pref gkd gspo dapo nca online judge vllm trl ebft".split()
-)
+_OTHER_TRAINING = "ppo grpo rloo rl rlhf reward rm gkd gspo dapo nca online judge vllm trl ebft".split()
+_REFERENCE = "leave it out: the reference is the model as it was at the start, and there is no other"
+_LIKELIHOOD = "not offered with dpo; use objective: orpo, or cpo with cpo_alpha, which learn the chosen answers too"
+_DPO_VARIANT = "not offered; use dpo_loss, which lists the losses of objective dpo"
 _PRECISION = "precision comes from the Accelerate config: mixed_precision"
 FLOAT32 = "float32: `accelerate launch --mixed_precision no` without --config, or mixed_precision: no in a copy of it"
 FP16 = f"fp16 needs loss scaling, which skips steps. On most GPUs bf16 is as fast; on a T4 or V100, {FLOAT32}"
@@ -43,7 +46,7 @@ _FROM_CONFIG = "leave it out: it is read from the model's config"
 _IN_A_RUN = "leave it out: the kit does it in every run"
 _TRAINER = "leave it out: it steers the Trainer of transformers, which is not used here"
 _CACHE = "tokenised data are cached in $KIT_CACHE, and made anew when anything changes: `kit cache` lists them"
-_BEST = "use keep_best: the best is the lowest eval_loss"
+_BEST = "leave it out: each metric_for_best_model knows whether greater is better"
 _WANDB = "it is wandb's own: the variables WANDB_ENTITY, WANDB_MODE, ... reach it"
 
 # Answer to words. "use NAME" names a setting of this kit, for programs too.
@@ -69,6 +72,7 @@ _ANSWERS = {
         default_system default_system_message system_prompt system_message""",
     _FROM_CONFIG: """
         model_type model_class model_config model_init_kwargs processor_type processor_config base_model_config
+        is_encoder_decoder
         is_llama_derived_model is_mistral_derived_model is_qwen_derived_model is_falcon_derived_model rope_scaling
         rope_theta experts_implementation output_router_logits""",
     "causal language models only: they have no labels or classes": """
@@ -133,7 +137,8 @@ _ANSWERS = {
     "use max_eval_samples": "num_eval_samples",
     "use dataset_columns: column=text": "dataset_text_field text_column text_field",
     "use dataset_columns": """
-        column_mapping field_messages field_instruction field_input field_output message_property_mappings
+        column_mapping field_messages field_instruction field_input field_output field_chosen field_rejected
+        message_property_mappings chosen_column rejected_column
         instruction_column output_column prompt_column columns""",
     "use dataset_num_proc": "preprocessing_num_workers dataset_processes num_proc",
     "use shuffle_buffer_size": "buffer_size streaming_multipack_buffer_size",
@@ -145,7 +150,9 @@ _ANSWERS = {
         model_max_length max_token_length max_tokens max_input_length eval_sequence_len""",
     "use excess_length_strategy": "truncation truncation_side truncate",
     "use excess_length_strategy: the end is what is cut off": "truncation_mode",
-    "use packing": "sample_packing neat_packing packed pack_sequences padding_free use_packing use_packed_sequences",
+    "use packing": """
+        sample_packing neat_packing packed pack_sequences padding_free use_packing use_packed_sequences
+        dpo_padding_free""",
     "use packing: best fit over the whole data set": "packing_strategy",
     "leave it out: evaluation data are not packed, which changes no loss": "eval_sample_packing eval_packing",
     "leave it out: a micro-batch is as wide as its longest row; packing fills rows": """
@@ -193,12 +200,35 @@ _ANSWERS = {
         optim_args optim_target_modules optimizer_in_bwd use_galore use_apollo use_badam use_muon
         use_adam_mini adam_beta3
         dion_lr dion_momentum embedding_lr embedding_learning_rate lr_groups lr_quadratic_warmup""",
-    "not offered: the loss is cross-entropy, as it is": "label_smoothing_factor label_smoothing",
     "not offered: no noise is added to embeddings": "neftune_noise_alpha neft_alpha noisy_embedding_alpha",
-    _SUPERVISED: "beta rlhf dpo_beta reference_model precompute_ref_log_probs max_prompt_length kd_ratio",
+    "not offered: nothing is learned from the probabilities of another model": "kd_ratio",
     _OWN_LOSS: """
-        loss custom_loss loss_function loss_type use_dft_loss use_eaft_loss use_asft_loss asft_alpha eaft_alpha use_eaft
+        loss custom_loss loss_function use_eaft_loss use_asft_loss asft_alpha eaft_alpha use_eaft
         compute_loss_func""",
+    # --- preferences
+    **{f"use objective: {name}": name for name in ("dpo", "orpo", "simpo", "cpo", "kto")},
+    "use objective: dft": "dft use_dft_loss",
+    "use objective: dpo, with dpo_loss: ipo": "ipo",
+    f"use objective; dpo_loss lists the losses of objective dpo; {_OWN_LOSS}": "loss_type pref_loss dpo_loss_type",
+    "use beta": "dpo_beta pref_beta rl_beta kto_beta orpo_beta",
+    "use beta: with objective orpo it is the weight of the odds ratio": "orpo_alpha",
+    "use label_smoothing": "dpo_label_smoothing",
+    "use simpo_gamma": "gamma",
+    "use simpo_gamma: this ratio times beta": "gamma_beta_ratio",
+    "use dpo_loss: sigmoid_norm": "dpo_norm_loss",
+    "use desirable_weight": "kto_desirable_weight kto_chosen_weight chosen_weight",
+    "use undesirable_weight": "kto_undesirable_weight kto_rejected_weight rejected_weight",
+    _LIKELIHOOD: "pref_ftx rpo_alpha sft_weight",
+    _DPO_VARIANT: """
+        loss_weights dpo_loss_weights use_weighting dpo_use_weighting ld_alpha discopop_tau f_divergence_type
+        f_alpha_divergence_coef pref_bco_weight""",
+    "use precompute_reference": "precompute_ref_log_probs cache_logprobs_only",
+    "use per_device_eval_batch_size: a reference that is computed beforehand has it too": "precompute_ref_batch_size",
+    _REFERENCE: """
+        reference_model sync_ref_model use_ref_model force_use_ref_model model_adapter_name""",
+    "use objective: simpo, orpo or cpo, which have no reference": "reference_free",
+    "use max_length, for prompt and answer together: where they are longer, the prompt is cut": """
+        max_prompt_length max_completion_length max_target_length""",
     "always: the loss of a step is a mean over the tokens of all processes": "average_tokens_across_devices",
     "nothing is generated for training; vLLM opens final/ afterwards": "use_vllm",
     "use gradient_checkpointing": """
@@ -212,6 +242,7 @@ _ANSWERS = {
     _KERNELS: """
         use_liger_kernel enable_liger_kernel use_liger liger liger_kernel_config use_unsloth use_unsloth_gc
         cut_cross_entropy
+        dpo_use_liger_kernel use_liger_loss
         use_kernels use_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel tiled_mlp plugins
         chunked_cross_entropy use_v1_kernels kernel_config use_scattermoe use_sonicmoe fused_attn_kernel""",
     # --- evaluation, output
@@ -224,14 +255,15 @@ _ANSWERS = {
     "use save_only_model": "save_adapter_weights_only save_model_only save_weights_only",
     "use logging_steps": "log_every_n_steps log_interval log_steps logging_interval",
     "use logging_steps: 1, the default": "logging_first_step logging_strategy",
-    "use keep_best: the checkpoint with the lowest eval_loss is kept, and the run prints the command that exports it": (
+    "use keep_best: the checkpoint with the best metric_for_best_model is kept, and the run prints how to export it": (
         "load_best_model_at_end save_best"
     ),
-    _BEST: "metric_for_best_model greater_is_better",
+    _BEST: "greater_is_better",
     "use early_stopping_patience": "early_stopping early_stopping_steps patience",
     "use loss_spike_ratio, or max_nonfinite_steps": "loss_watchdog_threshold loss_watchdog_patience",
     "use predict_with_generate": """
-        compute_accuracy do_predict eval_causal_lm_metrics do_causal_lm_eval compute_metrics metrics""",
+        compute_accuracy do_predict eval_causal_lm_metrics do_causal_lm_eval compute_metrics metrics
+        generate_during_eval dpo_generate_during_eval""",
     "use max_new_tokens": "generation_max_length max_gen_length eval_max_new_tokens",
     _GENERATE: """
         eval_num_beams num_beams temperature top_p top_k do_sample infer_backend infer_dtype use_cache
@@ -292,12 +324,15 @@ _ANSWERS = {
         batch_eval_metrics eval_delay enable_jit_checkpoint restore_callback_states_from_checkpoint
         torch_empty_cache_steps
         log_on_each_node log_level log_level_replica disable_tqdm trainer_cls callbacks ignore_pad_token_for_loss
-        gc_steps gc_collect_steps skip_memory_metrics logging_nan_inf_filter save_on_each_node""",
+        gc_steps gc_collect_steps skip_memory_metrics logging_nan_inf_filter save_on_each_node label_pad_token_id
+        padding_value""",
     "use objective: sft, the default": "stage trainer task training_objective",
+    "use lora_dropout, which is 0 by default; a model's own dropout is that of its config": "disable_dropout",
 }
 # Answers to all names that begin so.
 _FAMILIES = {
-    **dict.fromkeys(_OTHER_TRAINING, _SUPERVISED),
+    **dict.fromkeys(_OTHER_TRAINING, _REWARDS),
+    "ref": _REFERENCE,
     "torch_compile": _COMPILE,
     "dataloader": "leave it out: samples are tokenised ahead, and the next batch is read while a step runs",
     "hub": _UPLOAD,
@@ -325,10 +360,30 @@ _FALSE_ASKS = set(
     shuffle_merged_datasets shuffle_data data_shuffle resume auto_resume_from_checkpoints save_safetensors
     double_quantization use_bnb_nested_quant enable_thinking preserve_thinking use_fast_tokenizer tokenizer_use_fast
     lora_target_linear bf16 bfloat16 gradient_as_bucket_view ddp_broadcast_buffers average_tokens_across_devices
-    greater_is_better strict use_reentrant remove_unused_columns
+    greater_is_better strict use_reentrant remove_unused_columns disable_dropout
     """.split()
 )
 _LEFT_OUT = "leave it out: it is off without it"
+# What the values of these mean here.
+_CHOOSE_OBJECTIVE = "stage trainer task training_objective rl loss_type pref_loss dpo_loss_type".split()
+_OBJECTIVES = {
+    **{name: f"use objective: {name}" for name in ("sft", "dft", "dpo", "orpo", "simpo", "cpo", "kto")},
+    **{
+        name: f"use objective: dpo, with dpo_loss: {name}"
+        for name in ("sigmoid", "ipo", "hinge", "robust", "sigmoid_norm")
+    },
+    "dpo_norm": "use objective: dpo, with dpo_loss: sigmoid_norm",
+    "kto_pair": "use objective: dpo; kto takes rows of one answer and a label",
+    **dict.fromkeys(("nll", "chunked_nll"), "use objective: sft, the default"),
+    **dict.fromkeys(("pt", "pretrain", "pretraining"), "use train_on: all, for text"),
+    **dict.fromkeys(_OTHER_TRAINING, _REWARDS),
+    **dict.fromkeys(
+        """
+        exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down apo_zero_unpaired discopop alphapo
+        """.split(),
+        _DPO_VARIANT,
+    ),
+}
 
 
 def is_other_kits_word(name: str) -> bool:
@@ -351,11 +406,18 @@ def other_kits_word(name: str, value: Any = True) -> str:
         return _LEFT_OUT
     if name in ("assistant_only_loss", "completion_only_loss", "train_on_responses_only") and text == "false":
         return "use train_on: all"
-    if name in ("stage", "trainer", "task") and text not in ("sft", "true"):
-        return "use train_on: all, for text" if text in ("pt", "pretrain", "pretraining") else _SUPERVISED
+    if name in _CHOOSE_OBJECTIVE and text in _OBJECTIVES:
+        return _OBJECTIVES[text]
+    if name in ("stage", "trainer", "task") and text != "true":
+        return _REWARDS
     if answer.startswith("not offered") and text.strip("0.") == "":
         return _LEFT_OUT
     return answer + (f"; {GGUF}" if text.endswith(".gguf") else "")
+
+
+def objective_of_other_kits(value: str) -> str:
+    """Return what to use instead of an objective or a loss ``value`` of another kit; empty if no kit here has it."""
+    return _OBJECTIVES.get(value.strip().lower(), "")
 
 
 def _answer(name: str) -> str:

@@ -4,6 +4,10 @@ Promises: nothing in a file is executed, and any mistake in it becomes a ``Probl
 
 A recipe may hold ``by_method``, a mapping of methods to settings. Those of the method in use override the others of the
 file. If it does, ``--recipe llama-8b-lora`` is short for ``--recipe llama-8b --method lora``.
+
+It may hold ``by_objective``, a mapping of objectives to settings: at its top, in the section of a method, or in both.
+Those of the objective in use override the others, and those in the method's section override all. A ``learning_rate``
+outside of ``by_objective`` is for the objective that the file itself names; with another one it is left out.
 """
 
 import os
@@ -14,12 +18,16 @@ from typing import Any
 import yaml
 
 from kit.config.fields import json_or_string
-from kit.config.hints import METHODS, hint_for_file, other_kind
+from kit.config.hints import METHODS, OBJECTIVES, hint_for_file, other_kind
 from kit.config.recipe import RECIPES, Recipe
+from kit.config.settings.objective import DECLARED, show_rate
 from kit.durable import read_small
 from kit.errors import Problem, UserError, did_you_mean, raise_if
 
-BY_METHOD = "by_method"
+BY_METHOD, BY_OBJECTIVE = "by_method", "by_objective"
+NAMES = {BY_METHOD: METHODS, BY_OBJECTIVE: OBJECTIVES}  # of the sections that each may have
+_CHOOSING = {BY_METHOD: ("method",), BY_OBJECTIVE: ("method", "objective")}  # what chooses a section stands outside
+_MUCH = 5  # times a default rate
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
@@ -64,15 +72,16 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What a recipe file says for one method."""
+    """What a recipe file says for one method and one objective."""
 
     name: str  # of the recipe: the stem of the file, with the method if the file depends on it
     values: dict[str, Any]
     where: dict[str, str]  # the ``file:line key`` of each value
-    problems: list[Problem]  # keys given twice, and mistakes in ``by_method``
+    problems: list[Problem]  # keys given twice, and mistakes in ``by_method`` and ``by_objective``
+    rate_note: str = ""  # a line for the user, if the file has no good learning rate for the objective
 
 
-def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
+def read_recipe_file(name: str, method: str | None = None, objective: str | None = None) -> RecipeFile:
     """Read a recipe file.
 
     All values stay strings, as the values of flags are, so that both are validated alike and YAML's own types do not
@@ -82,6 +91,7 @@ def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
     Args:
         name: a path, a name in ``recipes/`` with or without ``.yaml``, or a name with a method: ``llama-8b-lora``.
         method: what the user asks for apart from ``name``; it wins.
+        objective: what the user asks for; it wins.
 
     Raises:
         UserError: the file cannot be found or read, is not a YAML mapping, or is an Accelerate config.
@@ -98,44 +108,114 @@ def read_recipe_file(name: str, method: str | None = None) -> RecipeFile:
     shown = _shown_path(path)
     where = {key: f"{shown}:{line} {key}" for key, line in lines.items()}
     recipe_name = path.stem
+    method = method or of_name or values.get("method") or Recipe.model_fields["method"].default
+    by_objective = {BY_OBJECTIVE: values.pop(BY_OBJECTIVE, {})}  # by the keys that lead to each
     if BY_METHOD in values:
-        method = method or of_name or values.get("method") or Recipe.model_fields["method"].default
-        chosen, more = _section(values.pop(BY_METHOD), method, where)
+        chosen, more = _section(BY_METHOD, values.pop(BY_METHOD), method, where)
+        by_objective[f"{BY_METHOD}.{method}.{BY_OBJECTIVE}"] = chosen.pop(BY_OBJECTIVE, {})
         values |= {"method": method} | chosen
         where |= {key: where[f"{BY_METHOD}.{method}.{key}"] for key in chosen}
         problems += more
         recipe_name = f"{recipe_name}-{method}"
     elif of_name:
         find_file(name, RECIPES, "recipe")  # raises: the file does not depend on the method
+    given = values.get("objective")
+    own = given if given in OBJECTIVES else Recipe.model_fields["objective"].default
+    objective = objective or given or own
+    rate_of_own = where.get("learning_rate")
+    for place, sections in by_objective.items():
+        chosen, more = _section(place, sections, objective, where)
+        values |= chosen
+        where |= {key: where[f"{place}.{objective}.{key}"] for key in chosen}
+        problems += more
     values = {key: None if value in ("", "~", "null") else value for key, value in values.items()}
+    rate_note = ""
+    if where.get("learning_rate") == rate_of_own and objective in OBJECTIVES:
+        rate_note = _fit_rate(values, where, str(method), str(own), str(objective))
     given = values.get("chat_template_kwargs")
     if isinstance(given, dict):  # to a template, false and "false" are different
         values["chat_template_kwargs"] = json_or_string(given)
     for key in PATHS:
         if key in values:
             values[key] = _relative_to(path.parent, values[key])
-    return RecipeFile(recipe_name, values, where, problems)
+    return RecipeFile(recipe_name, values, where, problems, rate_note)
 
 
-def _section(sections: Any, method: str, where: dict[str, str]) -> tuple[dict[str, Any], list[Problem]]:
-    """The settings of ``method`` in ``by_method``, and problems also with the methods that are not in use."""
-    expected = f"{', '.join(METHODS)}, each with key: value lines"
+def _section(place: str, sections: Any, chosen: Any, where: dict[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the settings of one section, and problems also with the others.
+
+    Args:
+        place: the keys that lead to ``sections``: by_method, by_objective, or by_method.lora.by_objective.
+        chosen: the method or objective in use; None if no section here is.
+    """
+    kind = place.rpartition(".")[2]
+    expected = f"{', '.join(NAMES[kind])}, each with key: value lines"
     if not isinstance(sections, dict):
-        return {}, [Problem(where[BY_METHOD], f"found {sections!r}", expected)]
+        return {}, [Problem(where[place], f"found {sections!r}", expected)]
     problems = []
     for name, values in sections.items():
-        key = where.get(f"{BY_METHOD}.{name}", BY_METHOD)
-        if name not in METHODS:
-            problems.append(Problem(key, "not a method", expected, did_you_mean(name, METHODS)))
+        key = f"{place}.{name}"
+        if name not in NAMES[kind]:
+            found = "not a method" if kind == BY_METHOD else "not an objective"
+            problems.append(Problem(where.get(key, place), found, expected, _hint_for_section(name, kind)))
         elif not isinstance(values, dict):
-            problems.append(Problem(key, f"found {values!r}", expected))
-        elif name != method:  # the settings of the method in use are checked with all others
-            for setting in values:
-                if setting not in Recipe.model_fields:
-                    hint = did_you_mean(setting, Recipe.model_fields)
-                    problems.append(Problem(where[f"{BY_METHOD}.{name}.{setting}"], "unknown key", fix=hint))
-    chosen = sections.get(method, {})
-    return chosen if isinstance(chosen, dict) else {}, problems
+            problems.append(Problem(where.get(key, place), f"found {values!r}", expected))
+        else:
+            problems += _problems_with_keys(key, values, name == chosen, where)
+    settings = sections[chosen] if chosen in NAMES[kind] and chosen in sections else {}
+    if not isinstance(settings, dict):
+        return {}, problems
+    left_out = {*_CHOOSING[kind], *NAMES} - ({BY_OBJECTIVE} if kind == BY_METHOD else set())
+    return {key: value for key, value in settings.items() if key not in left_out}, problems
+
+
+def _hint_for_section(name: str, kind: str) -> str:
+    """What to do about a name that cannot stand in ``kind``, or a mapping of sections in one of its sections."""
+    if name in NAMES:
+        return f"put {BY_OBJECTIVE} into a section of {BY_METHOD}, or both at the top of the file"
+    other = next((other for other, names in NAMES.items() if name in names), None)
+    return f"put it under {other}" if other else did_you_mean(name, NAMES[kind])
+
+
+def _problems_with_keys(section: str, values: dict[str, Any], is_in_use: bool, where: dict[str, str]) -> list[Problem]:
+    """Problems with the keys of ``section``, such as by_method.lora; settings in use are checked with all others."""
+    kind = section.split(".")[-2]
+    problems = []
+    for key in values:
+        place = f"{section}.{key}"
+        if key == BY_OBJECTIVE and kind == BY_METHOD:
+            if not is_in_use:
+                problems += _section(place, values[key], None, where)[1]
+        elif key in NAMES:
+            problems.append(Problem(where[place], f"found in {kind}", "settings", _hint_for_section(key, kind)))
+        elif key in _CHOOSING[kind]:
+            problems.append(Problem(where[place], f"found in {kind}", "settings", "put it at the top of the file"))
+        elif key not in Recipe.model_fields and not is_in_use:
+            hint = did_you_mean(key, Recipe.model_fields)
+            problems.append(Problem(where[place], "unknown key", fix=hint))
+    return problems
+
+
+def _fit_rate(values: dict[str, Any], where: dict[str, str], method: str, own: str, objective: str) -> str:
+    """Leave out a learning rate that is for another objective. Return a note on that, or on a rate that is very high.
+
+    Args:
+        own: the objective that the file names, for which its rate is.
+        objective: the one in use.
+    """
+    try:
+        rate = float(values["learning_rate"])
+    except (KeyError, TypeError, ValueError):  # there is none, or it will be refused
+        return ""
+    default = DECLARED[objective].learning_rates[method != "full"]
+    shown = f"note: {where['learning_rate']}: {values['learning_rate']} is"
+    if DECLARED[own].learning_rates != DECLARED[objective].learning_rates:
+        del values["learning_rate"]
+        other = f"another: --learning_rate, or {BY_OBJECTIVE} in the file"
+        return f"{shown} for {own}; {objective} takes its default of {show_rate(default)} ({other})"
+    if DECLARED[objective].rows != "answers" and rate > _MUCH * default:
+        return f"{shown} {rate / default:.0f} times the default of {objective}, {show_rate(default)}"
+    return ""
 
 
 def _relative_to(folder: Path, value: Any) -> Any:
@@ -202,12 +282,12 @@ def _too_many_values(node: yaml.Node, shown: str) -> Problem | None:
 
 
 def _lines(node: yaml.MappingNode, prefix: str = "") -> dict[str, int]:
-    """The line of each top-level key, and of those within ``by_method`` as ``by_method.lora.learning_rate``."""
+    """The line of each top-level key, and of those in sections as ``by_method.lora.by_objective.dpo.learning_rate``."""
     lines = {}
     for key, value in reversed(node.value):
         name = f"{prefix}{key.value}"
         lines[name] = key.start_mark.line + 1
-        if name.startswith(BY_METHOD) and name.count(".") < 2 and isinstance(value, yaml.MappingNode):
+        if name.split(".")[0] in NAMES and name.count(".") < 4 and isinstance(value, yaml.MappingNode):
             lines |= _lines(value, f"{name}.")
     return lines
 

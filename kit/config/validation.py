@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from kit.config.conflicts import find_conflicts
 from kit.config.dataset_entry import DatasetEntry
 from kit.config.fields import choices, expected, is_optional
+from kit.config.hints import hint_for_value
 from kit.config.launch_flags import Launch
 from kit.config.other_kits import other_kits_word
 from kit.config.recipe import Recipe
@@ -102,13 +103,13 @@ def validate(
                 problems.append(inner)
                 continue
         found = "no value" if values[name] in ("", None) else f"found {_short.repr(values[name])}"
-        problems.append(Problem(where.get(name, name), found, expected(info), _hint_for_value(info, item)))
+        problems.append(Problem(where.get(name, name), found, expected(info), _hint_for_value(name, info, item)))
     right = {name: value for name, value in values.items() if name not in first}
     stand_in = {name: "?" for name, info in model.model_fields.items() if info.is_required()}
     return model.model_validate(stand_in | right), problems, set(first)
 
 
-def _hint_for_value(info: FieldInfo, item: Any) -> str:
+def _hint_for_value(name: str, info: FieldInfo, item: Any) -> str:
     """A value that the user may have meant; empty if none is likely. ``item``: the error of pydantic."""
     value = item["input"]
     if not isinstance(value, str):
@@ -116,7 +117,7 @@ def _hint_for_value(info: FieldInfo, item: Any) -> str:
     without_minus = re.fullmatch(r"([\d.]+)e\+?(\d+)", value.lower())
     if item["type"] == "less_than_equal" and without_minus:
         return f"did you mean {without_minus[1]}e-{without_minus[2]}?"
-    return did_you_mean(value, choices(info.annotation))
+    return hint_for_value(name, value) or did_you_mean(value, choices(info.annotation))
 
 
 def _inside_entry(shown: str, item: Any) -> Problem | None:

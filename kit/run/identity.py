@@ -17,7 +17,8 @@ def identity(
     Args:
         permutation: how an epoch is shuffled, see ``kit.data.feed.order``.
     """
-    values = recipe.model_dump(mode="json") | {"learning_rate": recipe.peak_learning_rate}
+    with_defaults = {"learning_rate": recipe.peak_learning_rate, "beta": recipe.reward_scale or None}
+    values = recipe.model_dump(mode="json") | with_defaults
     # The fingerprint of the data knows what else a mapping does: which columns are read, and that the others are not.
     columns = {theirs: ours for theirs, ours in recipe.dataset_columns.items() if ours not in (theirs, "ignore")}
     values["dataset_columns"] = columns

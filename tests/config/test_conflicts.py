@@ -43,6 +43,33 @@ REQUIRED = {"model_name_or_path": "m", "dataset": "d"}
         ({"new_tokens": "<a>", "adapter_name_or_path": "a"}, {"new_tokens"}),
         ({"lora_modules_to_save": "lm_head", "adapter_name_or_path": "a"}, {"lora_modules_to_save"}),
         ({"new_tokens": "<a>", "trainable_tokens": "<b>", "method": "full"}, set()),
+        ({"beta": 0.1}, {"beta"}),
+        ({"objective": "dft", "label_smoothing_factor": 0.1}, {"label_smoothing_factor"}),
+        ({"objective": "dpo", "beta": 0.2, "dpo_loss": "ipo", "precompute_reference": True}, set()),
+        ({"objective": "dpo", "label_smoothing_factor": 0.1}, {"label_smoothing_factor"}),
+        ({"objective": "dpo", "simpo_gamma": 1, "cpo_alpha": 0}, {"simpo_gamma", "cpo_alpha"}),
+        ({"objective": "simpo", "precompute_reference": True}, {"precompute_reference"}),
+        ({"objective": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 1}, set()),  # the defaults
+        ({"objective": "orpo", "dpo_loss": "hinge"}, {"dpo_loss"}),
+        ({"objective": "kto", "desirable_weight": 2, "undesirable_weight": 2}, set()),
+        ({"objective": "cpo", "desirable_weight": 2}, {"desirable_weight"}),
+        ({"objective": "dpo", "dpo_loss": "ipo", "label_smoothing": 0.1}, {"label_smoothing"}),
+        ({"objective": "dpo", "dpo_loss": "hinge", "label_smoothing": 0.1}, {"label_smoothing"}),
+        ({"objective": "dpo", "dpo_loss": "robust"}, {"dpo_loss"}),
+        ({"objective": "dpo", "dpo_loss": "robust", "label_smoothing": 0.1}, set()),
+        ({"objective": "dpo", "dpo_loss": "sigmoid_norm", "label_smoothing": 0.1}, set()),
+        ({"metric_for_best_model": "eval_rewards/margins"}, {"metric_for_best_model"}),
+        ({"objective": "kto", "metric_for_best_model": "eval_rewards/accuracies"}, {"metric_for_best_model"}),
+        ({"objective": "kto", "metric_for_best_model": "eval_rewards/margins"}, set()),
+        ({"objective": "orpo", "metric_for_best_model": "eval_rewards/accuracies"}, set()),
+        ({"objective": "dpo", "train_on": "all"}, {"train_on"}),
+        ({"objective": "dft", "train_on": "all", "excess_length_strategy": "split"}, set()),
+        ({"objective": "cpo", "excess_length_strategy": "split"}, {"excess_length_strategy"}),
+        ({"objective": "kto", "streaming": True, "max_steps": 3}, {"streaming"}),
+        ({"objective": "dpo", "streaming": True, "max_steps": 3}, set()),
+        ({"objective": "dpo", "streaming": True, "max_steps": 3, "method": "full"}, {"streaming"}),
+        ({"objective": "dpo", "streaming": True, "max_steps": 3, "precompute_reference": True}, {"streaming"}),
+        ({"objective": "simpo", "streaming": True, "max_steps": 3, "method": "full"}, set()),
         ({}, set()),
     ],
 )
@@ -65,6 +92,21 @@ def test_settings_that_contradict_each_other_are_named(settings, named):
 def test_what_needs_the_whole_data_or_chance_is_refused_without(changes, field, found):
     (conflict,) = find_conflicts(Recipe(**{"model_name_or_path": "m", "dataset": "d", **changes}))
     assert conflict.keys[0] == field and conflict.found == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"method": "full"}, "--method lora: the reference is then the model without its adapter"),
+        ({"precompute_reference": True}, "--precompute_reference false: the reference"),
+        ({"precompute_reference": True, "method": "full"}, "--method lora --precompute_reference false: the reference"),
+        ({"adapter_name_or_path": "a"}, ""),  # it can only be computed beforehand
+    ],
+)
+def test_a_stream_that_cannot_have_its_reference_is_told_what_can(settings, fix):
+    (conflict,) = find_conflicts(Recipe(**REQUIRED, **settings, objective="dpo", streaming=True, max_steps=3))
+    assert conflict.fix.startswith(f"--streaming false; or {fix}" if fix else "--streaming false")
+    assert conflict.fix == "--streaming false" or fix
 
 
 @pytest.mark.parametrize(
@@ -120,6 +162,11 @@ def test_what_is_typed_then_works():
             ["note: no effect without method lora or qlora: lora_r, use_dora"],
         ),
         ({"lora_r": 8, "project": "mine"}, ["note: no effect without report_to: project"]),
+        (
+            {"objective": "dpo", "metric_for_best_model": "eval_rewards/margins"},
+            ["note: no effect without keep_best or early_stopping_patience: metric_for_best_model"],
+        ),
+        ({"objective": "dpo", "metric_for_best_model": "eval_rewards/margins", "keep_best": True}, []),
     ],
 )
 def test_settings_without_effect_are_named(settings, said):

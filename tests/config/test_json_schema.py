@@ -19,13 +19,23 @@ def test_the_shipped_schema_is_current():
 
 def test_every_setting_is_in_it_with_its_meaning_unit_and_default():
     schema = json_schema()
-    assert list(schema["properties"]) == [*Recipe.model_fields, "by_method"] and "required" not in schema
+    assert list(schema["properties"]) == [*Recipe.model_fields, "by_method", "by_objective"]
+    assert "required" not in schema
     assert schema["additionalProperties"] is False  # an editor underlines a mistyped key
     assert list(schema["$defs"]["DatasetEntry"]["properties"]) == list(DatasetEntry.model_fields)
     steps = schema["properties"]["warmup_steps"]
     assert steps["description"] == "Optimisation: linear warm-up; below 1 a share of all steps [steps]"
     assert (steps["type"], steps["minimum"], steps["default"]) == ("number", 0, 0.03)
     assert schema["properties"]["method"]["enum"] == ["full", "lora", "qlora"]
+
+
+def test_an_editor_knows_the_sections_of_methods_and_objectives_also_within_each_other():
+    schema = json_schema()
+    for key, setting in (("by_method", "method"), ("by_objective", "objective")):
+        sections = schema["properties"][key]
+        assert list(sections["properties"]) == schema["properties"][setting]["enum"]
+        assert sections["additionalProperties"] is False
+        assert all(section == {"$ref": "#"} for section in sections["properties"].values())  # a recipe again
 
 
 @pytest.mark.parametrize("name", ["lora_target_modules", "report_to", "dataset_columns", "freeze", "new_tokens"])

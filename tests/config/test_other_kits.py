@@ -51,14 +51,27 @@ def test_a_known_word_is_never_answered_with_a_guess_by_spelling(word):
         ("train_on_inputs", "False", "leave it out"),
         ("wandb_project", "", "leave it out: it has no value"),
         ("neftune_noise_alpha", "null", "leave it out: it has no value"),
-        ("label_smoothing_factor", "0.0", "leave it out"),
-        ("label_smoothing_factor", "0.1", "not offered"),
         ("assistant_only_loss", "false", "use train_on: all"),
         ("group_by_length", "false", "always on"),
         ("warmup_ratio", "0", "use warmup_steps"),
-        ("stage", "sft", "objective"),
-        ("stage", "dpo", "supervised fine-tuning only"),
+        ("stage", "sft", "use objective: sft"),
+        ("stage", "dpo", "use objective: dpo"),
+        ("stage", "kto", "use objective: kto"),
+        ("stage", "rm", "nothing learns from rewards"),
         ("stage", "pt", "use train_on: all"),
+        ("rl", "orpo", "use objective: orpo"),
+        ("rl", "ipo", "use objective: dpo, with dpo_loss: ipo"),
+        ("rl", "grpo", "nothing learns from rewards"),
+        ("pref_loss", "simpo", "use objective: simpo"),
+        ("pref_loss", "hinge", "use objective: dpo, with dpo_loss: hinge"),
+        ("loss_type", "dft", "use objective: dft"),
+        ("loss_type", "nll", "use objective: sft"),
+        ("loss_type", "apo_zero", "use dpo_loss, which lists"),
+        ("loss_type", "[sigmoid, sft]", "dpo_loss lists the losses"),
+        ("dpo_loss_type", "dpo_norm", "dpo_loss: sigmoid_norm"),
+        ("precompute_ref_log_probs", "false", "leave it out"),
+        ("loss_weights", "0", "leave it out"),
+        ("disable_dropout", "false", "use lora_dropout"),
     ],
 )
 def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, answer):
@@ -89,10 +102,9 @@ def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, a
         ("bucket_cap_mb", "ddp_bucket_cap_mb"),
         ("ddp_comm_hook", "float32"),
         ("load_best_model_at_end", "use keep_best"),
-        ("metric_for_best_model", "lowest eval_loss"),
+        ("greater_is_better", "knows whether greater is better"),
         ("torch_compile", "nothing is compiled"),
         ("neftune_noise_alpha", "no noise"),
-        ("label_smoothing_factor", "cross-entropy"),
         ("hub_model_id", "hf upload"),
         ("hub_token", "hf auth login"),
         ("num_labels", "no labels or classes"),
@@ -101,12 +113,66 @@ def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, a
         ("train_dataset", "use dataset"),
         ("dataset_val", "use eval_dataset"),
         ("max_epochs", "use num_train_epochs"),
-        ("use_dft_loss", "docs/architecture.md"),
+        ("use_dft_loss", "use objective: dft"),
+        ("dpo", "use objective: dpo"),
+        ("rl", "nothing learns from rewards"),
+        ("rl_beta", "use beta"),
+        ("pref_beta", "use beta"),
+        ("dpo_beta", "use beta"),
+        ("orpo_alpha", "use beta"),
+        ("gamma", "use simpo_gamma"),
+        ("gamma_beta_ratio", "use simpo_gamma: this ratio times beta"),
+        ("dpo_label_smoothing", "use label_smoothing"),
+        ("kto_desirable_weight", "use desirable_weight"),
+        ("kto_rejected_weight", "use undesirable_weight"),
+        ("precompute_ref_log_probs", "use precompute_reference"),
+        ("ref_model", "the model as it was at the start"),
+        ("ref_checkpointer", "the model as it was at the start"),
+        ("reference_model", "the model as it was at the start"),
+        ("reference_free", "which have no reference"),
+        ("max_prompt_length", "use max_length"),
+        ("pref_ftx", "use objective: orpo, or cpo"),
+        ("f_divergence_type", "use dpo_loss"),
+        ("generate_during_eval", "use predict_with_generate"),
+        ("reward_model", "nothing learns from rewards"),
     ],
 )
 def test_words_of_other_kits_are_answered(recipe_file, word, answer):
     assert answer in problems([f"--{word}", "1"])[f"--{word}"]
     assert answer in problems(recipe_file(f"{word}: 1"))[f"mine.yaml:3 {word}"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer"),
+    [
+        (["--objective", "ipo"], "use objective: dpo, with dpo_loss: ipo"),
+        (["--objective", "grpo"], "nothing learns from rewards"),
+        (["--objective", "DPO"], "use objective: dpo"),
+        (["--objective", "dop"], "did you mean 'dpo'"),
+        (["--objective", "lora"], "--method lora instead of --objective"),
+        (["--method", "dpo"], "--objective dpo instead of --method"),
+        (["--dpo_loss", "simpo"], "--objective simpo instead of --dpo_loss"),
+        (["--dpo_loss", "dpo_norm"], "dpo_loss: sigmoid_norm"),
+        (["--dpo_loss", "sigmod"], "did you mean 'sigmoid'"),
+        (["--dpo_los", "ipo"], "did you mean 'dpo_loss'"),
+        (["--simpo_gama", "1"], "did you mean 'simpo_gamma'"),
+    ],
+)
+def test_an_objective_or_loss_that_is_called_otherwise_here_is_no_slip_of_the_finger(flags, answer):
+    assert answer in problems(flags)[flags[0]]
+
+
+def test_every_preference_setting_of_trl_is_a_flag_or_is_answered():
+    """The fields that TRL 1.16 adds to those of transformers, for the objectives that this kit has too."""
+    added = """
+        model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout dataset_num_proc max_length
+        padding_free truncation_mode pad_to_multiple_of precompute_ref_log_probs precompute_ref_batch_size
+        loss_type loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef label_smoothing beta
+        use_weighting discopop_tau pad_token activation_offloading sync_ref_model ref_model_mixup_alpha
+        ref_model_sync_steps train_sampling_strategy desirable_weight undesirable_weight max_completion_length
+        padding_value generate_during_eval is_encoder_decoder cpo_alpha simpo_gamma
+    """.split()
+    assert [name for name in added if name not in FLAGS and not is_other_kits_word(name)] == []
 
 
 def test_answers_point_at_pages_and_headings_that_exist():

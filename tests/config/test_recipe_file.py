@@ -164,6 +164,129 @@ def test_a_mistake_in_by_method_has_its_line_also_if_the_method_is_not_in_use(re
     assert found in reported[where], reported
 
 
+BY_OBJECTIVE = """
+learning_rate: 1e-5
+seed: 1
+by_objective:
+  dpo: {learning_rate: 1e-6, beta: 0.3, seed: 2}
+  kto: {seed: 3}
+by_method:
+  lora:
+    learning_rate: 2e-4
+    seed: 4
+    by_objective:
+      dpo:
+        learning_rate: 5e-6
+"""
+
+
+def test_settings_of_the_objective_in_use_override_those_of_the_method_and_those_of_both_override_all(recipe_file):
+    argv = recipe_file(BY_OBJECTIVE)
+
+    def rate_seed_beta(*flags):
+        recipe = accepted([*argv, *flags])
+        return recipe.peak_learning_rate, recipe.seed, recipe.beta
+
+    assert rate_seed_beta() == (2e-4, 4, None)
+    assert rate_seed_beta("--objective", "dpo") == (5e-6, 2, 0.3)
+    assert rate_seed_beta("--objective", "dpo", "--method", "full") == (1e-6, 2, 0.3)
+    assert rate_seed_beta("--objective", "dpo", "--learning_rate", "3e-6", "--beta", "1") == (3e-6, 2, 1)  # flags win
+    assert accepted(["--recipe", "mine-lora", "--objective", "dpo"]).learning_rate == 5e-6
+
+
+@pytest.mark.parametrize("place", ["objective: dpo\n", "by_method:\n  lora: {objective: dpo}\n"])
+def test_the_objective_in_use_may_stand_in_the_file_and_a_flag_wins(recipe_file, place):
+    argv = recipe_file(f"{place}by_objective:\n  dpo: {{beta: 0.3}}\n  simpo: {{beta: 3}}\n")
+    assert (accepted(argv).objective, accepted(argv).beta) == ("dpo", 0.3)
+    assert accepted([*argv, "--objective", "simpo"]).beta == 3
+    assert accepted([*argv, "--objective", "sft"]).beta is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "rate", "note"),
+    [
+        ("sft", 2e-4, ""),
+        ("dft", 2e-4, ""),  # learns the same answers at the same rates
+        ("dpo", 5e-6, ""),
+        ("orpo", 5e-5, "by_method.lora.learning_rate: 2e-4 is for sft; orpo takes its default of 5e-5"),
+        ("kto", 5e-6, "by_method.lora.learning_rate: 2e-4 is for sft; kto takes its default of 5e-6"),
+    ],
+)
+def test_a_rate_for_another_objective_is_left_out_and_a_note_says_so(recipe_file, objective, rate, note):
+    argv = recipe_file(BY_OBJECTIVE)
+    request = read_command_line([*argv, "--objective", objective])
+    assert request.recipe.peak_learning_rate == rate
+    assert note in "".join(request.notes) and bool(note) == bool(request.notes)
+    assert read_command_line([*argv, "--objective", objective, "--learning_rate", "1e-3"]).notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "rate", "note"),
+    [
+        ("objective: dpo\nlearning_rate: 1e-6", [], 1e-6, ""),
+        ("objective: dpo\nlearning_rate: 1e-6", ["--objective", "simpo"], 1e-6, ""),  # which has the same defaults
+        (
+            "objective: dpo\nlearning_rate: 1e-6",
+            ["--objective", "sft"],
+            2e-4,
+            "mine.yaml:4 learning_rate: 1e-6 is for dpo",
+        ),
+        ("objective: dpo\nlearning_rate: 2e-4", [], 2e-4, "2e-4 is 40 times the default of dpo, 5e-6"),
+        ("objective: dpo\nlearning_rate: 2e-4\nmethod: full", [], 2e-4, "2e-4 is 400 times the default of dpo, 5e-7"),
+        ("learning_rate: 1e-2", [], 1e-2, ""),
+        ("learning_rate: null", ["--objective", "dpo"], 5e-6, ""),
+        ("by_objective: {dpo: {learning_rate: 1e-2}}", ["--objective", "dpo"], 1e-2, ""),  # somebody meant it
+        ("objective: null\nlearning_rate: 1e-4", ["--objective", "dpo"], 5e-6, "is for sft"),
+    ],
+)
+def test_a_rate_is_for_the_objective_that_the_file_names(recipe_file, text, flags, rate, note):
+    request = read_command_line([*recipe_file(text), *flags])
+    assert (request.problems, request.recipe.peak_learning_rate) == ([], rate)
+    assert note in "".join(request.notes) and bool(note) == bool(request.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "found"),
+    [
+        ("by_objective: dpo", "mine.yaml:3 by_objective", "expected sft, dft, dpo"),
+        ("by_objective: [dpo]", "mine.yaml:3 by_objective", "found ['dpo']"),
+        ("by_objective:\n  dop: {seed: 1}", "mine.yaml:4 by_objective.dop", "did you mean 'dpo'"),
+        ("by_objective:\n  dpo: 3", "mine.yaml:4 by_objective.dpo", "found '3'"),
+        ("by_objective:\n  dpo:\n    sed: 3", "mine.yaml:5 by_objective.dpo.sed", "did you mean 'seed'"),
+        ("objective: dpo\nby_objective:\n  dpo:\n    sed: 3", "mine.yaml:6 by_objective.dpo.sed", "'seed'"),
+        ("objective: dpo\nby_objective:\n  dpo:\n    seed: x", "mine.yaml:6 by_objective.dpo.seed", "found 'x'"),
+        ("by_objective:\n  dpo:\n    seed: 1\n    seed: 2", "mine.yaml:6 seed", "given a second time"),
+        ("by_objective:\n  lora: {seed: 1}", "mine.yaml:4 by_objective.lora", "put it under by_method"),
+        ("by_method:\n  dpo: {seed: 1}", "mine.yaml:4 by_method.dpo", "put it under by_objective"),
+        (
+            "by_method:\n  full:\n    by_objective:\n      dpo:\n        sed: 1",
+            "mine.yaml:7 by_method.full.by_objective.dpo.sed",
+            "did you mean 'seed'",
+        ),
+        (
+            "by_method:\n  lora:\n    by_objective:\n      dop: {seed: 1}",
+            "mine.yaml:6 by_method.lora.by_objective.dop",
+            "did you mean 'dpo'",
+        ),
+        ("by_method:\n  lora:\n    by_objective: 3", "mine.yaml:5 by_method.lora.by_objective", "found '3'"),
+        ("by_method:\n  by_objective: {dpo: {}}", "mine.yaml:4 by_method.by_objective", "into a section of by_method"),
+        (
+            "by_objective:\n  dpo: {by_method: {lora: {}}}",
+            "mine.yaml:4 by_objective.dpo.by_method",
+            "put by_objective into a section of by_method",
+        ),
+        ("by_objective:\n  dpo: {objective: kto}", "mine.yaml:4 by_objective.dpo.objective", "at the top of the file"),
+        ("by_objective:\n  dpo: {method: full}", "mine.yaml:4 by_objective.dpo.method", "at the top of the file"),
+        ("by_method:\n  lora: {method: full}", "mine.yaml:4 by_method.lora.method", "at the top of the file"),
+        ("by_objective: {dpo: {seed: 1}}\nobjective: [dpo]", "mine.yaml:4 objective", "found ['dpo']"),
+        ("by_method: {lora: {seed: 1}}\nmethod: [lora]", "mine.yaml:4 method", "found ['lora']"),
+    ],
+)
+def test_a_mistake_in_by_objective_has_its_line_also_if_it_is_not_in_use(recipe_file, text, where, found):
+    reported = problems(recipe_file(text))
+    assert set(reported) == {where} and found in reported[where], reported
+
+
 DOUBLING = [f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)]
 
 

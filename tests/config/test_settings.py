@@ -3,12 +3,13 @@
 import pytest
 from pydantic import ValidationError
 
+from kit.config.fields import choices
 from kit.config.recipe import IDENTITY, Recipe
 from kit.config.settings.data import DataSettings
 from kit.config.settings.evaluation import EvalSettings
 from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
-from kit.config.settings.objective import ObjectiveSettings
+from kit.config.settings.objective import DECLARED, ObjectiveSettings
 from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
@@ -36,6 +37,46 @@ def test_a_part_has_its_defaults_without_the_others_and_refuses_their_keys():
     assert MethodSettings(model_name_or_path="m", method="full").method == "full"
     with pytest.raises(ValidationError):
         OptimSettings(max_length=8)
+
+
+def recipe(**settings):
+    return Recipe(model_name_or_path="m", dataset="d", **settings)
+
+
+def test_what_is_declared_of_objectives_covers_each_objective_and_each_of_their_settings():
+    assert list(DECLARED) == choices(Recipe.model_fields["objective"].annotation)
+    used = {name for declared in DECLARED.values() for name in declared.settings}
+    assert used == set(ObjectiveSettings.model_fields) - {"objective"}
+    for name, declared in DECLARED.items():
+        assert (declared.beta is not None) == ("beta" in declared.settings)
+        assert recipe(objective=name).reward_scale == (declared.beta or 0)
+    assert recipe(objective="dpo", beta=0.5).reward_scale == 0.5
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_default_rate_follows_the_objective_and_the_method_and_the_help_says_it(name):
+    full, adapters = DECLARED[name].learning_rates
+    rates = [recipe(objective=name, method=method).peak_learning_rate for method in ("full", "lora", "qlora")]
+    assert rates == [full, adapters, adapters] and full < adapters
+    text = OptimSettings.model_fields["learning_rate"].description
+    (group,) = (part for part in text.split(": ", 1)[1].split("; ") if name in part.replace(",", "").split())
+    assert [float(rate) for rate in group.split()[-1].split("/")] == [full, adapters]
+    assert recipe(objective=name, learning_rate=1e-3).peak_learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"objective": "dpo"}, False),
+        ({"objective": "dpo", "precompute_reference": True}, True),
+        ({"objective": "dpo", "method": "full"}, True),
+        ({"objective": "kto", "adapter_name_or_path": "a"}, True),
+        ({"objective": "simpo", "method": "full"}, False),
+        ({"method": "full"}, False),
+    ],
+)
+def test_the_reference_is_computed_beforehand_where_its_weights_do_not_stay(settings, expected):
+    assert recipe(**settings).precomputes_reference == expected
 
 
 def test_what_changes_the_steps_identifies_a_run_and_what_only_watches_them_does_not():

@@ -16,6 +16,7 @@ from kit.config.command_line import read_command_line
 from kit.config.hints import recipe_names
 from kit.config.recipe import ACCELERATE_CONFIGS, RECIPES, ROOT
 from kit.config.recipe_file import read_yaml
+from kit.config.settings.objective import DECLARED
 from kit.config.validation import load_recipe
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -48,7 +49,22 @@ def test_the_header_of_a_recipe_names_a_command_that_runs_it(name):
     assert request.problems == []
     assert request.recipe == load_recipe(name) and request.recipe_name in (name, f"{name}-{request.recipe.method}")
     assert request.launch.config is None or (ACCELERATE_CONFIGS / f"{request.launch.config}.yaml").is_file()
-    assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 50
+    assert len((RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 65
+
+
+@pytest.mark.parametrize("objective", [name for name in DECLARED if name not in ("sft", "dft")])
+@pytest.mark.parametrize("name", SIZES)
+def test_no_preference_objective_runs_with_the_rate_of_fine_tuning(name, objective):
+    """A rate of the file for dpo is a published one, near the default; for the others the default is taken."""
+    request = read_command_line(["--recipe", name, "--objective", objective])
+    default = DECLARED[objective].learning_rates[not name.endswith("-full")]
+    rate = request.recipe.peak_learning_rate
+    assert request.problems == [] and 0.4 * default <= rate <= 2 * default
+    assert rate < load_recipe(name).peak_learning_rate or objective in ("orpo", "cpo")
+    if objective == "dpo":
+        assert request.recipe.dataset != load_recipe(name).dataset and request.notes == []
+    else:
+        assert "is for sft" in request.notes[0] and rate == default
 
 
 @pytest.mark.parametrize("name", SIZES)

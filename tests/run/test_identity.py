@@ -31,11 +31,15 @@ def test_each_setting_of_the_identity_is_compared(recipe, setting):
         "mixing": "tokens",
         "train_on": "last",
         "excess_length_strategy": "drop",
+        "objective": "dft",
+        "beta": 0.5,
+        "dpo_loss": "ipo",
+        "label_smoothing": 0.1,
+        "label_smoothing_factor": 0.1,
+        "simpo_gamma": 0.1,
     }
     new = others.get(setting) or (not old if isinstance(old, bool) else 0.5 if isinstance(old, float) else "77")
-    # There is only one objective to choose, so another one would not pass validation.
-    changed = recipe().model_copy(update={setting: "77"}) if setting == "objective" else recipe(**{setting: new})
-    of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), changed))
+    of_old, of_new = (identity(each, "abc", "base") for each in (recipe(), recipe(**{setting: new})))
     (difference,) = differences(of_old, of_new)
     assert difference.startswith(f"{setting}: ")
 
@@ -46,9 +50,18 @@ def test_a_run_that_began_before_the_objective_was_a_setting_had_the_default(rec
     assert "objective" in new and differences(old, new) == []
 
 
+def test_another_objective_is_reported_with_the_defaults_that_it_changes(recipe):
+    old, new = (identity(recipe(objective=name), "abc", "base") for name in ("dpo", "kto"))
+    assert differences(old, new) == ["objective: 'dpo' -> 'kto'"]
+    changed = differences(identity(recipe(), "abc", "base"), new)
+    assert changed == ["objective: 'sft' -> 'kto'", "beta: None -> 0.1", "learning_rate: 0.0002 -> 5e-06"]
+
+
 def test_a_default_that_is_written_out_is_the_same_run(recipe):
     written = recipe(learning_rate=2e-4, max_length=2048)
     assert differences(identity(recipe(), "abc", "base"), identity(written, "abc", "base")) == []
+    dpo, written = recipe(objective="dpo"), recipe(objective="dpo", beta=0.1, learning_rate=5e-6)
+    assert differences(identity(dpo, "abc", "base"), identity(written, "abc", "base")) == []
 
 
 def test_other_data_and_other_weights_are_reported_in_words_and_another_model_once(recipe):

@@ -75,7 +75,7 @@ def describe_rates() -> str:
     names: dict[tuple[float, float], list[str]] = {}
     for name, declared in DECLARED.items():
         names.setdefault(declared.learning_rates, []).append(name)
-    shown = [f"{', '.join(names[rates])} {' and '.join(map(show_rate, rates))}" for rates in names]
+    shown = [f"{', '.join(names[rates])} {'/'.join(map(show_rate, rates))}" for rates in names]
     return "; ".join(shown)
 
 
@@ -91,8 +91,7 @@ class ObjectiveSettings(BaseModel):
 
     objective: ObjectiveName = _identity(
         "sft",
-        "what is minimised. sft: cross-entropy of the answers; dft: that, weighted by their probability; on pairs of a "
-        "chosen and a rejected answer: dpo, orpo, simpo, cpo; on answers with a label: kto",
+        "cross-entropy: sft, or dft, weighted by probability; of pairs: dpo, orpo, simpo, cpo; of rated answers: kto",
     )
     beta: float | None = _identity(
         None,
@@ -114,8 +113,7 @@ class ObjectiveSettings(BaseModel):
     undesirable_weight: float = _identity(1.0, "of kto: the weight of answers with the label false", gt=0)
     precompute_reference: bool = _option(
         False,
-        "of dpo and kto: compute the reference's log-probabilities of all samples before the first step, and keep them "
-        "in the cache; full training, and an adapter that is trained on, always do",
+        "of dpo and kto: compute the reference before the first step; full and adapter_name_or_path always do",
     )
 
     @property
@@ -127,3 +125,9 @@ class ObjectiveSettings(BaseModel):
     def reward_scale(self) -> float:
         """``beta``, or its default for the objective."""
         return self.beta or self.declared.beta or 0.0
+
+    @property
+    def objective_settings(self) -> dict[str, float | str]:
+        """The settings that say what the objective minimises, ``beta`` with its default."""
+        names = [name for name in self.declared.settings if name != "precompute_reference"]
+        return {name: self.reward_scale if name == "beta" else getattr(self, name) for name in names}

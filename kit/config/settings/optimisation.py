@@ -32,9 +32,7 @@ class OptimSettings(BaseModel):
         "adamw_torch_fused", "optimiser; the 8-bit ones need bitsandbytes"
     )
     # Each optimiser is Adam's, whose update moves a weight by about the rate: one above 1 is a slip, as 1e4 for 1e-4.
-    learning_rate: float | None = _identity(
-        None, f"peak rate; default with method full, and with lora and qlora: {describe_rates()}", gt=0, le=1
-    )
+    learning_rate: float | None = _identity(None, f"peak rate; default, full/adapters: {describe_rates()}", gt=0, le=1)
     lr_scheduler_type: Literal[
         "constant",
         "constant_with_warmup",
