@@ -3,7 +3,7 @@
 import pytest
 from helpers import ROOT
 
-from kit.config.hints import hint_for_file, hint_for_word, other_kind
+from kit.config.hints import hint_for_file, hint_for_value, hint_for_word, other_kind
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ from kit.config.hints import hint_for_file, hint_for_word, other_kind
         ),
         ("fsdp", "--config fsdp instead of --recipe"),
         ("tinny", "did you mean 'tiny'?"),
+        ("dpo", "--objective dpo instead of --recipe"),
+        ("llama-8b-dpo", "--recipe llama-8b --objective dpo"),
+        ("llama-8b-lora-orpo", "--recipe llama-8b-lora --objective orpo"),
+        ("llama-7b-lora-dpo", "did you mean 'llama-8b-lora'?"),
         ("nothing/of/mine.yaml", ""),
     ],
 )
@@ -35,12 +39,28 @@ def test_a_recipe_is_guessed_by_size_and_method(name, hint):
     [
         ("qlora", "--method qlora instead of --config"),
         ("tiny", "--recipe tiny instead of --config"),
+        ("kto", "--objective kto instead of --config"),
         ("llama-8b-lora.yaml", "--recipe llama-8b-lora instead of --config"),
         ("fsdpp", "did you mean 'fsdp'?"),
     ],
 )
 def test_a_name_that_is_something_else_gets_the_flag_that_takes_it(name, hint):
     assert hint_for_file(name, "config") == hint
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "hint"),
+    [
+        ("method", "dpo", "--objective dpo instead of --method"),
+        ("objective", "qlora", "--method qlora instead of --objective"),
+        ("dpo_loss", "orpo", "--objective orpo instead of --dpo_loss"),
+        ("objective", "sigmoid", "use objective: dpo, with dpo_loss: sigmoid"),
+        ("objective", "dop", ""),  # a slip, which the spelling answers
+        ("optim", "dpo", ""),
+    ],
+)
+def test_a_value_of_another_setting_gets_the_flag_that_takes_it(setting, value, hint):
+    assert hint_for_value(setting, value) == hint
 
 
 def test_a_word_is_given_its_flag(tmp_path):
@@ -52,6 +72,7 @@ def test_a_word_is_given_its_flag(tmp_path):
         "tiny": "--recipe tiny",
         "fsdp": "--config fsdp",
         "lora": "--method lora",
+        "simpo": "--objective simpo",
         "a/b.jsonl": "--dataset a/b.jsonl",
     }
     for word, hint in (words | {"whatever": ""}).items():

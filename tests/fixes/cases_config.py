@@ -6,6 +6,8 @@ import shlex
 from fixes.harness import case
 
 ROW = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
+PAIR = json.dumps({"prompt": "Hi", "chosen": "Hello", "rejected": "What?"})
+RATED = json.dumps({"prompt": "Hi", "completion": "Hello", "label": True})
 STREAM = "finetune --streaming --max_steps 9"
 FILE = {"FILE": "more.jsonl"}
 
@@ -18,6 +20,12 @@ def two_files(world):
     """``a.jsonl`` and ``more.jsonl``."""
     world.write("a.jsonl", *[ROW] * 8)
     world.write("more.jsonl", *[ROW] * 9)
+
+
+def pairs(world, flags):
+    """The command that trains on ``pairs.jsonl`` with these flags."""
+    world.write("pairs.jsonl", *[PAIR] * 8)
+    return f"finetune --dataset pairs.jsonl {flags}"
 
 
 # --- kit/config/command_line.py
@@ -142,6 +150,25 @@ def a_rate_without_its_minus(world):
 
 
 @case("kit/config/validation.py:validate#2")
+def an_objective_as_the_method(world):
+    return pairs(world, "--method dpo")
+
+
+@case("kit/config/validation.py:validate#2")
+def an_objective_as_the_loss_of_dpo(world):
+    return pairs(world, "--dpo_loss simpo")
+
+
+@case(
+    "kit/config/validation.py:validate#2",
+    edit=lambda _, problem, command: command.replace("ipo", "dpo --dpo_loss ipo"),
+    says="use objective: dpo, with dpo_loss: ipo",
+)
+def a_loss_as_the_objective(world):
+    return pairs(world, "--objective ipo")
+
+
+@case("kit/config/validation.py:validate#2")
 def a_choice_with_a_slip(world):
     return "finetune --lr_scheduler_type cosin"
 
@@ -172,6 +199,11 @@ def a_recipe_for_a_config(world):
 @case("kit/config/recipe_file.py:find_file")
 def a_config_for_a_recipe(world):
     return "finetune --recipe single"
+
+
+@case("kit/config/recipe_file.py:find_file")
+def an_objective_behind_the_name_of_a_recipe(world):
+    return pairs(world, "--recipe tiny-dpo --output_dir new --predict_with_generate false")
 
 
 @case("kit/config/recipe_file.py:find_file", says="lists them")
@@ -217,13 +249,47 @@ def a_flag_of_the_command_line_in_a_recipe(world):
     return "finetune --recipe mine.yaml"
 
 
-@case("kit/config/recipe_file.py:_section#1", edit=corrected("mine.yaml", "lroa", "lora"))
+@case("kit/config/recipe_file.py:_section", edit=corrected("mine.yaml", "lroa", "lora"))
 def a_method_with_a_slip(world):
     world.write("mine.yaml", *MINE, "by_method:", "  lroa:", "    learning_rate: 1e-4")
     return "finetune --recipe mine.yaml"
 
 
-@case("kit/config/recipe_file.py:_section#2", edit=corrected("mine.yaml", "learning_rte", "learning_rate"))
+@case("kit/config/recipe_file.py:_section", edit=corrected("mine.yaml", "dop", "dpo"))
+def an_objective_with_a_slip(world):
+    world.write("mine.yaml", *MINE, "by_objective:", "  dop:", "    learning_rate: 1e-6")
+    return "finetune --recipe mine.yaml"
+
+
+@case(
+    "kit/config/recipe_file.py:_section",
+    says="put it under by_method",
+    edit=corrected("mine.yaml", "objective", "method"),
+)
+def a_method_under_by_objective(world):
+    world.write("mine.yaml", *MINE, "by_objective:", "  lora:", "    learning_rate: 1e-4")
+    return "finetune --recipe mine.yaml"
+
+
+@case(
+    "kit/config/recipe_file.py:_problems_with_keys#1",
+    edit=corrected("mine.yaml", "by_objective: {dpo: {by_method: {lora", "by_method: {lora: {by_objective: {dpo"),
+)
+def by_method_within_by_objective(world):
+    world.write("mine.yaml", *MINE, "by_objective: {dpo: {by_method: {lora: {beta: 0.3}}}}")
+    return "finetune --recipe mine.yaml"
+
+
+@case(
+    "kit/config/recipe_file.py:_problems_with_keys#2",
+    edit=corrected("mine.yaml", "by_objective:\n  sft:\n    method", "method"),
+)
+def a_method_chosen_by_objective(world):
+    world.write("mine.yaml", *MINE, "by_objective:", "  sft:", "    method: full")
+    return "finetune --recipe mine.yaml"
+
+
+@case("kit/config/recipe_file.py:_problems_with_keys#3", edit=corrected("mine.yaml", "learning_rte", "learning_rate"))
 def a_key_of_another_method_with_a_slip(world):
     world.write("mine.yaml", *MINE, "by_method:", "  full:", "    learning_rte: 1e-4")
     return "finetune --recipe mine.yaml"
@@ -332,6 +398,62 @@ def streams_mixed_by_tokens(world):
     two_files(world)
     data = "[{path: a.jsonl, weight: 1}, {path: more.jsonl, weight: 2}]"
     return f"{STREAM} --mixing tokens --dataset {shlex.quote(data)}"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#1")
+def the_loss_of_another_objective(world):
+    return pairs(world, "--objective simpo --dpo_loss ipo")
+
+
+@case(
+    "kit/config/conflicts.py:_conflicts_of_objective#1",
+    says="mine.yaml:4 beta",
+    edit=corrected("mine.yaml", "beta: 0.3", "by_objective: {dpo: {beta: 0.3}}"),
+)
+def a_recipe_for_several_objectives(world):
+    world.write("mine.yaml", *MINE, "beta: 0.3")
+    return "finetune --recipe mine.yaml"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#2")
+def smoothed_labels_with_a_loss_that_has_none(world):
+    return pairs(world, "--objective dpo --dpo_loss ipo --label_smoothing 0.1")
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#3")
+def robust_against_nothing(world):
+    return pairs(world, "--objective dpo --dpo_loss robust")
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#4")
+def accuracies_without_pairs(world):
+    return "finetune --eval_split_size 0.5 --keep_best --metric_for_best_model eval_rewards/accuracies"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#5")
+def prompts_that_are_learned_from_pairs(world):
+    return pairs(world, "--objective orpo --train_on all")
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#6")
+def pairs_in_pieces(world):
+    return pairs(world, "--objective cpo --excess_length_strategy split")
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#7")
+def a_stream_of_rated_answers(world):
+    world.write("rated.jsonl", *[RATED, RATED.replace("true", "false")] * 4)
+    return f"{STREAM} --dataset rated.jsonl --objective kto"
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#8")
+def a_stream_with_a_reference_that_changes(world):
+    return pairs(world, "--streaming --max_steps 2 --global_batch_size 2 --objective dpo --method full")
+
+
+@case("kit/config/conflicts.py:_conflicts_of_objective#8")
+def a_stream_with_a_reference_computed_before(world):
+    return pairs(world, "--streaming --max_steps 2 --global_batch_size 2 --objective dpo --precompute_reference")
 
 
 @case("kit/config/conflicts.py:_conflicts_of_attention#1")
