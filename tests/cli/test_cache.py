@@ -8,6 +8,7 @@ import pytest
 
 from kit import cache
 from kit.cli.main import main
+from kit.train.precompute import FOLDER, _store
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,19 @@ def samples(tmp_path, monkeypatch):
         used = time.time() - (4 - 2 * number) * 7 * 86400
         os.utime(samples / name, (used, used))
     return samples
+
+
+@pytest.fixture
+def references(samples):
+    """An entry of a reference's log-probabilities, last used three weeks ago."""
+    references = cache.make_folder(FOLDER)
+    folder = references / ("e" * 32)
+    with cache.locked(folder):
+        writer = cache.Writer(folder)
+        writer.append({"references": np.zeros(256)})
+        writer.finish({"about": {"num_samples": 128, "model": "org/mod\nel"}})
+    os.utime(folder, (time.time() - 3 * 7 * 86400,) * 2)
+    return references
 
 
 def names(samples):
@@ -143,3 +157,42 @@ def test_a_wrong_option_is_answered_with_what_is_expected(words, message, capsys
     with pytest.raises(SystemExit, match="2"):
         main(["cache", *words])
     assert message in capsys.readouterr().err
+
+
+def test_log_probabilities_of_references_are_listed_among_the_others(samples, references, capsys):
+    *_, first, second, third, last, total = typed(capsys).splitlines()
+    assert [line[0] for line in (first, second, third, last)] == list("aebc"), "by when they were used"
+    words = second.split()
+    assert words[:1] + words[3:9] == ["e" * 12, "2.3", "kB", "128", "-", "-", "-"]
+    assert second.endswith("log-probabilities of the reference org/mod\\nel")
+    assert total == f"{samples.parent}: 4 entries, 15.2 kB"
+
+
+def test_what_a_run_stores_of_its_reference_is_listed(samples, capsys):
+    _store(cache.make_folder(FOLDER) / ("d" * 32), np.zeros((3, 2)), "org/model", 3)
+    (line,) = (line for line in typed(capsys).splitlines() if line.startswith("d" * 12))
+    assert line.split()[5] == "3" and line.endswith("reference org/model")
+
+
+def test_log_probabilities_of_references_are_verified(references, capsys):
+    assert "4 entries (15.2 kB) read, 0 damaged" in typed(capsys, "verify")
+    with (references / ("e" * 32) / "references.bin").open("r+b") as file:
+        file.write(b"x")
+    assert "references.bin was altered" in typed(capsys, "verify", status=1)
+    (references / ("e" * 32) / "entry.json").write_text("{")
+    assert "(damaged: it is made again when needed)" in typed(capsys)
+
+
+def test_prune_takes_the_oldest_of_all_entries(samples, references, capsys):
+    assert "would be removed: 2 entries" in typed(capsys, "prune", "--older_than", "17d", "--dry_run")
+    assert names(references) == "e"
+    assert "removed: 2 entries" in typed(capsys, "prune", "--older_than", "17d")
+    assert names(samples) == "bc" and names(references) == ""
+
+
+def test_prune_leaves_a_reference_that_is_open_and_removes_what_a_killed_run_left(samples, references, capsys):
+    arrays, _ = cache.open_entry(references / ("e" * 32))
+    (references / f".{'f' * 32}.4711").mkdir()
+    out = typed(capsys, "prune", "--keep", "0")
+    assert names(samples) == "" and names(references) == "e" and "in use by a run, and left: eeeeeeeeeeee" in out
+    assert "removed: parts of 1 entries that killed processes left" in out and len(arrays["references"]) == 256

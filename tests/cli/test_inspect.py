@@ -1,6 +1,7 @@
 """``kit inspect`` shows samples, writes a page, and reports mistakes with status 2."""
 
 import pytest
+from data_helpers import write
 
 from kit.cli.main import main
 
@@ -57,3 +58,33 @@ def test_help_says_what_it_takes(command, capsys):
     except SystemExit as leaving:
         status = leaving.code
     assert status == 0 and "recipes/finetune.py" in capsys.readouterr().out
+
+
+def preferences(kind, i):
+    prompt = [{"role": "user", "content": f"Question {i}"}]
+    good, bad = ([{"role": "assistant", "content": f"{word} {i}"}] for word in ("Answer", "Nonsense"))
+    if kind == "pairs":
+        return {"prompt": prompt, "chosen": good, "rejected": bad}
+    return {"prompt": prompt, "completion": good if i % 2 else bad, "label": bool(i % 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "objective"), [("pairs", "dpo"), ("pairs", "simpo"), ("rated", "kto")])
+def test_pairs_and_answers_with_a_label_are_shown(kind, objective, model, tmp_path, capsys):
+    write(tmp_path / "train.jsonl", *(preferences(kind, i) for i in range(20)))
+    flags = [*model.flags, "--objective", objective]
+    assert main(["inspect", *flags, "-n", "2", "--html", "out.html"]) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "out.html").read_text()
+    if kind == "pairs":
+        assert printed.count("  chosen:\n") == printed.count("  rejected:\n") == 2
+        assert page.count("<div class=answers>") > 2 and "--show rejected-longer" in printed
+    else:
+        assert "50.0% of the answers have the label true" in printed and "label true</small>" in page
+        assert main(["inspect", *flags, "-n", "3", "--show", "label-false"]) == 0
+        assert capsys.readouterr().out.count(", label false\n") == 3
+    more = ["--method", "lora", "--streaming", "--max_steps", "3"]
+    if kind == "pairs":
+        assert main(["inspect", *flags, *more]) == 2
+        assert "streaming: a stream cannot be shown as a whole" in capsys.readouterr().err
+    assert main(["inspect", *flags, "-n", "1", "--packing", "true", "--eval_split_size", "4"]) == 0
+    assert "held out" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """``kit prepare`` does what the run would do with its data, once."""
 
 import pytest
+from data_helpers import write
 
 from kit.cli.main import main
 
@@ -37,3 +38,16 @@ def test_what_is_prepared_is_opened_by_the_run(model, capsys, monkeypatch, tmp_p
 def test_a_stream_has_nothing_to_prepare(model, capsys):
     assert main(["prepare", *model.flags, "--streaming", "--max_steps", "3"]) == 2
     assert "nothing to prepare" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("objective", "other"), [("dpo", "orpo"), ("kto", "kto")])
+def test_preferences_are_prepared_for_every_objective_that_learns_from_them(objective, other, model, tmp_path, capsys):
+    prompts = [f"Question {i}:" for i in range(20)]
+    pairs = [{"prompt": prompt, "chosen": " yes", "rejected": " no"} for prompt in prompts]
+    rated = [{"prompt": prompt, "completion": " yes", "label": bool(i % 2)} for i, prompt in enumerate(prompts)]
+    write(tmp_path / "train.jsonl", *(rated if objective == "kto" else pairs))
+    assert main(["prepare", *model.flags, "--objective", objective]) == 0
+    assert "20 samples" in (out := capsys.readouterr().out) and "1 data set tokenised\n" in out
+    assert main(["prepare", *model.flags, "--objective", other]) == 0
+    assert "nothing to do: all is there" in capsys.readouterr().out

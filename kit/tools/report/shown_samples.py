@@ -319,8 +319,8 @@ def _windows(num: int, borders: Sequence[int], limit: int) -> list[tuple[int, in
     if num <= limit or not borders or borders[0] < limit // 2:
         return [(0, min(num, limit))]
     around = borders[0] + 1
-    start = max(around - limit // 4, limit // 2)
-    return [(0, limit // 2), (start, min(num, start + limit // 2))]
+    start = min(max(around - limit // 4, limit // 2), num - limit // 2)
+    return [(0, limit // 2), (start, start + limit // 2)]
 
 
 def _find_lost(data: Data, num: int, others: list[int]) -> list[_Lost]:

@@ -122,3 +122,46 @@ def test_what_was_cut_is_named(tmp_path, tokenizer):
     found = checks(looked(tokenizer, max_length=8))
     assert found["3 cut at 8 tokens, first: train.jsonl:2, train.jsonl:4, train.jsonl:5"] == "note"
     assert not [text for text in checks(looked(tokenizer, max_length=9)) if "cut" in text]
+
+
+def pair(prompt, chosen, rejected):
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+DPO = {"objective": "dpo"}
+
+
+def test_both_answers_of_a_pair_are_checked(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("Q:", " one two", " three"), pair("P:", " one", " two <|endoftext|> three"))
+    gathered = looked(tokenizer, **DPO)
+    text = "1 sample learns a special token in the middle of an answer, first train.jsonl:2 ('<|endoftext|>')"
+    assert checks(gathered)[text] == "look"
+    assert checks(gathered)["100.0% of the answers teach to stop; the last token learned is '<|endoftext|>' 100.0%"]
+    write(tmp_path / "train.jsonl", pair("Q:", " one two", " three"))
+    good = checks(looked(tokenizer, **DPO))  # the end of the chosen answer is not in the middle of anything
+    assert good["no answer goes on after a special token that ends a text"] == "ok" and "look" not in good.values()
+
+
+def test_a_pair_begins_with_bos_once(tmp_path):
+    adds_bos = byte_level_tokenizer(bos_token="<bos>")
+    adds_bos.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", adds_bos.bos_token_id)]
+    )
+    write(tmp_path / "train.jsonl", pair("Q:", " one", " two"))
+    found = checks(looked(adds_bos, **DPO))
+    assert found["1 of 1 samples begin with <bos>"] == "ok" and found["none begins with it twice"] == "ok"
+
+
+def test_prompts_of_pairs_that_were_cut_are_counted(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("Q " * 40, " one", " two"), pair("Q:", " one", " two"))
+    found = checks(looked(tokenizer, max_length=20, **DPO))
+    assert found["1 with the start of the prompt cut off, to have at most 20 tokens"] == "note"
+
+
+def test_a_pair_that_occurs_twice_and_one_that_is_evaluated_on_are_found(tmp_path, tokenizer):
+    rows = [pair("Q:", " one", " two"), pair("P:", " one", " two"), pair("Q:", " one", " two")]
+    write(tmp_path / "train.jsonl", *rows)
+    write(tmp_path / "eval.jsonl", rows[1], pair("R:", " one", " two"))
+    found = checks(looked(tokenizer, eval_dataset="eval.jsonl", **DPO))
+    assert found["2 samples are the same: train.jsonl:1, train.jsonl:3"] == "look"
+    assert found["1 of 2 evaluation samples are in the training data (1 token for token)"] == "look"

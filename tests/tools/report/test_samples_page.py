@@ -178,3 +178,85 @@ def test_what_nothing_reads_is_shown_as_text_and_on_the_page(tmp_path, tokenizer
         assert "messages.id" in shown and "source" in shown and "100.0%" in shown and ": not used" not in shown
     write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
     assert "not used" not in as_page(looked(tokenizer, chat_template="chatml")).lower()
+
+
+def pair(prompt, chosen, rejected):
+    prompt = [{"role": "user", "content": prompt}]
+    answers = ([{"role": "assistant", "content": answer}] for answer in (chosen, rejected))
+    return {"prompt": prompt, **dict(zip(("chosen", "rejected"), answers, strict=True))}
+
+
+def rated(prompt, completion, label):
+    return {"instruction": prompt, "completion": completion, "label": label}
+
+
+DPO = {"objective": "dpo", "chat_template": "chatml"}
+KTO = {"objective": "kto", "chat_template": "chatml"}
+
+
+def test_a_pair_is_shown_as_text(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("How is it?", "It is well today", "It is bad today"))
+    gathered = looked(tokenizer, **DPO)
+    shown = as_text(gathered, colour=False).partition("--- train.jsonl:1: prompt ")[2]
+    lines = [line for line in shown.splitlines()[1:] if line]
+    assert lines[:3] == ["<|im_start|>user", "How is it?<|im_end|>", "<|im_start|>assistant"]
+    assert lines[3] == "  chosen:" and lines[5] == "  rejected:"
+    for line, own in ((lines[4], "well"), (lines[6], "bad")):
+        assert re.fullmatch(rf"\[\[It is ?\(\( ?{own} ?\)\) ?today<\|im_end\|>\]\]", line), line
+    text = as_text(gathered, colour=True)
+    assert "\x1b[32mIt is" in text and "\x1b[31mIt is" in text  # green and red
+    assert re.search(r"\x1b\[1;4m ?well ?\x1b\[22;24m", text) and "((" not in text
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_the_label_of_an_answer_is_shown(label, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", rated("Hi", "Hello", label), rated("Ho", "Hello", label))
+    gathered = looked(tokenizer, 1, **KTO)
+    assert re.search(rf"train.jsonl:1: .*, label {str(label).lower()}\n", as_text(gathered, colour=False))
+    assert f"\x1b[{32 if label else 31}mHello" in as_text(gathered, colour=True)
+    page = as_page(gathered)
+    assert f", label {str(label).lower()}</small>" in page
+    kind = "run learned" if label else "run learned bad"
+    assert re.search(f"<div class='{kind}'><small>2</small><b>Hello</b>", page) and "<mark>" not in page
+
+
+def test_the_page_has_both_answers_side_by_side_with_what_differs(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("<script>", "It is <b>well</b> today", "It is <b>bad</b> today"))
+    page = as_page(looked(tokenizer, **DPO))
+    (answers,) = re.findall("<div class=answers>(.*?</div>)</div></div>", page, re.S)
+    assert re.findall("<h4>(\\w+) <small>\\d+ tokens</small>", answers) == ["chosen", "rejected"]
+    marks = [re.sub("<[^>]*>", "", mark) for mark in re.findall("<mark>(.*?)</mark>", answers)]
+    assert [mark.strip() for mark in marks] == ["well", "bad"]
+    assert "<div class='run learned bad'>" in answers and page.count("<script") == 1
+    assert page.count("<svg") == 3 and "answers by their tokens: chosen" in page and "mean " in page
+    for name in ("chosen", "rejected"):
+        assert re.search(f"<p class=legend>.*<span class='run learned[a-z ]*'>{name}</span>", page)
+
+
+def test_the_lengths_of_both_kinds_of_answers_are_drawn_over_the_same_tokens(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(pair(f"Hi {i}", "z" * 40, "q" * 10) for i in range(5)))
+    gathered = looked(tokenizer, **DPO)
+    (longest,) = set(gathered.answer_lengths["chosen"].tolist())
+    (shortest,) = set(gathered.answer_lengths["rejected"].tolist())
+    assert longest == shortest + 30
+    text = as_text(gathered, colour=False)
+    bars = {}
+    for name, mean in (("chosen", longest), ("rejected", shortest)):
+        (line,) = re.findall(f"  answers, {name}: 0 to {longest} tokens, {mean}.0 on average\n  (.*)", text)
+        bars[name] = line.index("█")
+    assert bars["rejected"] < bars["chosen"] == 47
+
+
+def test_pages_of_other_samples_say_nothing_of_pairs(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", chat("Hi", "Hello"))
+    gathered = looked(tokenizer, chat_template="chatml")
+    body = as_page(gathered).partition("</style>")[2].partition("<script>")[0]
+    assert not re.search("chosen|rejected|<mark>|label true|class=answers", body)
+    assert "learned from</span>" in body and body.count("<svg") == 1
+
+
+def test_pairs_cannot_drive_a_terminal(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("\x1b[31mred", "a\x1b[2J\r", "b\x9b2J"))
+    gathered = looked(tokenizer, **DPO)
+    for shown in (as_text(gathered, colour=False), as_page(gathered)):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)

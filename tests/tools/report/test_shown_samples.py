@@ -140,3 +140,131 @@ def test_only_blocks_with_a_row_that_was_cut_or_left_out_are_parsed_again(tmp_pa
     gathered = gather_samples(recipe(max_length=60, **CHATML), tokenizer, data, data.notes, 5)
     assert [s.origin for s in shown_for(gathered, "cut")] == ["train.jsonl:201"]
     assert len(parsed) == 1
+
+
+def pair(prompt, chosen, rejected):
+    prompt = [{"role": "user", "content": prompt}]
+    answers = ([{"role": "assistant", "content": answer}] for answer in (chosen, rejected))
+    return {"prompt": prompt, **dict(zip(("chosen", "rejected"), answers, strict=True))}
+
+
+def rated(prompt, completion, label):
+    answer = [{"role": "assistant", "content": completion}]
+    return {"prompt": [{"role": "user", "content": prompt}], "completion": answer, "label": label}
+
+
+def joined(shown):
+    return "".join(token.text for token in shown.tokens)
+
+
+DPO, KTO = {"objective": "dpo", **CHATML}, {"objective": "kto", **CHATML}
+
+
+def test_of_a_pair_the_prompt_is_shown_once_and_what_differs_is_marked(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("How is it?", "It is well today", "It is bad today"))
+    (sample,) = looked(tokenizer, **DPO).samples
+    assert joined(sample) == "<|im_start|>user\nHow is it?<|im_end|>\n<|im_start|>assistant\n"
+    assert not any(token.weight for token in sample.tokens)
+    chosen, rejected = sample.answers
+    assert joined(chosen) == "It is well today<|im_end|>\n" and joined(rejected) == "It is bad today<|im_end|>\n"
+    for answer, own, other in ((chosen, "well", "bad"), (rejected, "bad", "well")):
+        differing = "".join(token.text for token in answer.tokens if token.differs)
+        assert own in differing and "It is" not in differing and "today" not in differing and other not in differing
+        assert joined(answer)[:-1] == "".join(token.text for token in answer.tokens if token.weight)
+        assert answer.num_tokens == len(answer.tokens)
+    assert sample.num_learned == sum(bool(token.weight) for answer in sample.answers for token in answer.tokens)
+    assert sample.about == (
+        f"prompt {sample.num_tokens} tokens, chosen {chosen.num_tokens}, rejected {rejected.num_tokens}"
+    )
+
+
+@pytest.mark.parametrize("bos", ["", "<bos>"])
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_prompt_that_was_cut_is_shown_with_what_was_cut_off(objective, bos, tmp_path, tokenizer):
+    long = "Hi " * 60 + "Bye"
+    rows = [pair(long, "Hello", "Hello there"), pair("Hi", "Hello", "Bye")]
+    if objective == "kto":
+        rows = [rated(long, "Hello", False), rated("Hi", "Hello", True)]
+    write(tmp_path / "train.jsonl", *rows)
+    template = {"chat_template": "llama3"} if bos else CHATML
+    flags = {"objective": objective, "max_length": 40, **template}
+    gathered = looked(tokenizer, 0, **flags)
+    (sample,) = shown_for(gathered, "cut")
+    assert sample.origin == "train.jsonl:1"
+    num_cut = sum(token.is_cut for token in sample.tokens)
+    assert sample.remark == f"{num_cut} tokens of the prompt cut off, so that no answer is cut"
+    kept = [token for token in sample.tokens if not token.is_cut]
+    assert text_of(sample, True).count("Hi ") > 20 and (kept[0].text == "<bos>") == bool(bos)
+    assert not any(token.is_cut for answer in sample.answers for token in answer.tokens)
+    longest = max([answer.num_tokens for answer in sample.answers], default=0)
+    assert len(kept) + longest == 40
+    # What is shown as kept is what the run trains on.
+    for ids, answer in zip(
+        (ids for ids, _ in open_all(tokenizer, **flags).train.sequences(0)), sample.answers or [None], strict=True
+    ):
+        shown = "".join(token.text for token in kept) + (joined(answer) if answer else "")
+        assert shown == tokenizer.decode(ids)
+    assert sample.label == (False if objective == "kto" else None)
+    assert "longest" in sample.reasons, "it is shown once, for all its reasons"
+    text = as_text(gathered, False, "cut")
+    assert "{{" in text and sample.remark in text and f'"{sample.origin}"' not in text
+
+
+@pytest.mark.parametrize("strategy", ["truncate", "drop"])
+def test_pairs_that_were_left_out_are_shown_with_the_reason(strategy, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", pair("Hi", "Hello", "Bye"), pair("Hi " * 9, "Bye now " * 30, "Hello"))
+    flags = {"max_length": 40, "excess_length_strategy": strategy}
+    (sample,) = shown_for(looked(tokenizer, **DPO, **flags), "too-long")
+    chosen, rejected = sample.answers
+    assert sample.origin == "train.jsonl:2" and sample.num_learned == 0
+    num_tokens = sample.num_tokens + max(chosen.num_tokens, rejected.num_tokens)
+    assert f"left out: {num_tokens} tokens, max_length is 40" in sample.remark
+    assert ("leaves no room for a prompt" in sample.remark) == (strategy == "truncate")
+    assert all(token.is_cut for shown in (sample, chosen, rejected) for token in shown.tokens)
+
+
+def test_pairs_that_cannot_be_used_are_shown_as_they_stand(tmp_path, tokenizer):
+    rows = [pair(f"Hi {i}", "Hello", "Bye") for i in range(20)]
+    write(tmp_path / "train.jsonl", *rows, pair("Hi", "same", "same"))
+    (sample,) = shown_for(looked(tokenizer, on_bad_row="skip", **DPO), "skipped")
+    assert "rejected: the same tokens as chosen" in sample.remark and '"chosen": [{"role": "assistant"' in sample.row
+
+
+def test_pairs_whose_one_answer_is_longer_are_shown_the_largest_difference_first(tmp_path, tokenizer):
+    lengths = [(1, 2), (9, 1), (3, 1), (5, 1), (7, 1), (2, 2)]
+    rows = [pair(f"Hi {i}", "z" * first, "q" * second) for i, (first, second) in enumerate(lengths)]
+    write(tmp_path / "train.jsonl", *rows)
+    gathered = looked(tokenizer, 0, **DPO)
+    lines = {k: {s.origin[-1] for s in shown_for(gathered, k)} for k in ("chosen-longer", "rejected-longer")}
+    assert lines == {"chosen-longer": {"2", "4", "5"}, "rejected-longer": {"1"}}
+    assert {r.key: r.count for r in gathered.shown.reasons if "longer" in r.key} == {
+        "chosen-longer": 4,
+        "rejected-longer": 1,
+    }
+    lengths = open_all(tokenizer, **DPO).train.sequence_lengths
+    assert gathered.lengths.tolist() == lengths.max(axis=1).tolist()
+    assert {s.origin[-1] for s in shown_for(gathered, "longest")} == {"2", "4", "5"}
+
+
+def test_answers_of_either_label_can_be_shown(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(rated(f"Hi {i}", "Hello", i % 3 == 0) for i in range(9)))
+    gathered = looked(tokenizer, 0, **KTO)
+    for label in (True, False):
+        shown = shown_for(gathered, f"label-{str(label).lower()}")
+        assert len(shown) == 3 and all(sample.label is label for sample in shown)
+        assert f", label {str(label).lower()}" in shown[0].about
+    text = as_text(gathered, False, "label-false")
+    assert text.count("--- train.jsonl:") == 3 and re.search("--show label-false +label false +6\n", text)
+
+
+def test_of_a_very_long_pair_all_parts_are_shown_and_compared(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("kit.tools.report.shown_samples.MAX_TOKENS_SHOWN", 60)
+    answer = " ".join(map(str, range(60)))
+    write(tmp_path / "train.jsonl", pair("Hi " * 40 + "end", f"{answer} z", f"{answer} q"))
+    gathered = looked(tokenizer, 1, **DPO)
+    (sample,) = gathered.samples
+    assert len(sample.tokens) == 20 and joined(sample).endswith("assistant\n") and "end" in joined(sample)
+    for answer in sample.answers:
+        assert len(answer.tokens) == 20 < answer.num_tokens and not any(token.differs for token in answer.tokens)
+    page = as_page(gathered)
+    assert page.count(f"{sample.answers[0].num_tokens - 20} more tokens") == 2 and "tokens ...</p>" in page
