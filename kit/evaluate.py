@@ -184,10 +184,9 @@ def _preferences(
         kl = objective.estimate_kl(prepared, batches(mismatched, "evaluation kl"), len(samples))
     numbers = []
     with torch.no_grad():
-        for on_host in batches(samples, "evaluation loss"):
-            one = replace(whole, micro_batches=[replace(on_host, kl=kl)])
+        for micro_batch in on_device(batches(samples, "evaluation loss"), device):
+            one = replace(whole, micro_batches=[replace(micro_batch, kl=kl)])
             (batch,) = objective.begin_step(prepared, one).micro_batches
-            batch = batch.to(device)
             numbers.append(objective.terms(prepared.model(**batch.model_inputs()), batch)[1])
     sums = ranks.sum(torch.stack(numbers).sum(dim=0)).tolist()
     metrics = {f"eval_{name}": value for name, value in objective.metrics(sums, whole).items()}

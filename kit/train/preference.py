@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.config.settings.objective import ObjectiveSettings
+from kit.data.feed.batches import on_device
 from kit.strategy.float64 import in_float64
 from kit.train.reference import sequence_logps, sequence_weights, with_references, without_gradients
 
@@ -237,13 +238,12 @@ class KahnemanTversky:
     def estimate_kl(self, prepared: "Prepared", mismatched: Iterable["MicroBatch"], num_samples: int) -> torch.Tensor:
         """Return z, float64 [], from the micro-batches of this rank. Called by all ranks."""
         sums = []
-        for micro_batch in mismatched:
+        for micro_batch in on_device(mismatched, prepared.accelerator.device):
             (known,) = with_references(prepared, [micro_batch])
-            on_device = known.to(prepared.accelerator.device)
             with without_gradients(prepared):
-                logps = sequence_logps(prepared.model(**on_device.model_inputs()), on_device)
-            assert on_device.references is not None
-            sums.append((logps - in_float64(on_device.references).to(logps)).sum())
+                logps = sequence_logps(prepared.model(**known.model_inputs()), known)
+            assert known.references is not None
+            sums.append((logps - in_float64(known.references).to(logps)).sum())
         return (prepared.ranks.sum(torch.stack(sums).sum()) / num_samples).clamp(min=0)
 
     def divisors(self, batch: "GlobalBatch") -> Sequence[float]:
