@@ -125,6 +125,24 @@ def pairs(num, word="a"):
     return [{"prompt": f"Q{i} ", "completion": f"{word} " * (1 + i * 7 % 11) + str(i)} for i in range(num)]
 
 
+def preference_pairs(num, word="a"):
+    """Pairs of answers of ever different length; now the chosen one is longer, now the rejected one."""
+    rows = []
+    for i in range(num):
+        short, long = f"{i}", f"{word} " * (1 + i * 7 % 11) + str(i)
+        chosen, rejected = (long, short) if i % 2 else (short, long)
+        rows.append({"prompt": f"Q{i} ", "chosen": f"{chosen} good", "rejected": f"{rejected} bad"})
+    return rows
+
+
+def rated_answers(num):
+    """Answers with a label, of ever different length; every third one is bad."""
+    return [
+        {"prompt": f"Q{i} " * (1 + i % 3), "completion": f"A{i}" + " a" * (i * 7 % 11), "label": i % 3 > 0}
+        for i in range(num)
+    ]
+
+
 def source_of(name, split="train", **options):
     """The data set called ``name``, opened."""
     return open_source(str(name), split, "dataset", **options)

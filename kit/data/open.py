@@ -223,7 +223,8 @@ def open_data(
     notes += leak_notes(train, evaluation)
     for samples in (train, evaluation):
         if samples is not None and samples.are_rated and len(samples) < 2:
-            raise UserError(Problem(samples.dataset_names[0], "a single sample", "two: kto sets each beside another"))
+            name = samples.stores[0].source.name
+            raise UserError(Problem(name, "a single sample", "two: kto sets each prompt beside the answer to another"))
     weights = [dataset.entry.weight for dataset in train_datasets]  # all of them are set, or none
     contents = (PACKING_VERSION, train.fingerprint, weights, settings.mixing, seed, settings.max_length)
     order = Order(

@@ -1,7 +1,7 @@
 """Parts of the data: repeats are left out once and for all, and by what is learned, not by the text."""
 
 import pytest
-from data_helpers import open_all, pairs, write
+from data_helpers import open_all, pairs, preference_pairs, rated_answers, write
 
 from kit.errors import UserError
 
@@ -39,3 +39,42 @@ def test_repeats_are_found_across_data_sets_and_before_samples_are_held_out(tmp_
     write(tmp_path / "c.jsonl", *pairs(3))
     with pytest.raises(UserError, match="dedup: all samples of c are in the data sets before it"):
         open_all(tokenizer, dataset="a.jsonl,c.jsonl", dedup=True)
+
+
+def test_pairs_are_repeats_only_if_both_answers_are_the_same(tmp_path, tokenizer):
+    pair = {"prompt": "Hi ", "chosen": "a", "rejected": "b"}
+    rows = [pair, pair | {"rejected": "c"}, {"prompt": "Hi ", "chosen": "b", "rejected": "a"}, pair]
+    write(tmp_path / "train.jsonl", *rows)
+    opened = open_all(tokenizer, objective="dpo", dedup=True)
+    assert [opened.train.origin(i) for i in range(len(opened.train))] == [f"train.jsonl:{i}" for i in (1, 2, 3)]
+
+
+def test_an_answer_with_another_label_is_no_repeat(tmp_path, tokenizer):
+    row = {"prompt": "Hi ", "completion": "a", "label": True}
+    write(tmp_path / "train.jsonl", row, row | {"label": False}, row, row | {"label": False})
+    opened = open_all(tokenizer, objective="kto", dedup=True)
+    assert opened.train.labels.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("objective", "rows"), [("dpo", preference_pairs(20)), ("kto", rated_answers(20))])
+def test_preferences_are_held_out_and_limited_with_their_halves_and_labels(objective, rows, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *rows)
+    whole = open_all(tokenizer, objective=objective).train
+    opened = open_all(tokenizer, objective=objective, eval_split_size=5, max_train_samples=9)
+    assert (len(opened.train), len(opened.evaluation)) == (9, 5)
+    for samples in (opened.train, opened.evaluation):
+        for i in range(len(samples)):
+            j = int(samples.origin(i).split(":")[1]) - 1
+            assert [ids.tolist() for ids, _ in samples.sequences(i)] == [ids.tolist() for ids, _ in whole.sequences(j)]
+            assert samples.preferences[i] == whole.preferences[j]
+            assert samples.sequence_lengths[i].tolist() == [len(ids) for ids, _ in samples.sequences(i)]
+            assert samples.row_lengths[i] == samples.sequence_lengths[i].max()
+
+
+def test_pairs_to_evaluate_on_that_are_in_the_training_data_are_counted(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *preference_pairs(8))
+    write(tmp_path / "eval.jsonl", *preference_pairs(3), *preference_pairs(12)[9:])
+    notes = open_all(tokenizer, objective="dpo", eval_dataset="eval.jsonl").notes
+    assert any(
+        "warning: 3 of 6 evaluation samples are in the training data: 3 token for token" in note for note in notes
+    )

@@ -1,9 +1,14 @@
 """Rows as samples: what becomes of those that are too long, or teach nothing, and which weights reach them."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from data_helpers import byte_level_tokenizer, chat, open_all, pairs, write, write_any
 
+from kit.cache import digest
+from kit.data.samples.rows import CODE_VERSION, Encoder
 from kit.errors import UserError
 
 LONG_ROWS = [
@@ -114,6 +119,18 @@ def test_tokens_that_come_ready_made_are_taken_as_they_are(tmp_path, tokenizer):
     train = open_all(tokenizer).train
     assert [ids.tolist() for ids, _ in train] == [[5, 6, 7, 8], [9, 10]]
     assert train[0][1].tolist() == [0, 0, 1, 1] and train.num_targets.tolist() == [2, 1]
+
+
+def test_what_identifies_the_samples_of_answers_knows_nothing_of_preferences(tokenizer):
+    """So caches, and runs that go on, stay valid."""
+    settings = {"template": "t", "prompts_as_chat": True, "train_on": "last", "max_length": 9}
+    encoder = Encoder(tokenizer, **settings, excess_length_strategy="drop")
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    del state["truncation"], state["padding"]
+    tokens = digest(state, tokenizer.special_tokens_map)
+    assert encoder.key() == [CODE_VERSION, "t", True, "last", 9, "drop", tokens]
+    keys = {digest(*replace(encoder, wanted=wanted).key()) for wanted in ("answers", "pairs", "rated")}
+    assert len(keys) == 3
 
 
 def test_the_end_is_kept_where_that_is_asked_for_and_bos_stays_first(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from data_helpers import (
     open_recipe_data,
     open_recipe_datasets,
     pairs,
+    preference_pairs,
+    rated_answers,
     recipe,
     write,
 )
@@ -139,6 +142,85 @@ def test_an_entry_whose_arrays_do_not_fit_each_other_is_made_again(name, change,
     writer.finish(info)
     again = open_all(tokenizer)
     assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first.train, again.train, strict=True))
+
+
+def with_values(array, name, value):
+    array = array.copy()
+    array[name] = value
+    return array
+
+
+PREFERENCES = {"dpo": preference_pairs(5), "kto": rated_answers(5)}
+
+
+@pytest.mark.parametrize("objective", PREFERENCES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,  # the array is gone
+        lambda array: array[:-1],
+        lambda array: array[["prompt_length", "first_length"]],
+        lambda array: with_values(array, "first_length", 0),
+        lambda array: with_values(array, "first_length", 1000),
+        lambda array: with_values(array, "prompt_length", array["first_length"]),
+        lambda array: with_values(array, "prompt_length", 0),
+    ],
+)
+def test_an_entry_whose_halves_do_not_fit_is_made_again(change, objective, tmp_path, tokenizer, cache):
+    write(tmp_path / "train.jsonl", *PREFERENCES[objective])
+    first = open_all(tokenizer, objective=objective).train
+    (folder,) = [path for path in cache.iterdir() if path.is_dir()]
+    arrays, info = kit_cache.open_entry(folder)
+    arrays = {key: np.array(array) for key, array in arrays.items()}
+    records = arrays.pop("preferences")
+    writer = kit_cache.Writer(folder)
+    writer.append(arrays if change is None else {**arrays, "preferences": np.ascontiguousarray(change(records))})
+    writer.finish(info)
+    again = open_all(tokenizer, objective=objective).train
+    assert contents(again) == contents(first) and (again.preferences == first.preferences).all()
+
+
+@pytest.mark.parametrize("objective", PREFERENCES)
+@pytest.mark.parametrize("damage", ["flipped", "gone", ""])
+def test_preferences_come_from_the_cache_the_second_time_unless_they_are_damaged(
+    damage, objective, tmp_path, tokenizer, cache, monkeypatch
+):
+    write(tmp_path / "train.jsonl", *PREFERENCES[objective])
+    first = open_all(tokenizer, objective=objective).train
+    (file,) = cache.glob("*/preferences.bin")
+    content = bytearray(file.read_bytes())
+    content[5] ^= 64
+    if damage == "flipped":
+        time.sleep(0.02)  # longer than the clock of a file system ticks
+        file.write_bytes(content)
+    elif damage == "gone":
+        file.unlink()
+    else:
+        forbid_tokenising(monkeypatch)
+    again = open_all(tokenizer, objective=objective).train
+    assert contents(again) == contents(first) and (again.preferences == first.preferences).all()
+    assert again.fingerprint == first.fingerprint
+
+
+def test_the_same_rows_have_an_entry_for_each_kind_that_they_are_read_as(tmp_path, tokenizer, cache):
+    rows = [{**row, "completion": row["chosen"], "label": True} for row in preference_pairs(5)]
+    write(tmp_path / "train.jsonl", *rows)
+    seen = {open_all(tokenizer, objective=objective).fingerprint for objective in ("sft", "dpo", "kto")}
+    assert len(seen) == 3 and len(list(cache.glob("*/entry.json"))) == 3
+    # Objectives that want the same share it.
+    assert open_all(tokenizer, objective="orpo").fingerprint in seen
+    assert open_all(tokenizer, objective="dft").fingerprint in seen
+
+
+@pytest.mark.slow
+def test_several_processes_make_the_same_pairs_as_one(tmp_path, tokenizer, cache):
+    write(tmp_path / "train.jsonl", *preference_pairs(40_000))
+    alone = open_all(tokenizer, objective="dpo", dataset_num_proc=1).train
+    (folder,) = [path for path in cache.iterdir() if path.is_dir()]
+    shutil.rmtree(folder)
+    together = open_all(tokenizer, objective="dpo", dataset_num_proc=3).train
+    assert (alone.preferences == together.preferences).all() and len(together) == 40_000
+    assert (alone.hashes("ids_hash") == together.hashes("ids_hash")).all()
 
 
 def shifted(samples, by):

@@ -1,0 +1,117 @@
+"""Answers to other prompts: each prompt once, each answer once, the same on every topology and in every epoch."""
+
+import numpy as np
+import pytest
+from data_helpers import open_all, preference_pairs, rated_answers, recipe, write
+
+from kit.data.feed.mismatched import Mismatched
+from kit.data.feed.ranks import Ranks
+
+BATCH = 4
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def opened(tokenizer, **changes):
+    return open_all(tokenizer, **{"objective": "kto", "max_length": 128, "global_batch_size": BATCH, **changes})
+
+
+def parts(samples, i):
+    """The prompt and the answer of sample ``i``, as lists of ids."""
+    ids, num = samples[i][0].tolist(), int(samples.preferences["prompt_length"][i])
+    return ids[:num], ids[num:]
+
+
+@pytest.mark.parametrize("num", [2, 3, 20])
+def test_each_prompt_gets_the_answer_to_another_and_each_answer_is_used_once(num, tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *rated_answers(num))
+    train = opened(tokenizer).train
+    mismatched = Mismatched(train, seed=1, max_length=128)
+    assert sorted(mismatched.partners.tolist()) == list(range(num))
+    assert not (mismatched.partners == np.arange(num)).any()
+    for i in range(num):
+        ((ids, weights),) = mismatched.sequences(i)
+        (prompt, _), (_, answer) = parts(train, i), parts(train, int(mismatched.partners[i]))
+        assert ids.tolist() == prompt + answer and len(ids) == mismatched.lengths[i] == mismatched.row_lengths[i]
+        assert weights.tolist() == [0] * len(prompt) + [1] * len(answer)
+
+
+def test_partners_depend_on_the_seed_and_the_data_only(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *rated_answers(20))
+    train = opened(tokenizer).train
+    first, again, other = (Mismatched(train, seed, 128).partners.tolist() for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_sequence_that_would_be_too_long_is_cut_at_its_end_and_keeps_a_target(tmp_path, tokenizer):
+    long = {"prompt": "a " * 14, "completion": "b", "label": True}
+    write(tmp_path / "train.jsonl", long, {"prompt": "a ", "completion": "b " * 5, "label": False})
+    longest = int(opened(tokenizer).train.lengths.max())
+    train = opened(tokenizer, max_length=longest).train
+    mismatched = Mismatched(train, 1, longest)
+    assert mismatched.partners.tolist() == [1, 0]
+    ((ids, weights),) = mismatched.sequences(0)
+    prompt, answer = parts(train, 0)[0], parts(train, 1)[1]
+    assert len(prompt + answer) > longest and ids.tolist() == (prompt + answer)[:longest]
+    assert len(ids) == mismatched.lengths[0] and weights[1:].sum() > 0
+
+
+def test_weights_of_the_answer_go_with_it(tmp_path, tokenizer):
+    user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+    rows = [{"prompt": [user], "completion": [answer | {"weight": weight}], "label": True} for weight in (0.5, 2.0)]
+    write(tmp_path / "train.jsonl", *rows)
+    mismatched = Mismatched(opened(tokenizer, chat_template="chatml").train, 1, 128)
+    assert [set(mismatched.sequences(i)[0][1].tolist()) for i in (0, 1)] == [{0, 2.0}, {0, 0.5}]
+
+
+def targets(micro_batches):
+    """The tokens and labels of the micro-batches of all ranks, in no order."""
+    found = []
+    for batch in micro_batches:
+        for k in range(0 if batch.labels is None else len(batch.labels)):
+            found.append((batch.targets[batch.sequence_ids == k].tolist(), bool(batch.labels[k])))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("num_ranks", "size"), [(2, 2), (2, 1), (3, 1)])
+def test_the_ranks_together_have_the_mismatched_answers_of_the_global_batch(
+    num_ranks, size, packing, tmp_path, tokenizer
+):
+    write(tmp_path / "train.jsonl", *rated_answers(20))
+    flags = {"packing": packing, "max_length": 128}
+
+    def steps(num_ranks, size):
+        settings = recipe(objective="kto", global_batch_size=BATCH, per_device_train_batch_size=size, **flags)
+        feeds = [
+            opened(tokenizer, **flags).open_feed(settings, Ranks(rank, num_ranks), 0, {}) for rank in range(num_ranks)
+        ]
+        return [[feed.take(step) for feed in feeds] for step in range(3)]
+
+    train = opened(tokenizer, **flags).train
+    partners = Mismatched(train, recipe().seed, 128).partners
+    for alone, shares in zip(steps(1, BATCH), steps(num_ranks, size), strict=True):
+        (whole,) = alone
+        num = whole.num_samples
+        assert num == BATCH if not packing else num > BATCH
+        assert targets(batch for share in shares for batch in share.mismatched) == targets(whole.mismatched)
+        assert len({len(share.mismatched) for share in shares}) == 1  # or collectives would not match
+        # Each has a row of its own, also beside packs.
+        assert sum(len(batch.labels) for batch in whole.mismatched) == num
+        numbers = [int(origin.split(":")[1]) - 1 for origin in whole.origins]
+        wanted = sorted(parts(train, int(partners[i]))[1] for i in numbers)
+        assert sorted(ids for ids, _ in targets(whole.mismatched)) == wanted
+
+
+def test_references_are_those_of_the_mismatched_answers(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *rated_answers(3))
+    train = opened(tokenizer).train
+    mismatched = Mismatched(train, 1, 128)
+    assert mismatched.references is None
+    train.references = np.array([[-1.0, -10.0], [-2.0, -20.0], [-3.0, -30.0]])
+    assert mismatched.references.tolist() == [[-10.0], [-20.0], [-30.0]]
+
+
+def test_pairs_have_no_mismatched_answers(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *preference_pairs(4))
+    data = opened(tokenizer, objective="dpo")
+    assert data.mismatched(data.train) is None
