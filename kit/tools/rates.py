@@ -5,8 +5,8 @@ sweep trained on the same batches, so their losses are compared step by step.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ _TAIL = 0.25  # share of the steps at the end whose losses are averaged
 # A rate is as good as the best if its loss is higher by at most these shares of the fall of the best one's loss, and of
 # that loss: where losses fall to a thousandth, the first alone would make all rates equal.
 _OF_FALL, _OF_LOSS = 0.03, 0.1
+# What a loss of preferences does not show, and how it is written.
+_OF_PREFERENCES = {"rewards/accuracies": "{:.0%}", "logps/chosen": "{:.1f}"}
 _STYLE = """.charts { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)) }
 .charts figure:first-child { grid-area: auto }
 .charts figure:first-child svg text { font-size: 11px }
@@ -36,6 +38,9 @@ class Trial:
     losses: np.ndarray  # [N], of each step with an update; the first one is from before any update
     stopped_at: int = 0  # the step whose loss or gradient norm was not finite; 0: none
     eval_loss: float = math.nan  # after the last step; NaN without evaluation data
+    preferences: Mapping[str, float] = field(
+        default_factory=dict
+    )  # those of _OF_PREFERENCES that were logged, as losses
 
     @classmethod
     def read(cls, rate: float, folder: Path) -> "Trial":
@@ -43,8 +48,16 @@ class Trial:
         rows = read_metrics(folder)
         losses = [row["loss"] for row in rows if "loss" in row and math.isfinite(row["loss"])]
         stopped = [row["step"] for row in rows if "nonfinite" in row]
-        evaluated = [row["eval_loss"] for row in rows if "eval_loss" in row]
-        return cls(rate, np.array(losses), stopped[0] if stopped else 0, evaluated[-1] if evaluated else math.nan)
+        evaluated = [row for row in rows if "eval_loss" in row]
+        trial = cls(rate, np.array(losses), stopped[0] if stopped else 0)
+        if evaluated:
+            last = {name: evaluated[-1].get(f"eval_{name}") for name in _OF_PREFERENCES}
+            trial = replace(trial, eval_loss=evaluated[-1]["eval_loss"])
+        else:
+            tail = [row for row in rows if "loss" in row][-len(trial.tail) :]
+            values = {name: [row[name] for row in tail if name in row] for name in _OF_PREFERENCES}
+            last = {name: float(np.mean(found)) if found else None for name, found in values.items()}
+        return replace(trial, preferences={name: value for name, value in last.items() if value is not None})
 
     @property
     def tail(self) -> np.ndarray:
@@ -125,6 +138,9 @@ class Sweep:
             row = {"learning rate": f"{trial.rate:g}", f"training loss, last {_TAIL:.0%}": _text(trial.final_loss)}
             if self.measure == "evaluation loss":
                 row["evaluation loss"] = _text(self.score(trial))
+            for name, form in _OF_PREFERENCES.items():
+                if any(name in each.preferences for each in self.trials):
+                    row[name] = form.format(trial.preferences[name]) if name in trial.preferences else ""
             rows.append({**row, "": remark})
         return rows
 
@@ -149,6 +165,10 @@ class Sweep:
             )
         lower = "begin at the lower end" if len(rates) > 1 else "try the next lower one too"
         lines.append(f"    short runs favour rates that are too high for a long run: {lower} (docs/rates.md)")
+        if any(trial.preferences for trial in self.trials):
+            lines.append(
+                "    the loss of preferences also falls where all answers lose probability: docs/rates.md#preferences"
+            )
         return lines
 
 

@@ -1,6 +1,9 @@
 """A function that needs some settings takes their part, which can be made without the others."""
 
+import re
+
 import pytest
+from helpers import ROOT
 from pydantic import ValidationError
 
 from kit.config.fields import choices
@@ -14,6 +17,7 @@ from kit.config.settings.optimisation import OptimSettings
 from kit.config.settings.output import OutputSettings
 from kit.config.settings.process import ProcessSettings
 
+PAGE = ROOT / "docs/objectives.md"
 PARTS = [
     MethodSettings,
     DataSettings,
@@ -62,6 +66,20 @@ def test_the_default_rate_follows_the_objective_and_the_method_and_the_help_says
     (group,) = (part for part in text.split(": ", 1)[1].split("; ") if name in part.replace(",", "").split())
     assert [float(rate) for rate in group.split()[-1].split("/")] == [full, adapters]
     assert recipe(objective=name, learning_rate=1e-3).peak_learning_rate == 1e-3
+
+
+def test_the_page_of_objectives_has_their_defaults():
+    rows = re.findall(r"^\|[^|]+\| `(\w+)` \| (yes|no) \|([^|]*)\| (\S+) / (\S+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [name for name, *_ in rows] == list(DECLARED)
+    for name, has_reference, beta, full, adapters in rows:
+        declared = DECLARED[name]
+        assert (has_reference == "yes", float(full), float(adapters)) == (
+            declared.has_reference,
+            *declared.learning_rates,
+        )
+        assert beta.partition(",")[0].strip() == (f"{declared.beta:g}" if declared.beta else "")
+        for setting, value in re.findall(r"`(\w+)` (\S+)", beta):
+            assert Recipe.model_fields[setting].default == float(value)
 
 
 @pytest.mark.parametrize(
