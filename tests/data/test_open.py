@@ -10,6 +10,8 @@ from data_helpers import (
     open_recipe_data,
     open_recipe_datasets,
     pairs,
+    preference_pairs,
+    rated_answers,
     recipe,
     write,
 )
@@ -346,3 +348,131 @@ def test_samples_can_be_chosen_from(tmp_path, tokenizer):
     chosen = train.select(np.array([3, 1]), "by hand")
     assert [chosen.origin(i) for i in range(2)] == ["train.jsonl:4", "train.jsonl:2"]
     assert chosen.fingerprint not in (train.fingerprint, train.select(np.array([3, 1]), "otherwise").fingerprint)
+
+
+# Preferences
+
+USER = {"role": "user", "content": "Hi"}
+HELLO, AWAY = {"role": "assistant", "content": "Hello"}, {"role": "assistant", "content": "Go away"}
+RATED = rated_answers(9)
+PLAIN_ANSWERS = "prompt and answers are learned as plain text, although the tokenizer has a chat template"
+
+
+def test_plain_text_of_preferences_on_a_chat_model_is_said_with_the_flag_that_makes_a_chat(tmp_path, chat_tokenizer):
+    write(tmp_path / "train.jsonl", *preference_pairs(3))
+    write(tmp_path / "rated.jsonl", *[{"q": row["prompt"], "a": row["completion"], "label": True} for row in RATED])
+    for settings, flag in (
+        ({"objective": "dpo"}, "prompt=instruction"),
+        (
+            {"objective": "kto", "dataset": "rated.jsonl", "dataset_columns": {"q": "prompt", "a": "completion"}},
+            "q=instruction,a=completion",
+        ),
+    ):
+        notes = [note for note in open_all(chat_tokenizer, **settings).notes if "plain text" in note]
+        file = settings.get("dataset", "train.jsonl")
+        assert notes == [f"{file}: {PLAIN_ANSWERS}; to make a chat of each row: --dataset_columns {flag}"]
+        columns = dict(pair.split("=") for pair in flag.split(","))
+        opened = open_all(chat_tokenizer, **{**settings, "dataset_columns": columns})
+        assert not any("plain text" in note for note in opened.notes)
+        assert "<|im_start|>user" in chat_tokenizer.decode(opened.train.sequences(0)[0][0])
+
+
+def test_the_prompt_that_is_found_in_the_texts_is_shown(tmp_path, tokenizer, chat_tokenizer):
+    before = "\n\nHuman: Hi\n\nAssistant:"
+    write(tmp_path / "hh.jsonl", {"chosen": f"{before} Hello", "rejected": f"{before} Go away"})
+    write(tmp_path / "words.jsonl", {"chosen": "The sky is blue", "rejected": "The sky is green"})
+    write(tmp_path / "rated.jsonl", *[{"completion": f"{before} Hello", "label": label} for label in (True, False)])
+    cases = {
+        ("dpo", "hh.jsonl"): f"what chosen and rejected both begin with; in the first row it ends with {before!r}",
+        ("dpo", "words.jsonl"): "what chosen and rejected both begin with; in the first row it ends with 'The sky is'",
+        ("kto", "rated.jsonl"): f"all up to the last answer; in the first row it ends with {before!r}",
+    }
+    for (objective, file), text in cases.items():
+        assert f"{file}: the prompt is {text}" in open_all(tokenizer, objective=objective, dataset=file).notes
+        notes = open_all(chat_tokenizer, objective=objective, dataset=file).notes
+        # A prompt that ends in the middle of a sentence is no question of a user.
+        assert any(PLAIN_ANSWERS in note for note in notes) == (file != "words.jsonl")
+    messages = {"chosen": [USER, HELLO], "rejected": [USER, AWAY]}
+    write(tmp_path / "train.jsonl", messages)
+    assert not any("the prompt is" in note for note in open_all(chat_tokenizer, objective="dpo").notes)
+
+
+def test_the_rendering_of_preferences_is_described(tmp_path):
+    texts = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: Go away"}
+    write(tmp_path / "texts.jsonl", texts)
+    write(tmp_path / "chat.jsonl", {"chosen": [USER, HELLO], "rejected": [USER, AWAY]})
+    lines = []
+    for file in ("texts.jsonl", "chat.jsonl"):
+        settings = recipe(dataset=file, eval_dataset=file, objective="dpo")
+        lines += describe_rendering("model", None, open_recipe_datasets(settings), byte_level_tokenizer())
+    assert lines == [
+        "texts.jsonl: prompt and answers, joined as plain text",
+        "chat.jsonl: rendered with the chat template of the tokenizer",
+    ]
+
+
+def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *RATED)
+    opened = open_all(tokenizer, objective="kto")
+    assert opened.notes[0].endswith("; 6 good answers, 3 bad ones")
+    assert opened.train.are_rated and opened.mismatched(opened.train) is not None
+    write(tmp_path / "train.jsonl", RATED[0])
+    with pytest.raises(UserError, match=r"train.jsonl: a single sample; expected two: kto sets each prompt beside"):
+        open_all(tokenizer, objective="kto")
+    write(tmp_path / "train.jsonl", *preference_pairs(1))
+    assert len(open_all(tokenizer, objective="dpo").train) == 1
+    write(tmp_path / "train.jsonl", *RATED)
+    with pytest.raises(UserError, match="a single sample"):
+        open_all(tokenizer, objective="kto", eval_split_size=1)
+
+
+def test_data_to_evaluate_on_must_hold_the_same_kind_of_rows(tmp_path, tokenizer):
+    write(tmp_path / "pairs.jsonl", *preference_pairs(8))
+    write(tmp_path / "chat.jsonl", *[chat("Hi", "Hello")] * 8)
+    write(tmp_path / "named.jsonl", *[{"q": "Hi", "better": "Hello", "worse": "Go away"}] * 8)
+
+    def refusal(**settings):
+        with pytest.raises(UserError) as caught:
+            open_all(tokenizer, **{"chat_template": "chatml", **settings})
+        return str(caught.value)
+
+    message = refusal(objective="dpo", dataset="pairs.jsonl", eval_dataset="chat.jsonl")
+    assert message.startswith(
+        "error: chat.jsonl: columns messages; expected chosen and rejected\n    -> --eval_dataset"
+    )
+    assert open_all(tokenizer, objective="dpo", dataset="pairs.jsonl", eval_dataset=None, eval_split_size=0.25)
+    message = refusal(dataset="chat.jsonl", eval_dataset="pairs.jsonl")
+    assert message.startswith("error: pairs.jsonl: ") and "--objective" not in message
+    entry = "[{path: pairs.jsonl, columns: {prompt: instruction, chosen: output}}]"
+    assert f"-> --eval_dataset '{entry}' learns the answers in chosen only" in message
+    assert open_all(tokenizer, dataset="chat.jsonl", eval_dataset=entry, chat_template="chatml")
+    # Each may have columns of its own.
+    columns = {"q": "instruction", "better": "chosen", "worse": "rejected"}
+    settings = {"objective": "dpo", "dataset": "named.jsonl", "dataset_columns": columns, "chat_template": "chatml"}
+    assert open_all(tokenizer, **settings, eval_dataset="pairs.jsonl").evaluation.sequence_lengths.shape == (8, 2)
+    # What fails in both is said once for each, with the objective for both.
+    message = refusal(objective="dpo", dataset="chat.jsonl", eval_dataset="chat.jsonl")
+    assert message.count("-> --objective sft learns the answers") == 1 and "--eval_split_size" not in message
+
+
+def test_from_a_pair_the_chosen_answer_is_generated_and_answers_end_with_their_stop_token(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", {"prompt": [USER], "chosen": [HELLO], "rejected": [AWAY]})
+    opened = open_all(tokenizer, objective="dpo", chat_template="chatml", predict_with_generate=False)
+    prompt, reference = prompt_and_reference(opened.train, 0)
+    assert tokenizer.decode(prompt) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(reference) == "Hello<|im_end|>"
+    assert data.stop_ids(opened, tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    write(tmp_path / "train.jsonl", *[{"prompt": [USER], "chosen": [HELLO], "rejected": [AWAY]}] * 3)
+    assert open_all(
+        tokenizer, objective="dpo", chat_template="chatml", eval_split_size=1, predict_with_generate=True
+    ).evaluation
+
+
+def test_the_same_fields_of_columns_in_other_files_are_named_for_pairs(tmp_path, tokenizer):
+    (tmp_path / "two").mkdir()
+    write(tmp_path / "two/a.jsonl", *preference_pairs(5))
+    write(tmp_path / "two/b.jsonl", *[{"prompt": "Hi", "better": "Hello", "worse": "Go away"}] * 5)
+    with pytest.raises(UserError) as caught:
+        open_all(tokenizer, objective="dpo", dataset="two")
+    message = str(caught.value)
+    assert "not all of its files have the same columns" in message and "better: chosen, worse: rejected" in message

@@ -5,9 +5,9 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from data_helpers import byte_level_tokenizer, open_all, pairs, recipe, write
+from data_helpers import byte_level_tokenizer, open_all, pairs, preference_pairs, rated_answers, recipe, write
 
-from kit.data.feed.batches import Collator, evaluation_batches
+from kit.data.feed.batches import Collator, evaluation_batches, padding_share
 from kit.data.feed.ranks import Ranks
 
 
@@ -15,13 +15,13 @@ from kit.data.feed.ranks import Ranks
 def many(tmp_path_factory):
     tokenizer = byte_level_tokenizer()
 
-    def make(num):
+    def make(num, rows=pairs, **changes):
         folder = tmp_path_factory.mktemp("data")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KIT_CACHE", str(folder / "cache"))
             patch.chdir(folder)
-            write(folder / "train.jsonl", *pairs(num))
-            return open_all(tokenizer).train
+            write(folder / "train.jsonl", *rows(num))
+            return open_all(tokenizer, **changes).train
 
     return make
 
@@ -180,3 +180,79 @@ def test_what_all_ranks_are_fed_is_what_the_counts_say(packing, tmp_path, monkey
             assert np.bincount(targets, minlength=2).tolist() == first.num_targets.tolist()
             assert sum(batch.weights.sum().item() for batch in batches) == first.target_weights.sum()
     assert any("mixing: b 50.0% of the samples, 2.50 passes an epoch" in line for line in feeds[0, 1, 8].notes())
+
+
+def targets_by_sequence(batch):
+    """The targets and weights of each sequence of a batch."""
+    return [
+        (batch.targets[batch.sequence_ids == k].tolist(), batch.weights[batch.sequence_ids == k].tolist())
+        for k in range(len(batch.labels))
+    ]
+
+
+def learned(ids, weights):
+    """The targets and weights of a sequence, as it is stored."""
+    chosen = [t for t in range(1, len(ids)) if weights[t]]
+    return ids[chosen].tolist(), weights[chosen].tolist()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_of_a_pair_the_chosen_sequence_comes_first_and_both_have_their_own_targets(packing, many):
+    train = many(6, preference_pairs, objective="dpo")
+    items = [np.array([5, 1]), np.array([0])] if packing else single(5, 1, 0)
+    batch = Collator(len(items), pad_token_id=7, packing=packing).collate(train, items)
+    sequences = [each for i in (5, 1, 0) for each in train.sequences(i)]
+    assert targets_by_sequence(batch) == [learned(*each) for each in sequences]
+    assert batch.labels.tolist() == [True] * 6 and batch.references is None
+    assert batch.num_tokens == sum(len(ids) for ids, _ in sequences)
+    if packing:
+        lengths = [len(ids) for ids, _ in sequences]
+        assert batch.input_ids.shape == (2, sum(lengths[:4]))
+        assert np.diff(batch.cu_seq_lens.tolist()).tolist()[:6] == lengths  # no sequence sees another
+        assert batch.position_ids[0].tolist() == [t for length in lengths[:4] for t in range(length)]
+    else:
+        assert rows_of(batch) == [ids.tolist() for ids, _ in sequences]
+        assert batch.input_ids.shape[1] == train.row_lengths[[5, 1, 0]].max()
+    assert {"sequence_ids", "labels"} <= batch.tensors().keys()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_label_of_an_answer_and_what_the_reference_gives_it_go_with_it(packing, many):
+    train = many(6, rated_answers, objective="kto")
+    train.references = np.stack([-np.arange(6.0), np.full(6, np.nan)], axis=1)
+    batch = Collator(3, pad_token_id=7, packing=packing).collate(train, single(3, 1, 5))
+    assert batch.labels.tolist() == [row["label"] for row in (rated_answers(6)[i] for i in (3, 1, 5))]
+    assert batch.references.tolist() == [-3.0, -1.0, -5.0] and batch.references.dtype == torch.float64
+    assert targets_by_sequence(batch) == [learned(*train[i]) for i in (3, 1, 5)]
+    pairs_of_answers = many(4, preference_pairs, objective="dpo")
+    pairs_of_answers.references = -np.arange(8.0).reshape(4, 2)
+    batch = Collator(2, pad_token_id=7, packing=packing).collate(pairs_of_answers, single(3, 1))
+    assert batch.references.tolist() == [-6.0, -7.0, -2.0, -3.0]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_batch_without_pairs_has_no_sequences(packing, many):
+    batch = Collator(2, pad_token_id=7, packing=packing).collate(many(4, preference_pairs, objective="dpo"), [])
+    assert batch.input_ids.tolist() == [[7]] and not len(batch.targets)
+    assert len(batch.labels) == len(batch.sequence_ids) == 0
+    assert many(4).labels is None
+    assert Collator(2, pad_token_id=7, packing=packing).collate(many(4), single(0)).labels is None
+
+
+@pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (2, 3), (3, 2)])
+def test_an_evaluation_takes_each_pair_once_with_both_halves(num_processes, size, many):
+    train = many(9, preference_pairs, objective="dpo")
+    dealt = [list(evaluation_batches(train, Ranks(rank, num_processes), size, 0)) for rank in range(num_processes)]
+    assert len({len(batches) for batches in dealt}) == 1
+    rows = [row for batches in dealt for batch in batches for row in rows_of(batch)]
+    assert sorted(rows) == sorted(ids.tolist() for i in range(9) for ids, _ in train.sequences(i))
+    assert all(len(batch.labels) <= 2 * size for batches in dealt for batch in batches)
+
+
+def test_padding_counts_both_rows_of_a_pair(many):
+    train = many(8, preference_pairs, objective="dpo")
+    dealt = Collator(4, pad_token_id=7, packing=False).deal(train.row_lengths, single(*range(8)), num_ranks=1)
+    batches = [Collator(4, pad_token_id=7, packing=False).collate(train, share) for (share,) in dealt]
+    computed = sum(batch.input_ids.numel() for batch in batches)
+    used = sum(int(batch.attention_mask.sum()) for batch in batches)
+    assert padding_share(train.sequence_lengths, dealt) == pytest.approx(1 - used / computed)

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from data_helpers import open_all, pairs, recipe, write
+from data_helpers import open_all, pairs, preference_pairs, rated_answers, recipe, write
 
 from kit.data.feed.feed import Ahead, by_file
 from kit.data.feed.ranks import Ranks
@@ -117,3 +117,54 @@ def test_what_fails_ahead_fails_the_step_that_needs_it():
     assert ahead.take(0) == "first"
     with pytest.raises(OSError, match="disk gone"):
         ahead.take(1)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("num_ranks", "micro_batch_size"), [(2, 2), (3, 1), (8, 1)])
+def test_the_ranks_together_compare_the_global_batch(
+    num_ranks, micro_batch_size, packing, objective, tmp_path, tokenizer
+):
+    make = preference_pairs if objective == "dpo" else rated_answers
+    write(tmp_path / "a.jsonl", *make(20))
+    write(tmp_path / "b.jsonl", *make(25)[20:])
+    changes = {"dataset": "a.jsonl,b.jsonl", "packing": packing, "objective": objective}
+    [alone] = feeds(tokenizer, 1, BATCH, **changes)
+    ranks = feeds(tokenizer, num_ranks, micro_batch_size, **changes)
+    for step in range(3):
+        whole, shares = alone.take(step), [feed.take(step) for feed in ranks]
+        dealt = [batch for share in shares for batch in share.micro_batches]
+        assert targets(dealt) == targets(whole.micro_batches)
+        assert len({len(share.micro_batches) for share in shares}) == 1  # or collectives would not match
+        sequences = sum(len(batch.labels) for batch in dealt)
+        for share in (whole, *shares):
+            # Both halves of a pair are on the same rank, and counts are over all ranks.
+            assert all(len(batch.labels) % (2 if objective == "dpo" else 1) == 0 for batch in share.micro_batches)
+            assert share.num_samples * (2 if objective == "dpo" else 1) == sequences
+            assert share.num_samples >= BATCH if packing else share.num_samples == BATCH
+            assert share.chosen_weight == whole.chosen_weight
+        if objective == "dpo":
+            chosen = sum(float(b.weights[b.sequence_ids % 2 == 0].sum()) for b in whole.micro_batches)
+            assert whole.chosen_weight == chosen < whole.target_weights.sum()
+
+
+def test_a_pack_of_pairs_has_room_for_the_longest_pair(tmp_path, tokenizer):
+    pair = {"prompt": "a ", "chosen": "b " * 20 + "c", "rejected": "b " * 20 + "d"}
+    write(tmp_path / "a.jsonl", *preference_pairs(20), pair)
+    longest = int(open_all(tokenizer, dataset="a.jsonl", objective="dpo").train.row_lengths.max())
+    [feed] = feeds(tokenizer, 1, 1, dataset="a.jsonl", objective="dpo", packing=True, max_length=longest)
+    rows = [batch.input_ids.shape[1] for step in range(4) for batch in feed.take(step).micro_batches]
+    assert longest < max(rows) <= 2 * longest
+    assert f"packs of {2 * longest} tokens" in "\n".join(feed.notes())
+
+
+def test_data_sets_of_pairs_are_mixed_by_weight(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", *preference_pairs(40))
+    write(tmp_path / "b.jsonl", *preference_pairs(40, "b"))
+    entries = "[{path: a.jsonl, weight: 3}, {path: b.jsonl, weight: 1}]"
+    for mixing in ("samples", "tokens"):
+        [feed] = feeds(tokenizer, 1, BATCH, dataset=entries, objective="dpo", mixing=mixing)
+        batches = [feed.take(step) for step in range(10)]
+        counts = sum(batch.num_tokens for batch in batches)
+        assert counts[0] / counts.sum() == pytest.approx(0.75, abs=0.1)
+        assert sum(batch.num_samples for batch in batches) == 10 * BATCH

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from data_helpers import open_all, recipe, write
+from data_helpers import open_all, preference_pairs, recipe, write
 
 from kit.data.feed.lanes import COUNTS
 from kit.data.feed.ranks import Ranks
@@ -106,6 +106,73 @@ def test_the_counts_are_those_of_the_samples(tmp_path, tokenizer):
     assert batch.num_targets.sum() == sum(len(b.targets) for b in batch.micro_batches) == batch.target_weights.sum()
     assert batch.num_tokens.sum() == sum(int(b.attention_mask.sum()) for b in batch.micro_batches)
     assert opened.dataset_names == ["part"] and len(opened.fingerprint) == 32
+
+
+def sequences_of(ranks, steps):
+    """Of each step the targets of each sequence of all ranks, in no order."""
+    taken = []
+    for step in steps:
+        batches = [batch for feed in ranks for batch in feed.take(step).micro_batches]
+        taken.append(
+            sorted(
+                (batch.targets[batch.sequence_ids == k].tolist(), k % 2)
+                for batch in batches
+                for k in range(len(batch.labels))
+            )
+        )
+    return taken
+
+
+PAIRS = {"objective": "dpo", "method": "lora"}  # its reference is the model without its adapter
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_stream_of_pairs_has_the_samples_of_the_cache_on_every_topology(packing, tmp_path, tokenizer):
+    rows = preference_pairs(40)
+    for f in range(2):
+        write(tmp_path / f"part-{f}.jsonl", *rows[f::2])
+    train = open_all(tokenizer, dataset="part-*.jsonl", **PAIRS, max_length=128).train
+    cached = sorted(
+        (ids[np.flatnonzero(weights)].tolist(), k)
+        for i in range(40)
+        for k, (ids, weights) in enumerate(train.sequences(i))
+    )
+    runs = [sequences_of(feeds(tokenizer, *shape, **PAIRS, packing=packing), range(5)) for shape in ((1, 8), (2, 4))]
+    assert runs[0] == runs[1]
+    if not packing:  # an epoch is five steps
+        assert sorted(each for step in runs[0] for each in step) == cached
+    assert all(each in cached for step in runs[0] for each in step)
+
+
+def test_the_counts_of_a_stream_of_pairs_are_those_of_its_samples(tmp_path, tokenizer):
+    write(tmp_path / "part-0.jsonl", *preference_pairs(40), {"prompt": "a " * 200, "chosen": "b", "rejected": "c"})
+    settings = {**PAIRS, "max_length": 64, "shuffle_buffer_size": 41}
+    for shape in ((1, 8), (2, 4)):
+        ranks = feeds(tokenizer, *shape, **settings)
+        for step in range(6):
+            shares = [feed.take(step) for feed in ranks]
+            batches = [batch for share in shares for batch in share.micro_batches]
+            chosen = sum(float(batch.weights[batch.sequence_ids % 2 == 0].sum()) for batch in batches)
+            for share in shares:  # a strategy makes the sums over ranks: here each has its own counts
+                own = share.micro_batches
+                assert share.num_samples == sum(len(batch.labels) for batch in own) // 2
+                assert share.num_targets.sum() == sum(len(batch.targets) for batch in own)
+                assert share.num_tokens.sum() == sum(batch.num_tokens for batch in own)
+            assert sum(share.chosen_weight for share in shares) == chosen
+        assert sum(feed.take(6).counts["num_truncated"] for feed in ranks) >= 1
+
+
+def test_rows_of_a_stream_of_pairs_that_cannot_be_compared_are_skipped_and_listed(tmp_path, tokenizer):
+    same = {"prompt": "Hi ", "chosen": "a", "rejected": "a"}
+    write(tmp_path / "part-0.jsonl", *preference_pairs(20), same, *preference_pairs(40)[20:])
+    changes = {**PAIRS, "shuffle_buffer_size": 48, "output_dir": str(tmp_path)}
+    with pytest.raises(UserError, match=r"part-0.jsonl:21 rejected: the same tokens as chosen"):
+        feeds(tokenizer, 1, 8, **changes, on_bad_row="error")
+    (feed,) = feeds(tokenizer, 1, 8, **changes, on_bad_row="skip")
+    for step in range(6):
+        feed.take(step)
+    (line,) = (tmp_path / "skipped_rows.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"] == "part-0.jsonl:21"
 
 
 @pytest.mark.slow
