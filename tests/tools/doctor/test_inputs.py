@@ -87,3 +87,19 @@ def test_data_of_the_hub_are_asked_for_once_or_looked_for_in_the_cache(recipe, m
     assert "not in the cache" in check_data(remote, OpenedModel()).found
     monkeypatch.setattr(inputs, "cached", lambda kind: ["org/data"])
     assert check_data(remote, OpenedModel()).status == "ok"
+
+
+def test_data_must_hold_what_the_objective_learns_from(recipe, meta_model, tmp_path):
+    pairs, rated = tmp_path / "pairs.jsonl", tmp_path / "rated.jsonl"
+    pairs.write_text('{"prompt": "a:", "chosen": " b", "rejected": " c"}\n' * 3)
+    rated.write_text('{"prompt": "a:", "completion": " b", "label": true}\n' * 3)
+    opened = OpenedModel(meta_model=meta_model)
+    for objective, right, wrong in (("dpo", pairs, rated), ("kto", rated, pairs)):
+        asked = recipe.model_copy(update={"objective": objective, "eval_dataset": None})
+        assert check_data(asked.model_copy(update={"dataset": str(right)}), opened).status == "ok"
+        result = check_data(asked.model_copy(update={"dataset": str(wrong)}), opened)
+        assert result.status == "fail" and f"--objective {'kto' if wrong == rated else 'dpo'}" in result.fix
+    pairs.write_text('{"prompt": "a:", "chosen": " b", "rejected": " b"}\n')
+    asked = recipe.model_copy(update={"objective": "dpo", "dataset": str(pairs), "eval_dataset": None})
+    result = check_data(asked, opened)
+    assert result.status == "fail" and "the same tokens as chosen" in result.found
