@@ -1,4 +1,4 @@
-"""Adapters begin the same everywhere, go on with their own shape, and are refused where they do not fit."""
+"""Adapters begin the same everywhere, go on with their own shape, are refused where they do not fit, and can be off."""
 
 import json
 import shutil
@@ -6,8 +6,11 @@ import shutil
 import pytest
 import torch
 from model_helpers import BF16, FP32, build, problems
+from transformers import AutoModelForCausalLM
 
-from kit.model.adapter import attach_adapter
+from benchmarks.tiny_families import tiny_config
+from kit.config.recipe import Recipe
+from kit.model.adapter import adapters_off, attach_adapter
 from kit.model.load import build_meta_model, check_model, open_config
 
 
@@ -150,3 +153,82 @@ def test_what_peft_cannot_adapt_is_reported_with_its_reason(recipe, monkeypatch)
     monkeypatch.setattr("peft.get_peft_model", refuse)
     text = problems(recipe())
     assert text.startswith("lora_target_modules: peft cannot adapt LlamaForCausalLM so (no such layer)")
+
+
+def losses_of(model):
+    """The losses of some targets, float32 [5]; the last token is a special one, whose row may train."""
+    ids = torch.tensor([[1, 40, 2, 50, 60, 2]])
+    wanted = {"target_positions": torch.arange(5), "targets": ids[0, 1:]}
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), **wanted)
+
+
+OFF_CASES = [
+    {},
+    {"use_dora": True},
+    {"lora_target_modules": "embed_tokens,q_proj,lm_head"},
+    {"lora_modules_to_save": "embed_tokens,lm_head"},
+    {"trainable_tokens": ["<|im_end|>", "<|im_start|>"]},
+    {"new_tokens": ["<|new|>"]},
+    {"method": "qlora"},
+]
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("case", OFF_CASES, ids=str)
+def test_a_model_with_its_adapters_off_answers_as_its_base_does(recipe, model_folder, tied, case, is_tied):
+    """Exactly, whatever trains beside the adapters; and afterwards everything is as it was."""
+    if is_tied and "lm_head" in str(case):
+        case = {name: value.replace(",lm_head", "") for name, value in case.items()}
+    folder = tied if is_tied else model_folder
+    mine = recipe(folder, **case)
+    if mine.method == "qlora":  # nobody else has these 4-bit weights; new adapters add nothing
+        base = build(mine, FP32)
+    else:
+        base = build(recipe(folder, method="full", new_tokens=mine.new_tokens), FP32)
+    expected = losses_of(base)
+    model = build(mine, FP32)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    moved, trained = losses_of(model), {name: p.requires_grad for name, p in model.named_parameters()}
+    assert (moved - expected).abs().max() > 1e-3
+    with adapters_off(model):
+        assert torch.equal(losses_of(model), expected)
+        assert {name: p.requires_grad for name, p in model.named_parameters()} == trained
+    assert torch.equal(losses_of(model), moved)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == trained
+
+
+def test_adapters_are_on_again_after_an_error(recipe):
+    model = build(recipe(), FP32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    before = losses_of(model)
+    with pytest.raises(KeyError), adapters_off(model):
+        assert not torch.equal(losses_of(model), before)
+        raise KeyError
+    assert torch.equal(losses_of(model), before)
+
+
+@pytest.mark.slow
+def test_adapters_of_fused_experts_are_switched_off_too(tmp_path):
+    """They lie on parameters, not on modules."""
+    folder = tmp_path / "mixtral"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(tiny_config("mixtral")).save_pretrained(folder)
+    targets = "q_proj,experts.gate_up_proj,experts.down_proj"
+    mine = Recipe(model_name_or_path=str(folder), dataset="x.jsonl", lora_target_modules=targets)
+    expected = losses_of(build(mine.model_copy(update={"method": "full"}), FP32))
+    model = build(mine, FP32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    assert (losses_of(model) - expected).abs().max() > 1e-3
+    with adapters_off(model):
+        assert torch.equal(losses_of(model), expected)
