@@ -18,7 +18,8 @@ def run(argv: list[str]) -> int:
     parser = Parser(
         prog="kit inspect",
         description=HELP + ".",
-        epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ...",
+        epilog="Takes the flags of recipes/finetune.py too: --recipe, --dataset, --chat_template, ... Marks of an "
+        "output without colours: [[learned]], {{cut off}}, ((differs from the other answer of a pair)).",
         allow_abbrev=False,
     )
     parser.add_argument("-n", type=int, default=5, metavar="N", help="samples to show (default: 5)")
