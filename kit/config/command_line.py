@@ -38,7 +38,9 @@ class Request:
     # None only if there are ``problems``. It may be there with problems too: ``kit.strategy.launch`` then checks it
     # against the topology, so that all problems are reported together.
     recipe: Recipe | None
-    recipe_name: str  # stem of the recipe file; without one, the last part of the model's name, or its run's name
+    # Stem of the recipe file; without one, the last part of the model's name, or its run's name. An objective over
+    # preferences is part of it.
+    recipe_name: str
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # lines for the user, such as which of two values is taken
 
@@ -125,6 +127,8 @@ def read_command_line(
     if secrets:
         return Request(launch, None, DEFAULT_RECIPE, secrets)  # no other problem: it might quote part of a credential
     name = name or _name_of(str(values.get("adapter_name_or_path") or values["model_name_or_path"]))
+    if recipe and recipe.declared.rows != "answers" and recipe.objective not in name.split("-"):
+        name = f"{name}-{recipe.objective}"  # it often follows a run of the same recipe that has learned the answers
     return Request(launch, recipe, name, problems + more, notes)
 
 

@@ -193,3 +193,15 @@ def test_values_that_lost_their_quotes_are_put_together_again(tmp_path, monkeypa
     assert flag_of_values("dataset", ["data", "other"]) == "--dataset data,other"
     mapping = ["mail=instruction,", "reply=output"]
     assert flag_of_values("dataset_columns", mapping) == "--dataset_columns mail=instruction,reply=output"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--recipe", "llama-8b-lora"], "llama-8b-lora"),
+        (["--recipe", "llama-8b-lora", "--objective", "dpo"], "llama-8b-lora-dpo"),
+        (["--recipe", "llama-8b-lora", "--objective", "dft"], "llama-8b-lora"),
+    ],
+)
+def test_a_run_of_preferences_has_another_folder_than_the_one_before_it(words, name):
+    assert read_command_line(words).recipe_name == name
