@@ -19,6 +19,7 @@ UNTYPED: dict[str, str] = {
     "kit/data/read/hub.py:_choice#1": "needs the hub: tests/data/read/test_hub.py types it",
     "kit/data/read/hub.py:_choice#2": "needs the hub: tests/data/read/test_hub.py types it",
     "kit/data/read/tables.py:num_parquet_rows": "write another file",
+    "kit/data/samples/halves.py:joined": "write other rows: tests/data/samples/test_halves.py does",
     "kit/data/samples/tokenise.py:_make": "wait until nothing writes to the file",
     "kit/data/samples/tokenise.py:_encoded_by_workers": "a process that was killed for its memory",
     "kit/data/read/text.py:long_line": "write other rows",
@@ -103,22 +104,83 @@ def names_that_say_nothing_and_need_quotes(world):
     return f"finetune --dataset {rows(world, 'qa.jsonl', renamed)}"
 
 
-@case("kit/data/chat/columns.py:choose_fields#1", says="learns the chosen answers")
+OF_PAIRS = [{"prompt": row["question"], "chosen": row["answer"], "rejected": f"No. {i}"} for i, row in enumerate(PAIRS)]
+OF_LABELS = [
+    {"prompt": row["question"], "completion": row["answer"], "label": bool(i % 3)} for i, row in enumerate(PAIRS)
+]
+
+
+def renamed(rows, **names):
+    """The rows with other names of columns."""
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="learns from both answers; or .* in better only")
 def preferences_under_other_names(world):
-    named = [{"question": row["question"], "better": row["answer"], "worse": "No."} for row in PAIRS]
+    named = renamed(OF_PAIRS, prompt="question", chosen="better", rejected="worse")
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', named)}"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="--objective dpo learns from both answers; or")
+def preferences_without_an_objective(world):
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', OF_PAIRS)}"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="as plain text with its question")
+def transcripts_without_an_objective(world):
+    asked = [f"\n\nHuman: {row['question']}\n\nAssistant:" for row in PAIRS]
+    made = [{"chosen": f"{text} {i}", "rejected": f"{text} No."} for i, text in enumerate(asked)]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)}"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="if response_b is the better one in some rows")
+def preferences_whose_winner_stands_in_a_column(world):
+    named = [row | {"winner": "a"} for row in renamed(OF_PAIRS, chosen="response_a", rejected="response_b")]
     return f"finetune --dataset {rows(world, 'pairs.jsonl', named)}"
 
 
 @case(
     "kit/data/chat/columns.py:choose_fields#1",
-    says="response_a and response_b are one",
-    edit=lambda world, problem, command: command + " " + problem.fix.rpartition("better one, ")[2],
+    says="--dataset_columns question=prompt,better=chosen,worse=rejected joi",
 )
-def preferences_whose_winner_stands_in_a_column(world):
-    named = [
-        {"prompt": row["question"], "response_a": row["answer"], "response_b": "No.", "winner": "a"} for row in PAIRS
-    ]
-    return f"finetune --dataset {rows(world, 'pairs.jsonl', named)}"
+def pairs_under_other_names_for_an_objective(world):
+    named = renamed(OF_PAIRS, prompt="question", chosen="better", rejected="worse")
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', named)} --objective simpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="--objective sft learns the answers")
+def conversations_for_an_objective_of_pairs(world):
+    return "finetune --dataset chats.jsonl --objective dpo --eval_dataset chats.jsonl"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="--objective kto learns from answers with a label")
+def answers_with_a_label_for_an_objective_of_pairs(world):
+    return f"finetune --dataset {rows(world, 'rated.jsonl', OF_LABELS)} --objective orpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="learns from pairs of answers; or --objective sft")
+def pairs_for_an_objective_of_labels(world):
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', renamed(OF_PAIRS, prompt='query'))} --objective kto"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="--eval_dataset null --eval_split_size")
+def conversations_to_evaluate_pairs_on(world):
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', OF_PAIRS)} --objective dpo --eval_dataset chats.jsonl"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="--eval_dataset '.*learns the answers in chosen only")
+def pairs_to_evaluate_conversations_on(world):
+    return f"finetune --dataset chats.jsonl --eval_dataset {rows(world, 'pairs.jsonl', OF_PAIRS)}"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="leaves it out: one objective learns from all data sets")
+def conversations_beside_pairs(world):
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', OF_PAIRS)},chats.jsonl --objective dpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#1", says="learns the answers in chosen only")
+def pairs_beside_conversations(world):
+    return f"finetune --dataset chats.jsonl,{rows(world, 'pairs.jsonl', OF_PAIRS)}"
 
 
 @case("kit/data/chat/columns.py:choose_fields#2")
@@ -134,7 +196,45 @@ def a_format_that_does_not_fit_its_rows(world):
     return f"finetune --dataset {rows(world, 'turns.jsonl', made)} --dataset_columns conversation=messages"
 
 
+@case("kit/data/chat/columns.py:choose_fields#3", says="--dataset_columns question=instruction")
+def a_system_prompt_beside_pairs_of_texts(world):
+    made = [row | {"system": "Be brief."} for row in renamed(OF_PAIRS, prompt="question")]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} --objective dpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#3", says="takes instruction; or .* takes prompt")
+def two_prompts(world):
+    made = [row | {"instruction": "Add."} for row in OF_PAIRS]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} --objective dpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#3", says="--dataset_columns conversations=prompt")
+def single_messages_beside_a_conversation(world):
+    made = [
+        {"conversations": [USER], "chosen": ANSWER, "rejected": {"role": "assistant", "content": f"No {i}"}}
+        for i in range(40)
+    ]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} --objective dpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#3", says="begin with the prompt: --dataset_columns prompt=ignore")
+def a_prompt_in_another_form_beside_conversations(world):
+    made = [
+        {"prompt": f"user: Hi {i}", "chosen": [USER, ANSWER], "rejected": [USER, ANSWER | {"content": f"No {i}"}]}
+        for i in range(40)
+    ]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} --objective dpo"
+
+
 @case("kit/data/chat/columns.py:choose_fields#4")
+def a_question_beside_answers_that_begin_alike(world):
+    made = [
+        {"question": row["question"], "chosen": f"It is {i}.", "rejected": "It is not."} for i, row in enumerate(PAIRS)
+    ]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} --objective dpo"
+
+
+@case("kit/data/chat/columns.py:choose_fields#5")
 def a_text_beside_questions(world):
     return f"finetune --dataset {rows(world, 'qa.jsonl', [row | {'text': 'A long text.'} for row in PAIRS])}"
 
@@ -142,6 +242,19 @@ def a_text_beside_questions(world):
 @case("kit/data/chat/columns.py:_problems_of_mapping")
 def a_column_and_a_field_with_a_slip(world):
     return f"finetune --dataset {rows(world, 'qa.jsonl', PAIRS)} --dataset_columns Question=prompt,answer=complettion"
+
+
+@case("kit/data/chat/columns.py:_problems_of_mapping", says="--objective dpo")
+def a_mapping_of_pairs_with_slips_that_cannot_be_corrected(world):
+    named = renamed(OF_PAIRS, chosen="better", rejected="worse")
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', named)} --dataset_columns prompt=instruction,chosen=outptu"
+
+
+@case("kit/data/chat/columns.py:_problems_of_mapping", says="did you mean")
+def a_mapping_of_pairs_with_a_slip(world):
+    named = renamed(OF_PAIRS, chosen="better", rejected="worse")
+    mapping = "--dataset_columns beter=chosen,worse=rejectd"
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', named)} {mapping} --objective cpo"
 
 
 @case("kit/data/chat/columns.py:_problems_of_mapping")
@@ -168,7 +281,7 @@ def calls_that_the_template_drops(world):
     return f"finetune {template(world, plain)} --dataset calls.jsonl --new_tokens '<|x|>'"
 
 
-@case("kit/data/chat/formats.py:_explain_string", edit=lambda world, problem, command: printed_as_json(world, command))
+@case("kit/data/chat/lists.py:explain_string", edit=lambda world, problem, command: printed_as_json(world, command))
 def a_list_as_python_prints_it(world):
     return f"finetune --dataset {rows(world, 'printed.jsonl', [{'messages': str(row['messages'])} for row in CHATS])}"
 
@@ -255,6 +368,29 @@ def images_in_one_of_two_data_sets(world):
     return "finetune --dataset chats.jsonl,images.jsonl"
 
 
+@case("kit/data/chat/unused.py:Unused._problem", says="--objective kto learns from good and bad answers")
+def answers_marked_as_bad(world):
+    return f"finetune --dataset {rows(world, 'rated.jsonl', OF_LABELS)}"
+
+
+@case("kit/data/chat/unused.py:Unused._problem", says="--objective kto --dataset_columns")
+def conversations_marked_as_bad(world):
+    made = [row | {"label": i > 3} for i, row in enumerate(CHATS)]
+    return f"finetune --dataset {rows(world, 'rated.jsonl', made)}"
+
+
+@case("kit/data/chat/unused.py:Unused._problem", says="--objective kto --dataset_columns .*completion=completion")
+def answers_marked_as_bad_beside_mapped_columns(world):
+    mapping = "--dataset_columns prompt=instruction,completion=output"
+    return f"finetune --dataset {rows(world, 'rated.jsonl', OF_LABELS)} {mapping}"
+
+
+@case("kit/data/chat/unused.py:Unused._problem", says="--dataset_columns prompt=instruction,context=input")
+def more_text_beside_the_prompt_of_pairs(world):
+    made = [row | {"context": "Numbers add up."} for row in OF_PAIRS]
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} --objective dpo"
+
+
 @case(
     "kit/data/chat/unused.py:Unused._problem",
     edit=lambda world, problem, command: command + " " + problem.fix.rpartition("ignore it, ")[2],
@@ -331,6 +467,27 @@ def samples_that_are_too_long(world):
     long = {"messages": [USER, {"role": "assistant", "content": "word " * 90}]}
     rows(world, "a.jsonl", [*CHATS, long])
     return "finetune --model_name_or_path model --dataset a.jsonl --max_length 64 --excess_length_strategy error"
+
+
+@case("kit/data/samples/rows.py:Encoder.encode#1", says="learns the rows without it")
+def tools_beside_pairs_of_texts(world):
+    made = [row | {"tools": TOOLS} for row in OF_PAIRS]
+    flags = "--model_name_or_path model --max_length 512 --objective dpo"
+    return f"finetune --dataset {rows(world, 'pairs.jsonl', made)} {flags}"
+
+
+@case("kit/data/samples/rows.py:Encoder.encode#2")
+def pairs_that_are_too_long(world):
+    rows(world, "a.jsonl", [*OF_PAIRS, {"prompt": "word " * 90, "chosen": "a", "rejected": "b"}])
+    flags = "--max_length 64 --excess_length_strategy error --objective dpo"
+    return f"finetune --model_name_or_path model --dataset a.jsonl {flags}"
+
+
+@case("kit/data/samples/tokenise.py:_Entry._problems_without_samples", says="leave room for a prompt within max_length")
+def a_length_that_holds_no_pair(world):
+    made = [row | {"chosen": "word " * 20} for row in OF_PAIRS]
+    flags = "--max_length 16 --objective dpo"
+    return f"finetune --model_name_or_path model --dataset {rows(world, 'pairs.jsonl', made)} {flags}"
 
 
 @case("kit/data/samples/tokenise.py:_Entry._problems_without_samples", says="max_length")

@@ -457,33 +457,35 @@ class _Proposals:
         flag = f"--objective {OBJECTIVES[self.wanted][0]}"
         complete = _complete(self._columns, {}, self._ignored, self.wanted)
         if complete and not self.misfit(complete[0]) and not self.for_unread_question(complete[0]):
-            unused = Unused(complete[0], self._ignored)
-            if not any(unused.check(row) for row in self._rows):
+            own = {name: name for name in complete[0].values() if name in self._columns}
+            if not self._loses(own):
                 needs_none = self.wanted == "answers" and not self._replaces
-                own = {} if needs_none else {name: name for name in complete[0].values() if name in self._columns}
-                return f"{flag} {self.flag(own) if own else ''}".rstrip()
-        condition, mapping = next(self._mappings(), ("", {}))
+                return flag if needs_none else f"{flag} {self.flag(own)}".rstrip()
+        mappings = self._mappings()
         if self.wanted == "answers" and preferences(self._columns):
-            condition, mapping = "", self._better_only()
-        if not mapping:
-            return ""
-        return f"{condition}, {flag} {self.flag(mapping)}" if condition else f"{flag} {self.flag(mapping)}".rstrip()
+            mappings = iter([("", self._better_only())])
+        for condition, mapping in mappings:
+            if mapping and not self._loses(mapping):
+                return (
+                    f"{condition}, {flag} {self.flag(mapping)}"
+                    if condition
+                    else f"{flag} {self.flag(mapping)}".rstrip()
+                )
+        return ""
 
     def _for(self, wanted: Rows) -> "_Proposals":
         """What would be proposed if another kind of rows were wanted."""
         return _Proposals(self._columns, self._ignored, self._rows, self._among, wanted, self._replaces)
 
-    def _is_beside_training_data(self) -> bool:
-        """Whether these are data to evaluate on, beside others to train on: then the objective is not to be changed."""
-        return self._among is not None and self._among.flag == "eval_dataset" and not self._among.is_alone
-
     def _other_objectives(self) -> str:
         """What to do about rows that another objective learns from; empty if none does."""
         others = {wanted: self._for(wanted).objective() for wanted in OBJECTIVES if wanted != self.wanted}
         fixes = [f"{flags} {OBJECTIVES[wanted][1]}" for wanted, flags in others.items() if flags]
-        if fixes and self._is_beside_training_data():
-            return "--eval_dataset null --eval_split_size 0.05 evaluates on some of the training data, held out"
-        return "; or ".join(fixes)
+        if not fixes or not self._among or not self._among.keeps_objective:
+            return "; or ".join(fixes)
+        if flag := self._among.left_out():
+            return f"{flag} leaves it out: one objective learns from all data sets"
+        return "--eval_dataset null --eval_split_size 0.05 evaluates on some of the training data, held out"
 
     def _of_preferences(self) -> str:
         """What to do about two answers to each question where answers are to be learned; empty if there are none."""
@@ -491,8 +493,8 @@ class _Proposals:
             return ""
         chosen, other, is_better = columns
         fixes = []
-        flags = "" if self._is_beside_training_data() else self._for("pairs").objective()
-        if flags:
+        keeps_objective = self._among is not None and self._among.keeps_objective
+        if not keeps_objective and (flags := self._for("pairs").objective()):
             fixes.append(f"{flags} learns from both answers")
         if mapping := self._better_only():
             is_text = "text" in mapping.values()
@@ -557,19 +559,26 @@ class _Proposals:
 
     def _samples(self, mapping: Mapping[str, str]) -> list[Sample]:
         """The samples that ``mapping`` makes of the first rows, of those of which nothing is lost."""
+        if not (read := self._read_by(mapping)):
+            return []
+        fields, unused = read
+        made = ((row, to_sample(row, fields)) for row in self._rows)
+        return [each for row, each in made if isinstance(each, dict) and _asks(each) and not unused.check(row)]
+
+    def _loses(self, mapping: Mapping[str, str]) -> bool:
+        """Whether ``mapping`` would lose something of any of the first rows, such as that an answer is a bad one."""
+        read = self._read_by(mapping)
+        return read is None or any(read[1].check(row) for row in self._rows)
+
+    def _read_by(self, mapping: Mapping[str, str]) -> tuple[dict[str, str], Unused] | None:
+        """The columns that ``mapping`` reads, by our names, and what finds the others; None if it makes no format."""
         ignored = {*self._ignored, *(theirs for theirs, ours in mapping.items() if ours == IGNORE)}
         columns = [column for column in self._columns if column not in ignored]
         mapping = {theirs: ours for theirs, ours in mapping.items() if theirs not in ignored}
         complete = _complete(columns, self._with_context(mapping), ignored, self.wanted)
         if not complete or not set(mapping.values()) <= set(complete[0]):
-            return []
-        fields = complete[0]
-        samples = []
-        for row in self._rows:
-            sample = to_sample(row, fields)
-            if isinstance(sample, dict) and _asks(sample) and not Unused(fields, ignored).check(row):
-                samples.append(sample)
-        return samples
+            return None
+        return complete[0], Unused(complete[0], ignored)
 
     def _with_context(self, mapping: Mapping[str, str]) -> dict[str, str]:
         """``mapping`` with the columns of system prompts and tools that its format takes, under other names."""

@@ -39,6 +39,7 @@ class Listed:
     entries: tuple[DatasetEntry, ...]  # all of the flag
     number: int  # of this data set among them
     is_alone: bool  # no other data set of the run is known to need another mapping
+    keeps_objective: bool = False  # other data sets to train on hold what the objective learns from
 
     def with_columns(self, columns: Mapping[str, str]) -> str:
         """Return the flag that gives this data set a mapping of columns, and no other data set another one."""
@@ -47,6 +48,11 @@ class Listed:
     def ignoring(self, columns: Mapping[str, str]) -> str:
         """Return the flag that gives a mapping which only ignores more: one list of columns may serve all data sets."""
         return columns_flag(columns) if len(self.entries) == 1 else self._in_list(columns)
+
+    def left_out(self) -> str:
+        """Return the flag that names all data sets but this one; empty if there is no other."""
+        others = (*self.entries[: self.number], *self.entries[self.number + 1 :])
+        return list_flag(self.flag, others) if others else ""
 
     def _in_list(self, columns: Mapping[str, str]) -> str:
         own = self.entries[self.number].model_copy(update={"columns": dict(columns)})

@@ -205,7 +205,10 @@ class Unused:
         ordered = {ours: fields[ours] for ours in takes.fields if ours in fields}
         if len(ordered) < len(fields) or "completion" not in fields or isinstance(to_sample(row, ordered), list):
             return NO_BAD_ONES
-        mapping = {theirs: ours for ours, theirs in ordered.items() if theirs != ours}
+        before = {theirs: ours for ours, theirs in self._fields.items()}
+        mapping = {
+            theirs: ours for ours, theirs in ordered.items() if theirs != ours or before.get(theirs, ours) != ours
+        }
         flag = f"--objective kto {self._flag(mapping)}" if mapping else "--objective kto"
         return f"{flag} learns from good and bad answers; or {NO_BAD_ONES}"
 

@@ -70,27 +70,33 @@ def open_datasets(
     Raises:
         UserError: with the problems of all data sets.
     """
+    opened: dict[int, Dataset] = {}
     problems = Problems()
-    datasets: list[Dataset] = []
-    for i, entry in enumerate(entries):
+    for i in range(len(entries)):
         with problems.caught():
             among = Listed("dataset", tuple(entries), i, is_alone=len(entries) == 1)
-            datasets.append(_open_dataset(entry, among, streaming, wanted))
+            opened[i] = _open_dataset(among, streaming, wanted)
+    if problems and opened:  # another objective would not suit those that can be read, so it is not proposed
+        problems = Problems()
+        for i in sorted(set(range(len(entries))) - opened.keys()):
+            with problems.caught():
+                among = Listed("dataset", tuple(entries), i, is_alone=False, keeps_objective=True)
+                opened[i] = _open_dataset(among, streaming, wanted)
+    datasets = [opened[i] for i in sorted(opened)]
     is_alone = not datasets  # the training data need a mapping too, probably the same one
-    for i, entry in enumerate(eval_entries):
+    for i in range(len(eval_entries)):
         with problems.caught():
-            among = Listed("eval_dataset", tuple(eval_entries), i, is_alone)
-            datasets.append(_open_dataset(entry, among, False, wanted, is_evaluation=True))
+            among = Listed("eval_dataset", tuple(eval_entries), i, is_alone, keeps_objective=not is_alone)
+            datasets.append(_open_dataset(among, False, wanted, is_evaluation=True))
     # What is missing both to train and to evaluate on is reported once: to score, eval_dataset stands for both.
     last_of_each = {(problem.where.removeprefix("eval_"), problem.found): problem for problem in problems}
     raise_if(last_of_each.values())
     return datasets
 
 
-def _open_dataset(
-    entry: DatasetEntry, among: Listed, streaming: bool, wanted: Rows, is_evaluation: bool = False
-) -> Dataset:
+def _open_dataset(among: Listed, streaming: bool, wanted: Rows, is_evaluation: bool = False) -> Dataset:
     """Open a data set, which is ``among`` those of its flag."""
+    entry = among.entries[among.number]
     source = open_source(entry.path, entry.split or "", among.flag, entry.config, streaming, revision=entry.revision)
     rows = (row for _, _, row in read_rows(source.parts) if isinstance(row, dict))
     try:

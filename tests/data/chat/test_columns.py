@@ -287,7 +287,7 @@ def test_pairs_to_evaluate_on_are_refused_without_another_objective_if_there_are
     entries = (DatasetEntry(path="eval.jsonl"),)
 
     def fix(row, wanted, is_alone):
-        among = Listed("eval_dataset", entries, 0, is_alone)
+        among = Listed("eval_dataset", entries, 0, is_alone, keeps_objective=not is_alone)
         with pytest.raises(UserError) as caught:
             choose_fields(list(row), {}, "eval.jsonl", rows=[row], wanted=wanted, among=among)
         return str(caught.value).partition("-> ")[2]
