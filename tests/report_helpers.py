@@ -41,6 +41,31 @@ def evaluation_row(step, **changes):
     return row | {"tokens_seen": 100 * step, "seconds": 2.0 * step} | changes
 
 
+REWARDS = {"rewards/chosen": 0.25, "rewards/rejected": -0.5, "rewards/margins": 0.75, "rewards/accuracies": 0.875}
+OF_PAIRS = {**REWARDS, "logps/chosen": -40.0, "logps/rejected": -60.0, "lengths/chosen": 20.0, "lengths/rejected": 21.0}
+
+
+def pair_row(step, **changes):
+    """A line of the metrics about a step on pairs; its loss falls."""
+    row = step_row(step, loss=0.7 - step / 100, objective="DirectPreference", **OF_PAIRS)
+    return row | {key.replace("__", "/"): value for key, value in changes.items()}
+
+
+def pair_evaluation(step, **changes):
+    """A line of the metrics about an evaluation of pairs."""
+    row = {"step": step, "eval_loss": 0.5, "eval_tokens": 11, "tokens_seen": 100 * step, "seconds": 2.0 * step}
+    changes = {key.replace("__", "/"): value for key, value in changes.items()}
+    return row | {f"eval_{key}": value for key, value in (OF_PAIRS | changes).items()}
+
+
+def opened_pairs(folder, rows, num_evaluated=400, settings=None, **changes):
+    """A run on pairs as a report reads it, by default of dpo; ``settings`` are of the recipe."""
+    values = record(**changes)
+    values["recipe"] |= {"objective": "dpo", **(settings or {})}
+    values["data"]["evaluation"]["num_samples"] = num_evaluated
+    return opened(folder, rows, **values)
+
+
 def make_run(folder, rows=None, **changes):
     """Writes what a run leaves; the changes are of ``run.json``. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)

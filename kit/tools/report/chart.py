@@ -79,6 +79,7 @@ class Chart:
     levels: Sequence[tuple[str, float]] = ()  # horizontal lines: (text, value)
     marks: Sequence[Mark] = field(default_factory=tuple)
     is_fitted: bool = False  # whether the y axis is fitted to the values, until a reader chooses that it begins at 0
+    reaches: float = 0.0  # the y axis from 0 ends no lower, as that of a share
 
 
 def series(label: str, rows: Columns, key: str, scale: float = 1.0, colour: int = 0) -> Series:
@@ -146,7 +147,7 @@ def _scales(chart: Chart) -> dict[str, AxisScale]:
     """
     levels = [value for _, value in chart.levels]
     values = np.concatenate([*(line.values for line in chart.series), levels])
-    scales = {"zero": AxisScale(*full_range(values), False)}
+    scales = {"zero": AxisScale(*full_range(np.append(values, chart.reaches)), False)}
     last = max(float(line.at["step"].max()) for line in chart.series if len(line.values))
     if chart.is_fitted:
         settled = [line.values[line.at["step"] > _FIRST_STEPS * last] for line in chart.series]
@@ -175,9 +176,9 @@ def _figure(chart: Chart, number_of: int, ends: Mapping[Axis, float], densest: S
             points = _single_points(chart, drawn_lines, axis, end, scale)
             parts.append(f"<g class='x-{axis} y-{name}'><svg {_PLOT}>{drawn}</svg>{points}</g>")
     parts += [f"<g class=y-{name}>{_levels(chart, scale)}</g>" for name, scale in scales.items()]
-    last = [(line.label, number(line.values[-1]), line.colour % NUM_COLOURS) for line, _ in lines]
     keys = "".join(
-        f"<span class=key><i class=c{c}></i>{escaped(label)} <b>{value}</b></span>" for label, value, c in last
+        f"<span class=key><i class='{_colour(line)}'></i>{escaped(line.label)} <b>{number(line.values[-1])}</b></span>"
+        for line in drawn_lines
     )
     described = f"{chart.title}. " + " ".join(_described(line) for line, _ in lines)
     names = {name: word for name, word in _SCALE_WORDS.items() if name in scales}
@@ -336,7 +337,7 @@ def _line(line: Series, kept: list[int], axis: Axis, end: float, scale: AxisScal
     """A line; where points are left out, a pale band between the lowest and the highest, and the line of the means."""
     at, means = line.at[axis], line.means
     points = [(at[i], line.values[i]) for i in kept]
-    colour = f"c{line.colour % NUM_COLOURS}{' dashed' if line.colour >= NUM_COLOURS else ''}"
+    colour = _colour(line)
     drawn = [(f"line {colour}{' band' if means else ''}", points), (f"line {colour}", [(at[i], v) for i, v in means])]
     parts = []
     for style, pairs in drawn:
@@ -349,6 +350,11 @@ def _line(line: Series, kept: list[int], axis: Axis, end: float, scale: AxisScal
                 for x, y in shown
             ]
     return "".join(parts)
+
+
+def _colour(line: Series) -> str:
+    """The classes of the style of a line."""
+    return f"c{line.colour % NUM_COLOURS}{' dashed' if line.colour >= NUM_COLOURS else ''}"
 
 
 def _x(value: float, end: float) -> float:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from kit.tools.report.chart import curves_section
 from kit.tools.report.curves import GIB, charts_over
+from kit.tools.report.measures import ACCURACY, EXACT, FOLLOWED, LOSS, MARGIN, Measure
 from kit.tools.report.metrics import Columns
 from kit.tools.report.page import escaped, page, section, table
 from kit.tools.report.remarks import peak_bytes, remarks
@@ -58,7 +59,7 @@ class Best(NamedTuple):
 
 
 def best_runs(runs: Sequence[ReportedRun]) -> Best:
-    """Return the runs with the lowest evaluation loss, if at least two were evaluated, and on the same data."""
+    """Return the runs that are the best by ``metric_for_best_model``, if at least two can be compared."""
     labels = labels_of(runs)
     evaluated = [i for i, run in enumerate(runs) if run.evaluations]
     without = [label for label, run in zip(labels, runs, strict=True) if not run.evaluations]
@@ -68,14 +69,48 @@ def best_runs(runs: Sequence[ReportedRun]) -> Best:
     if len({_evaluated_on(runs[i]) for i in evaluated}) > 1:
         why = "the evaluation data differ, so evaluation losses and exact matches are not comparable"
         return Best([], f"No run is marked as the best: {why}.{missing}")
-    if len({runs[i].objective for i in evaluated}) > 1:
-        return Best([], f"No run is marked as the best: the objectives differ.{missing}")
-    lowest = {i: min(runs[i].evaluations, key=lambda row: row["eval_loss"]) for i in evaluated}
-    least = min(row["eval_loss"] for row in lowest.values())
-    best = [i for i, row in lowest.items() if row["eval_loss"] == least]
-    named = [f"{labels[i]} ({after(lowest[i]['step'])})" for i in best]
+    measure, why = judged_by([runs[i] for i in evaluated])
+    if measure is None:
+        return Best([], f"No run is marked as the best: {why}.{missing}")
+    rows = {i: row for i in evaluated if (row := measure.best(runs[i].evaluations))}
+    first = measure.best(list(rows.values()))
+    assert first is not None
+    value = first[measure.key]
+    best = [i for i, row in rows.items() if row[measure.key] == value]
+    named = [f"{labels[i]} ({after(rows[i]['step'])})" for i in best]
     among = "" if len(evaluated) == len(runs) else f" of the {len(evaluated)} that were evaluated"
-    return Best(best, f"Best{among}, by the lowest evaluation loss, {least:.4f}: {_all_of(named)}.{missing}")
+    by = f"by the {measure.extreme} {measure.name}, {measure.text(value)}"
+    because = f" Losses and margins are not comparable: {why}." if why else ""
+    return Best(best, f"Best{among}, {by}: {_all_of(named)}.{because}{missing}")
+
+
+class Judgement(NamedTuple):
+    """By what several runs with evaluations on the same data are judged."""
+
+    measure: Measure | None  # None: they are not comparable
+    why: str  # there is no measure, or another one than the runs follow; else empty
+
+
+def judged_by(runs: Sequence[ReportedRun]) -> Judgement:
+    """Return the measure by which the runs are comparable: what they all follow, or of pairs the accuracy."""
+    # A reward is a log-probability, or that of a token, or a ratio to the reference: one for each objective.
+    if len({run.recipe.objective if run.is_of_preferences else run.objective for run in runs}) > 1:
+        what = ", and with them what a reward is" if any(run.is_of_preferences for run in runs) else ""
+        return Judgement(None, f"the objectives differ{what}")
+    followed = {run.recipe.metric_for_best_model for run in runs}
+    if len(followed) > 1:
+        return Judgement(None, f"they follow different metrics (metric_for_best_model: {_all_of(sorted(followed))})")
+    measure, differing = FOLLOWED[followed.pop()], ""
+    if runs[0].is_of_preferences and measure is not ACCURACY:
+        names = runs[0].recipe.objective_settings
+        differ = [name for name in names if len({run.recipe.objective_settings[name] for run in runs}) > 1]
+        if differ:
+            differing = f"{_all_of(differ)} {'differs' if len(differ) == 1 else 'differ'}"
+            measure = ACCURACY
+    if not all(measure.best(run.evaluations) for run in runs):
+        incomparable = f"{differing}, so losses and margins are not comparable"
+        return Judgement(None, incomparable if differing else f"not every one has an evaluation with {measure.key}")
+    return Judgement(measure, differing)
 
 
 def _evaluated_on(run: ReportedRun) -> str:
@@ -94,28 +129,36 @@ def results(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     device = devices.pop() if len(devices) == 1 else "process"
     best = best_runs(runs).numbers
     labels = [f"{label} (best)" if i in best else label for i, label in enumerate(labels_of(runs))]
-    rows = [_result(label, run, device) for label, run in zip(labels, runs, strict=True)]
+    evaluated = [run for run in runs if run.evaluations]
+    measure = judged_by(evaluated).measure if evaluated else None
+    rows = [_result(label, run, device, measure or LOSS) for label, run in zip(labels, runs, strict=True)]
+    if len({run.objective_text for run in runs}) == 1:
+        rows = [{key: value for key, value in row.items() if key != "objective"} for row in rows]
     return [{key: value for key, value in row.items() if any(each[key] != "" for each in rows)} for row in rows]
 
 
-def _result(label: str, run: ReportedRun, device: str) -> dict[str, Any]:
-    def last(rows: Columns, key: str, form: str) -> str:
-        values = rows.values(key)
-        return f"{values[-1]:{form}}" if len(values) else ""
+def _result(label: str, run: ReportedRun, device: str, followed: Measure) -> dict[str, Any]:
+    def last(measure: Measure) -> str:
+        values = evaluations.values(measure.key)
+        return measure.text(values[-1]) if len(values) else ""
 
-    evaluations = Columns(run.evaluations)
+    evaluations, losses = Columns(run.evaluations), run.training.values("loss")
     speed, peak, utilisation = tokens_per_second(run), peak_bytes(run), median_utilisation(run)
-    best = min(run.evaluations, key=lambda row: row["eval_loss"], default=None)
+    best = followed.best(run.evaluations)
+    of_best = followed.extreme if followed is LOSS else f"{followed.extreme} {followed.name}"
     ends = "finished" if run.record.get("finished_steps") else "running" if run.is_at_work else "not finished"
     return {
         "run": label,
         "state": ends,
         "steps": run.steps_done,
         "duration": "" if run.seconds is None else duration(run.seconds),
-        "training loss": last(run.training, "loss", ".4f"),
-        "evaluation loss": last(evaluations, "eval_loss", ".4f"),
-        "lowest (step)": f"{best['eval_loss']:.4f} ({best['step']:,})" if best else "",
-        "exact match": last(evaluations, "eval_exact_match", ".1%"),
+        "objective": run.objective_text or "sft",
+        "training loss": LOSS.text(losses[-1]) if len(losses) else "",
+        "evaluation loss": last(LOSS),
+        "accuracy": last(ACCURACY),
+        "margin": last(MARGIN),
+        f"{of_best} (step)": f"{followed.text(best[followed.key])} ({best['step']:,})" if best else "",
+        "exact match": last(EXACT),
         f"tokens/s per {device}": "" if speed is None else f"{speed:,.0f}",
         "FLOPs utilisation": f"{utilisation:.1%}" if utilisation else "",
         "peak memory, GiB": "" if peak is None else f"{peak * GIB:.1f}",
@@ -137,7 +180,8 @@ def differences(runs: Sequence[ReportedRun]) -> list[dict[str, str]]:
 
 def _compared(run: ReportedRun) -> dict[str, str]:
     """What is compared of a run, as texts: settings, strategy, data, versions."""
-    recipe = {**run.recipe.model_dump(mode="json"), "learning_rate": run.recipe.peak_learning_rate}
+    recipe = run.recipe.model_dump(mode="json") | {"learning_rate": run.recipe.peak_learning_rate}
+    recipe["beta"] = run.recipe.reward_scale or None
     settings = {key: setting(value) for key, value in recipe.items() if key not in _OWN}
     recorded = run.strategy.record()
     strategy = {word: setting(recorded[key]) for key, word in _STRATEGY.items()}

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from kit.tools.report.chart import NUM_COLOURS, Chart, Mark, Series, series
 from kit.tools.report.metrics import Columns, finite_number
+from kit.tools.report.preference_curves import preference_charts, preference_charts_over
 from kit.tools.report.remarks import predicted_bytes
 from kit.tools.report.runs import ReportedRun
 from kit.tools.report.words import start_text
 
 GIB = 2**-30
-_UNIT = "nats per supervised token"
+_WITH_ROUTERS = "with the auxiliary loss of routers"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def charts_of(run: ReportedRun) -> list[Chart]:
     marks = [Mark(each["step"], start_text(each)) for each in run.starts if each["step"]]
     training, evaluation, *others = _curves(run)
     if run.has_one_loss:
-        losses = [Chart(f"loss, {_UNIT}", [training.line(), evaluation.line(colour=1)], marks=marks, is_fitted=True)]
+        title = f"loss{_measure(run)}"
+        losses = [Chart(title, [training.line(), evaluation.line(colour=1)], marks=marks, is_fitted=True)]
     else:
         losses = [
             Chart(each.title, [each.line(colour=i)], marks=marks, is_fitted=True)
@@ -47,7 +50,12 @@ def charts_of(run: ReportedRun) -> list[Chart]:
         _by_data_set("evaluation loss", evaluated, "eval_loss/", _parts(evaluated, "eval_loss/"), marks),
     ]
     single = [Chart(each.title, [each.line()], each.levels, marks, each.is_fitted) for each in others]
-    return [*losses, *by_data_set, *single]
+    return [*losses, *preference_charts(run, marks), *by_data_set, *single]
+
+
+def _measure(run: ReportedRun) -> str:
+    """What follows "evaluation loss" in a title: its unit, or the objective that it is of."""
+    return f" ({run.objective_text})" if run.is_of_preferences else ", nats per supervised token"
 
 
 def _by_data_set(what: str, rows: Columns, prefix: str, names: Sequence[str], marks: Sequence[Mark]) -> Chart:
@@ -67,29 +75,40 @@ def _parts(rows: Columns, prefix: str) -> list[str]:
 
 
 def charts_over(runs: Sequence[ReportedRun], labels: Sequence[str]) -> list[Chart]:
-    """Return the charts of several runs, each with a line for each run that has values."""
-    columns = zip(*map(_curves, runs), strict=True)
-    return [
-        Chart(
-            curves[0].title,
-            [each.line(label, i) for i, (each, label) in enumerate(zip(curves, labels, strict=True))],
-            is_fitted=curves[0].is_fitted,
-        )
-        for curves in columns
-    ]
+    """Return the charts of several runs, each with a line for each run that has values.
+
+    What cannot be compared, such as losses of different objectives, has charts of its own.
+    """
+    columns = [_charts_of_one(curves, labels) for curves in zip(*map(_curves, runs), strict=True)]
+    losses, others = list(chain(*columns[:2])), chain(*columns[2:])
+    preferences = preference_charts_over(runs, labels)
+    # First what can be compared: if there are several charts of losses, each is of some of the runs only.
+    first = [*losses, *preferences] if len(losses) == 2 else [*preferences, *losses]
+    return [*first, *others]
+
+
+def _charts_of_one(curves: Sequence[_Curve], labels: Sequence[str]) -> list[Chart]:
+    """The charts of one curve of several runs: one for all those with the same title."""
+    by_title: dict[str, list[Series]] = {}
+    for i, (each, label) in enumerate(zip(curves, labels, strict=True)):
+        by_title.setdefault(each.title, []).append(each.line(label, i))
+    return [Chart(title, lines, is_fitted=curves[0].is_fitted) for title, lines in by_title.items()]
 
 
 def _curves(run: ReportedRun) -> list[_Curve]:
     """The curves of a run, the same ones in the same order for each run; the first two are the losses."""
     training, evaluations = run.training, Columns(run.evaluations)
-    what = "" if run.has_one_loss else f" ({run.objective or 'with the auxiliary loss of routers'})"
+    what = _measure(run)
+    if not run.has_one_loss:
+        more = run.objective_text if run.is_of_preferences else run.objective
+        what = f" ({', '.join(filter(None, (more, _WITH_ROUTERS if run.has_router_loss else '')))})"
     clip, predicted = finite_number(run.recipe.max_grad_norm), predicted_bytes(run)
     # A limit far above all norms would press them to the bottom of the chart.
     is_near = clip is not None and (training.values("grad_norm") > clip / 4).any()
     per_speed = run.utilisation_per_speed
     return [
-        _Curve(f"training loss{what or f', {_UNIT}'}", "training", training, "loss", is_fitted=True),
-        _Curve(f"evaluation loss, {_UNIT}", "evaluation", evaluations, "eval_loss", is_fitted=True),
+        _Curve(f"training loss{what}", "training", training, "loss", is_fitted=True),
+        _Curve(f"evaluation loss{_measure(run)}", "evaluation", evaluations, "eval_loss", is_fitted=True),
         _Curve("exact match, % of the answers", "exact", evaluations, "eval_exact_match", 100),
         _Curve("learning rate", "rate", training, "learning_rate"),
         _Curve(

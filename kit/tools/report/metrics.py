@@ -16,6 +16,7 @@ import numpy as np
 from kit.run.record import metrics_rows
 
 Row = dict[str, Any]  # a line of metrics.jsonl
+FEWEST_ROWS = 20  # for a tendency
 MOST_ODD = 100  # steps whose samples are kept, and listed
 _TEXTS = ("nonfinite", "objective")
 _ANSWER = {"prompt": str, "reference": str, "text": str, "exact": bool}  # keys of an answer in the metrics
@@ -101,6 +102,18 @@ def read_metrics_of(folder: Path) -> Metrics:
     for row in metrics_rows(folder):
         metrics.append(row)
     return metrics
+
+
+def first_and_last(values: np.ndarray) -> tuple[float, float, int] | None:
+    """Return the means of the first and of the last tenth of the values, at least 5 each, and how many these are.
+
+    Args:
+        values: [N]; for N below ``FEWEST_ROWS`` the result is None.
+    """
+    if len(values) < FEWEST_ROWS:
+        return None
+    tenth = max(len(values) // 10, 5)
+    return float(values[:tenth].mean()), float(values[-tenth:].mean()), tenth
 
 
 def finite_number(value: Any) -> float | None:

@@ -9,7 +9,9 @@ import numpy as np
 
 from kit.failures.exits import ERROR_FILE
 from kit.run.answers import few_texts, unended
-from kit.tools.report.metrics import finite_number
+from kit.tools.report.measures import LOSS
+from kit.tools.report.metrics import FEWEST_ROWS, finite_number, first_and_last
+from kit.tools.report.preference_remarks import preference_remarks, unmoved_loss
 from kit.tools.report.runs import ReportedRun
 from kit.tools.report.words import words
 
@@ -18,13 +20,13 @@ MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time
 MUCH_CUT = 0.05  # share of the samples
 OVERFITTING, MORE_MEMORY = 1.02, 1.1  # ratios: eval_loss to its lowest; measured memory to the predicted
 MUCH_SENT = 0.3  # share of the time, in collectives
-FEWEST_ROWS = 20  # for a tendency
 NUM_LISTED = 5  # data sets named in a remark
 
 
 def remarks(run: ReportedRun) -> list[str]:
     """Return the remarks about a run, the most serious first; empty for a run without any."""
-    return [*_end(run), *_steps(run), *_losses(run), *_answers(run), *_waste(run), *_data(run)]
+    of_preferences = preference_remarks(run)
+    return [*_end(run), *_steps(run), *_losses(run), *of_preferences, *_answers(run), *_waste(run), *_data(run)]
 
 
 def _end(run: ReportedRun) -> Iterator[str]:
@@ -62,19 +64,17 @@ def _steps_named(steps: list[int]) -> str:
 
 
 def _losses(run: ReportedRun) -> Iterator[str]:
-    losses = run.training.values("loss")
-    if len(losses) >= FEWEST_ROWS:
-        tenth = max(len(losses) // 10, 5)
-        first, last = losses[:tenth].mean(), losses[-tenth:].mean()
-        if last >= first:
-            yield (
-                f"The training loss did not fall: {first:.4g} in the first {tenth} logged steps, {last:.4g} in the "
-                f"last {tenth}."
-            )
-    evaluations = run.evaluations
-    if len(evaluations) < 2:
+    ends = first_and_last(run.training.values("loss"))
+    if ends and ends[1] >= ends[0] and not (run.is_of_preferences and unmoved_loss(run)):
+        first, last, num = ends
+        yield (
+            f"The training loss did not fall: {first:.4g} in the first {num} logged steps, {last:.4g} in the last "
+            f"{num}."
+        )
+    evaluations, best = run.evaluations, LOSS.best(run.evaluations)
+    if not best or len(evaluations) < 2:
         return
-    best, last_row = min(evaluations, key=lambda row: row["eval_loss"]), evaluations[-1]
+    last_row = evaluations[-1]
     if best["eval_loss"] > 0 and last_row["eval_loss"] > OVERFITTING * best["eval_loss"]:
         yield (
             f"The evaluation loss was lowest after step {best['step']:,} ({best['eval_loss']:.4g}) and is "

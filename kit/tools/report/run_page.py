@@ -7,15 +7,19 @@ from typing import Any
 from kit.console import is_main, say
 from kit.tools.report.chart import NUM_COLOURS, curves_section
 from kit.tools.report.curves import charts_of, largest_data_sets
+from kit.tools.report.measures import ACCURACY, EXACT, LOSS, MARGIN
 from kit.tools.report.metrics import MOST_ODD, Columns, Row
 from kit.tools.report.page import escaped, page, section, table, write_page
+from kit.tools.report.preference_curves import names_of_answers
 from kit.tools.report.remarks import remarks
 from kit.tools.report.runs import ReportedRun, duration, read_reported_run
 from kit.tools.report.summary import definition_list, results_list, results_of, run_facts
 from kit.tools.report.words import after, chosen_and_defaults, meaning, setting, start_text, words
+from kit.train.loop_state import OF_THE_DATA
 
 FILE = "report.html"  # in an output_dir
 _HIDDEN = ("fingerprint", "num_encoded")  # of use to the kit only
+_FIRST = (LOSS.key, ACCURACY.key, MARGIN.key)  # of the columns of evaluations
 _FEW_COLUMNS = 4  # of numbers fit on a narrow screen
 _MOST_SIDE_BY_SIDE = 3  # data sets, as columns of a table
 
@@ -81,16 +85,19 @@ def _oddity(row: Row) -> str:
 def _evaluations(run: ReportedRun) -> str:
     if not run.evaluations:
         return ""
-    # The number of tokens is the same in each: that of the evaluation data.
     of_evaluation = (key for row in run.evaluations for key in row if key.startswith("eval_"))
-    keys = [key for key in dict.fromkeys(of_evaluation) if not key.startswith("eval_tokens")]
-    if sum("/" in key for key in keys) > NUM_COLOURS:
-        keys = [key for key in keys if "/" not in key]  # ``_by_data_set`` has the others
+    keys = [key for key in dict.fromkeys(of_evaluation) if not key.startswith(OF_THE_DATA)]
+    of_data_sets = {key for key in keys if key.startswith("eval_loss/")}
+    if len(of_data_sets) > NUM_COLOURS:
+        keys = [key for key in keys if key not in of_data_sets]  # ``_by_data_set`` has them
+    keys.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+    answers = dict(zip(("chosen", "rejected"), names_of_answers(run), strict=True))
+    named = {key: words(key, answers) for key in keys}
     rows = [
-        {"after step": row["step"], **{words(key): _measured(key, row.get(key)) for key in keys}}
+        {"after step": row["step"], **{name: _measured(key, row.get(key)) for key, name in named.items()}}
         for row in run.evaluations
     ]
-    columns = ["after step", *map(words, keys)]
+    columns = ["after step", *named.values()]
     return section("Evaluation", table(columns, rows, stacks=len(columns) > _FEW_COLUMNS))
 
 
@@ -117,7 +124,7 @@ def _by_data_set(run: ReportedRun) -> str:
 def _measured(key: str, value: float | None) -> str | None:
     if value is None:
         return None
-    if key == "eval_exact_match":
+    if key in (EXACT.key, ACCURACY.key):
         return f"{value:.1%}"
     return f"{value:,.0f}" if value >= 1e4 else f"{value:.5g}"
 

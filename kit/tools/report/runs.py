@@ -18,6 +18,7 @@ from kit.errors import Problem, UserError
 from kit.run.record import METRICS_FILE, RUN_FILE, read_run
 from kit.strategy.topology import ActualStrategy
 from kit.tools.plan.hardware import gpu_of
+from kit.tools.report.measures import ACCURACY
 from kit.tools.report.metrics import Columns, Metrics, Row, finite_number, read_metrics_of
 
 
@@ -47,8 +48,15 @@ class ReportedRun:
 
     @property
     def evaluations(self) -> list[Row]:
-        """The rows of evaluations."""
-        return self.metrics.evaluations
+        """The rows of evaluations.
+
+        Before training, a model equals its reference, and all rewards are 0 but for rounding: how many pairs are right
+        says nothing then, and is left out.
+        """
+        rows = self.metrics.evaluations
+        if not self.recipe.declared.has_reference:
+            return rows
+        return [row if row["step"] else {k: v for k, v in row.items() if k != ACCURACY.key} for row in rows]
 
     @property
     def odd_steps(self) -> list[Row]:
@@ -87,10 +95,33 @@ class ReportedRun:
         return self.metrics.objective
 
     @property
+    def is_of_preferences(self) -> bool:
+        """Whether its data are pairs of answers, or answers with a label; then ``eval_loss`` is its objective's."""
+        return self.recipe.declared.rows != "answers"
+
+    @property
+    def objective_text(self) -> str:
+        """The objective with ``beta`` and what is not at its default, as ``dpo, beta 0.1``; empty for sft without any.
+
+        Losses of preferences are comparable if this text is the same.
+        """
+        recipe, fields = self.recipe, type(self.recipe).model_fields
+        given = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in recipe.objective_settings.items()
+            if name == "beta" or value != fields[name].default
+        ]
+        return ", ".join([recipe.objective, *given]) if given or recipe.objective != "sft" else ""
+
+    @property
     def has_one_loss(self) -> bool:
         """Whether ``loss`` and ``eval_loss`` are the same measure, so that they fit into one chart."""
-        has_router_loss = self.recipe.router_aux_loss_coef or "router_loss" in self.training.keys
-        return not self.objective and not has_router_loss
+        return (self.is_of_preferences or not self.objective) and not self.has_router_loss
+
+    @property
+    def has_router_loss(self) -> bool:
+        """Whether the training loss contains the auxiliary loss of routers."""
+        return bool(self.recipe.router_aux_loss_coef) or "router_loss" in self.training.keys
 
     @property
     def status(self) -> str:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kit.tools.report.measures import EXACT, LOSS, MEASURES
 from kit.tools.report.page import escaped
 from kit.tools.report.remarks import peak_bytes, predicted_bytes
 from kit.tools.report.runs import ReportedRun
@@ -25,27 +26,26 @@ class Result(NamedTuple):
 def results_of(run: ReportedRun) -> list[Result]:
     """Return what a run reached, before and after, the most important first."""
     found = []
-    for key, name in (("eval_loss", "evaluation loss"), ("eval_exact_match", "exact match")):
-        rows = [row for row in run.evaluations if key in row]
-        if not rows:
+    for measure in MEASURES:
+        key, rows = measure.key, [row for row in run.evaluations if measure.key in row]
+        best = measure.best(rows)
+        if not best:
             continue
         notes = [_from_to([row["step"] for row in rows])]
-        if key == "eval_loss" and len(rows) > 2:
-            best = min(rows, key=lambda row: row[key])
-            notes.append(
-                "the last is the lowest" if best is rows[-1] else f"lowest: {_loss(best[key])} {after(best['step'])}"
-            )
-        elif "num_answers" in rows[-1]:
-            notes.append(f"of {rows[-1]['num_answers']:,} answers" if key == "eval_exact_match" else "")
-        values = [row[key] for row in (rows[0], rows[-1])[-len(rows) :]]
-        text = " → ".join(f"{value:.1%}" if key == "eval_exact_match" else _loss(value) for value in values)
-        found.append(Result(name, text, ", ".join(filter(None, notes))))
+        if measure is EXACT:
+            notes += [f"of {rows[-1]['num_answers']:,} answers"] if "num_answers" in rows[-1] else []
+        elif len(rows) > 2:
+            where = f"{measure.extreme}: {measure.text(best[key])} {after(best['step'])}"
+            notes.append(f"the last is the {measure.extreme}" if best is rows[-1] else where)
+        ends_of_rows = (rows[0], rows[-1])[-len(rows) :]
+        text = " → ".join(measure.text(row[key]) for row in ends_of_rows)
+        found.append(Result(measure.name, text, ", ".join(notes)))
     losses = run.training.values("loss")
     if len(losses):
         steps = run.training.column("step")[~np.isnan(run.training.column("loss"))]
         ends = [0, -1][: len(losses)]
         named = " → ".join(f"step {steps[i]:,.0f}" for i in ends)
-        found.append(Result("training loss", " → ".join(_loss(losses[i]) for i in ends), named))
+        found.append(Result("training loss", " → ".join(LOSS.text(losses[i]) for i in ends), named))
     return found
 
 
@@ -66,6 +66,8 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
     found["hardware"] = f"{strategy.num_processes} x {hardware}" if strategy.device != "cpu" else hardware
     found["strategy"] = strategy.describe(recipe)
     found["model"] = f"{recipe.model_name_or_path} ({recipe.method})"
+    if run.objective_text:
+        found["objective"] = run.objective_text
     speed = tokens_per_second(run)
     if speed is not None:
         found[f"tokens per second per {run.device}"] = f"{speed:,.0f}"
@@ -111,10 +113,6 @@ def _median_speed(run: ReportedRun) -> float | None:
     speeds = run.training.values("tokens_per_second")
     steady = np.sort(speeds[1:] if len(speeds) > 1 else speeds)
     return float(steady[len(steady) // 2]) if len(steady) else None
-
-
-def _loss(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
 def _from_to(steps: Sequence[int]) -> str:

@@ -1,14 +1,23 @@
 """What people call the keys of ``run.json`` and ``metrics.jsonl``, and settings as a recipe would write them."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kit.config.recipe import Recipe
 
+_OF_ANSWERS = {  # each of the chosen and of the rejected answers; of answers with a label, of the good and the bad ones
+    "rewards": "reward",
+    "logps": "log-probability",
+    "lengths": "tokens",
+}
 _WORDS = {
     "eval_loss": "loss",
     "eval_perplexity": "perplexity",
     "eval_exact_match": "exact match",
+    "rewards/margins": "margin",
+    "rewards/accuracies": "accuracy",
+    "nll_loss": "loss of chosen",
     "name": "data set",
     "num_rows": "rows",
     "num_samples": "samples",
@@ -24,9 +33,17 @@ _WORDS = {
 }
 
 
-def words(key: str) -> str:
-    """Return the words for a key of metrics or data: ``tokens learned from`` for ``num_supervised_tokens``."""
+def words(key: str, answers: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the words for a key of metrics or data: ``tokens learned from`` for ``num_supervised_tokens``.
+
+    Args:
+        answers: other words for the answers that the metrics call ``chosen`` and ``rejected``.
+    """
+    if text := _WORDS.get(key.removeprefix("eval_")):
+        return text
     name, slash, source = key.partition("/")
+    if text := _OF_ANSWERS.get(name.removeprefix("eval_")):
+        return f"{text} of {answers.get(source, source)}"
     text = _WORDS.get(name) or name.removeprefix("eval_").removeprefix("num_").replace("_", " ")
     return f"{text} ({source})" if slash else text
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from report_helpers import evaluation_row, make_run, opened, record, step_row
+from report_helpers import evaluation_row, make_run, opened, opened_pairs, pair_evaluation, pair_row, record, step_row
 
 from kit.tools.report.comparison import best_runs, comparison_page, differences, labels_of, results
 from kit.tools.report.runs import read_reported_run
@@ -91,6 +91,85 @@ def test_no_run_is_the_best_of_what_cannot_be_compared(tmp_path, other, why):
     runs = [evaluated(tmp_path / "a", 2.0), evaluated(tmp_path / "b", 1.0, **other), evaluated(tmp_path / "c")]
     best, text = best_runs(runs)
     assert best == [] and why in text and text.endswith(" c has no evaluation.")
+
+
+def of_pairs(folder, *shares, margin=0.75, **settings):
+    """A run on pairs with these accuracies in its evaluations, every second step; its loss rises."""
+    rows = [pair_row(1)]
+    for i, share in enumerate(shares, 1):
+        rows.append(pair_evaluation(2 * i, loss=i / 10, rewards__accuracies=share, rewards__margins=margin))
+    return opened_pairs(folder, rows, settings=settings)
+
+
+ACCURACIES, MARGINS = "eval_rewards/accuracies", "eval_rewards/margins"
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "text"),
+    [
+        ("eval_loss", [0, 1], "by the lowest evaluation loss, 0.1000: a (after step 2) and b (after step 2)."),
+        (ACCURACIES, [1], "by the highest accuracy, 87.5%: b (after step 4)."),
+        (MARGINS, [0], "by the highest margin, 2.0000: a (after step 2)."),
+    ],
+)
+def test_the_best_follows_the_metric_that_all_runs_follow(tmp_path, metric, best, text):
+    runs = [of_pairs(tmp_path / "a", 0.75, margin=2.0, metric_for_best_model=metric)]
+    runs.append(of_pairs(tmp_path / "b", 0.5, 0.875, 0.75, metric_for_best_model=metric))
+    assert best_runs(runs) == (best, f"Best, {text}")
+    rows = results(runs)
+    assert [(row["accuracy"], row["margin"]) for row in rows] == [("75.0%", "2.0000"), ("75.0%", "0.7500")]
+    assert "objective" not in rows[0] and ("highest accuracy (step)" in rows[1]) == (metric == ACCURACIES)
+
+
+@pytest.mark.parametrize("metric", ["eval_loss", MARGINS])
+def test_of_other_settings_of_one_objective_the_accuracy_is_compared(tmp_path, metric):
+    runs = [of_pairs(tmp_path / "a", 0.75, metric_for_best_model=metric)]
+    runs.append(of_pairs(tmp_path / "b", 0.5, 0.875, beta=0.5, dpo_loss="hinge", metric_for_best_model=metric))
+    why = "Losses and margins are not comparable: beta and dpo_loss differ."
+    assert best_runs(runs) == ([1], f"Best, by the highest accuracy, 87.5%: b (after step 4). {why}")
+    rows = results(runs)
+    assert [row["objective"] for row in rows] == ["dpo, beta 0.1", "dpo, beta 0.5, dpo_loss hinge"]
+    assert [row["highest accuracy (step)"] for row in rows] == ["75.0% (2)", "87.5% (4)"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"objective": "simpo"}, "the objectives differ, and with them what a reward is."),
+        ({"objective": "sft"}, "the objectives differ, and with them what a reward is."),
+        (
+            {"metric_for_best_model": MARGINS},
+            "they follow different metrics (metric_for_best_model: eval_loss and eval_rewards/margins).",
+        ),
+    ],
+)
+def test_runs_on_pairs_that_cannot_be_compared_have_no_best(tmp_path, settings, why):
+    runs = [of_pairs(tmp_path / "a", 0.75), of_pairs(tmp_path / "b", 0.5, **settings)]
+    assert best_runs(runs) == ([], f"No run is marked as the best: {why}")
+    assert results(runs)[0]["lowest (step)"] == "0.1000 (2)" and "(best)" not in comparison_page(runs)
+
+
+def test_of_kto_with_other_settings_there_is_no_accuracy_to_compare(tmp_path):
+    rows = [{key: value for key, value in pair_evaluation(2).items() if "accuracies" not in key}]
+    runs = [opened_pairs(tmp_path / f"{beta}", rows, settings={"objective": "kto", "beta": beta}) for beta in (0.1, 1)]
+    why = "beta differs, so losses and margins are not comparable"
+    assert best_runs(runs) == ([], f"No run is marked as the best: {why}.")
+
+
+def test_a_metric_that_a_run_lacks_is_not_compared(tmp_path):
+    """As of kto, where all answers of the evaluation data are good."""
+    rows = [{key: value for key, value in pair_evaluation(2).items() if "margins" not in key}]
+    settings = {"objective": "kto", "metric_for_best_model": MARGINS}
+    runs = [opened_pairs(tmp_path / "a", rows, settings=settings)]
+    runs.append(opened_pairs(tmp_path / "b", [pair_evaluation(2)], settings=settings))
+    assert best_runs(runs).text.endswith("the best: not every one has an evaluation with eval_rewards/margins.")
+    assert results(runs)[1]["margin"] == "0.7500"
+
+
+def test_a_beta_that_is_given_as_its_default_is_no_difference(tmp_path):
+    runs = [of_pairs(tmp_path / "a", 0.75), of_pairs(tmp_path / "b", 0.5, beta=0.1)]
+    assert differences(runs) == [] and best_runs(runs).numbers == [0, 1]
+    assert differences([runs[0], of_pairs(tmp_path / "c", beta=0.2)])[0] == {"": "beta", "a": "0.1", "c": "0.2"}
 
 
 def test_a_single_run_with_an_evaluation_is_not_the_best_of_several(tmp_path):

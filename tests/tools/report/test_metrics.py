@@ -3,10 +3,11 @@
 import json
 import tracemalloc
 
+import numpy as np
 import pytest
 from report_helpers import evaluation_row, make_run, step_row
 
-from kit.tools.report.metrics import Columns, finite_number, read_metrics_of
+from kit.tools.report.metrics import Columns, finite_number, first_and_last, read_metrics_of
 
 
 def test_a_row_without_a_value_leaves_a_gap_at_its_position():
@@ -33,6 +34,11 @@ def test_a_long_run_takes_a_few_bytes_for_each_value(tmp_path):
     tracemalloc.stop()
     assert len(metrics.training) == num_rows
     assert bytes_taken < 16 * len(metrics.training.keys) * num_rows  # as dicts: about 80 for each value
+
+
+def test_a_tendency_is_that_of_the_tenths_at_both_ends():
+    assert first_and_last(np.arange(100.0)) == (4.5, 94.5, 10)
+    assert first_and_last(np.arange(20.0)) == (2.0, 17.0, 5) and first_and_last(np.arange(19.0)) is None
 
 
 @pytest.mark.parametrize("value", [True, None, "1", [1], float("nan"), float("inf"), 10**400])

@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from report_helpers import evaluation_row, make_run, record, step_row
+from report_helpers import evaluation_row, make_run, pair_evaluation, pair_row, record, step_row
 
 from kit.cli.compare_runs import compare_runs
 from kit.cli.report import _as_text
@@ -92,6 +92,21 @@ def test_a_value_of_the_metrics_that_no_run_writes_is_left_out(tmp_path):
     for key in ANSWERS[0]:
         for odd in ODD:
             assert not tried(tmp_path, key, whole(), [ROWS[0] | {"answers": [ANSWERS[0] | {key: odd}]}, *ROWS[1:]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "simpo", "kto"])
+def test_a_value_of_preferences_that_no_run_writes_is_left_out(objective, tmp_path):
+    run = whole()
+    run["recipe"]["objective"] = objective
+    rows = [pair_evaluation(0, kl=0.5), *map(pair_row, range(1, 25)), pair_evaluation(25, kl=0.5, nll_loss=1.0)]
+    for key in sorted({key for row in rows for key in row if "/" in key or key in ("eval_kl", "objective")}):
+        for odd in [*ODD, 0]:
+            where = f"{key} = {str(odd)[:30]!r}"
+            assert not tried(tmp_path, where, run, [row | {key: odd} if key in row else row for row in rows])
+    for odd in [*ODD, 0]:
+        run["data"]["evaluation"]["num_samples"] = odd
+        assert not tried(tmp_path, f"num_samples = {str(odd)[:30]!r}", run, rows)
 
 
 def test_runs_with_odd_values_are_compared(tmp_path):

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_helpers import evaluation_row, make_run, record, step_row
+from report_helpers import evaluation_row, make_run, opened_pairs, pair_evaluation, pair_row, record, step_row
 
 from kit.errors import UserError
 from kit.tools.report.chart import NUM_COLOURS
 from kit.tools.report.metrics import MOST_ODD
 from kit.tools.report.page import SCRIPT
-from kit.tools.report.run_page import write_report, write_report_at_end
+from kit.tools.report.run_page import run_page, write_report, write_report_at_end
 
 
 @pytest.fixture
@@ -203,6 +203,26 @@ def test_a_run_that_was_killed_has_a_page_and_a_folder_without_a_run_a_word(fold
     assert "warning: no report (UserError: " in capsys.readouterr().out
     with pytest.raises(UserError, match=r"nothing/run.json: no record of a run .*; expected the folder of a run"):
         write_report(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("objective", "good", "bad"), [("dpo", "chosen", "rejected"), ("kto", "good", "bad")])
+def test_evaluations_of_preferences_are_a_table_without_what_does_not_change(folder, objective, good, bad):
+    rows = [pair_evaluation(0), pair_row(1), pair_evaluation(1, nll_loss=0.25, kl=0.5)]
+    page = run_page(opened_pairs(folder, rows, settings={"objective": objective}))
+    part = page.partition("<h2>Evaluation</h2>")[2].partition("</table>")[0]
+    assert re.findall("<th scope=col>([^<]*)</th>", part) == [
+        "after step",
+        "loss",
+        "accuracy",
+        "margin",
+        f"reward of {good}",
+        f"reward of {bad}",
+        f"log-probability of {good}",
+        f"log-probability of {bad}",
+        "loss of chosen",
+        "kl",
+    ]
+    assert "87.5%</td>" in part and "perplexity" not in page
 
 
 def test_answers_are_shown_before_and_after(folder):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from report_helpers import evaluation_row, make_run, opened, step_row
+from report_helpers import evaluation_row, make_run, opened, opened_pairs, pair_evaluation, pair_row, step_row
 
 from kit import lock
 from kit.errors import UserError
@@ -48,6 +48,35 @@ def test_the_two_losses_are_one_measure_unless_the_objective_is_another(tmp_path
     other = opened(tmp_path / "b", [step_row(1, objective="FocalLoss")])
     assert (other.objective, other.has_one_loss) == ("FocalLoss", False)
     assert not opened(tmp_path / "c", [step_row(1, router_loss=0.1)]).has_one_loss
+
+
+def test_of_preferences_the_two_losses_are_one_measure(tmp_path):
+    assert opened_pairs(tmp_path / "a", [pair_row(1)]).has_one_loss
+    assert not opened_pairs(tmp_path / "b", [pair_row(1, router_loss=0.1)]).has_one_loss
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"objective": "sft"}, ""),
+        ({"objective": "sft", "label_smoothing_factor": 0.1}, "sft, label_smoothing_factor 0.1"),
+        ({"objective": "dft"}, "dft"),
+        ({"objective": "dpo", "precompute_reference": True}, "dpo, beta 0.1"),
+        ({"objective": "dpo", "dpo_loss": "robust", "label_smoothing": 0.2}, "dpo, beta 0.1, dpo_loss robust, "),
+        ({"objective": "simpo", "simpo_gamma": 1.0}, "simpo, beta 2, simpo_gamma 1"),
+    ],
+)
+def test_the_objective_is_named_with_what_changes_its_loss(tmp_path, settings, text):
+    found = opened_pairs(tmp_path, [pair_row(1)], settings=settings).objective_text
+    assert found == text or (text.endswith(", ") and found == f"{text}label_smoothing 0.2")
+
+
+def test_how_many_pairs_are_right_is_left_out_where_the_model_equals_its_reference(tmp_path):
+    rows = [pair_evaluation(0, rewards__accuracies=0.0), pair_evaluation(2)]
+    key = "eval_rewards/accuracies"
+    assert [row.get(key) for row in opened_pairs(tmp_path / "a", rows).evaluations] == [None, 0.875]
+    without = opened_pairs(tmp_path / "b", rows, settings={"objective": "orpo"})
+    assert [row.get(key) for row in without.evaluations] == [0.0, 0.875]
 
 
 def test_utilisation_needs_a_known_device(tmp_path):

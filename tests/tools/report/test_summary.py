@@ -1,7 +1,7 @@
 """The results at the top of a report, and its facts, are those of record and metrics."""
 
 import pytest
-from report_helpers import evaluation_row, opened, record, step_row
+from report_helpers import evaluation_row, opened, opened_pairs, pair_evaluation, pair_row, record, step_row
 
 from kit.tools.report.summary import Result, definition_list, results_list, results_of, run_facts
 
@@ -26,6 +26,18 @@ def test_the_results_are_before_and_after_and_say_after_which_steps(tmp_path):
 def test_of_several_evaluations_the_lowest_is_named(tmp_path, losses, note):
     rows = [evaluation_row(2 * i, eval_loss=loss) for i, loss in enumerate(losses, 1)]
     assert results_of(opened(tmp_path, rows))[0].note == note
+
+
+def test_of_pairs_accuracy_and_margin_are_results_and_their_highest_is_named(tmp_path):
+    rows = [pair_evaluation(0, loss=0.7, rewards__margins=0.0), pair_row(1)]
+    rows += [pair_evaluation(2, rewards__accuracies=0.9), pair_evaluation(4), pair_evaluation(6)]
+    run = opened_pairs(tmp_path, rows)
+    assert results_of(run)[:3] == [
+        ("evaluation loss", "0.7000 → 0.5000", "before training → after step 6, lowest: 0.5000 after step 2"),
+        ("accuracy", "90.0% → 87.5%", "after step 2 → after step 6, highest: 90.0% after step 2"),
+        ("margin", "0.0000 → 0.7500", "before training → after step 6, highest: 0.7500 after step 2"),
+    ]
+    assert run_facts(run)["objective"] == "dpo, beta 0.1"
 
 
 def test_a_single_evaluation_is_no_change(tmp_path):

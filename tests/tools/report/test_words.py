@@ -12,10 +12,14 @@ from kit.tools.report.words import chosen_and_defaults, meaning, setting, start_
         ("num_supervised_tokens", "tokens learned from"),
         ("eval_loss/chat", "loss (chat)"),
         ("num_of_a_later_version", "of a later version"),
+        ("eval_rewards/margins", "margin"),
+        ("eval_rewards/rejected", "reward of rejected"),
+        ("logps/chosen", "log-probability of chosen"),
     ],
 )
 def test_keys_become_words(key, text):
     assert words(key) == text
+    assert words("eval_rewards/chosen", {"chosen": "good"}) == "reward of good"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""By which metrics of its evaluations a run is judged, and which evaluation is the best by them."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from kit.tools.report.metrics import Row
+
+
+class Measure(NamedTuple):
+    """A metric of evaluations."""
+
+    key: str  # in the metrics
+    name: str
+    extreme: Literal["lowest", "highest"]  # which value is the best
+
+    def text(self, value: float) -> str:
+        """Return a value as text."""
+        if self in (ACCURACY, EXACT):
+            return f"{value:.1%}"
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+    def best(self, evaluations: Sequence[Row]) -> Row | None:
+        """Return the first evaluation with the best value; None if none has a value."""
+        rows = [row for row in evaluations if self.key in row]
+        choose = min if self.extreme == "lowest" else max
+        return choose(rows, key=lambda row: row[self.key], default=None)
+
+
+LOSS = Measure("eval_loss", "evaluation loss", "lowest")
+ACCURACY = Measure("eval_rewards/accuracies", "accuracy", "highest")  # share of the pairs
+MARGIN = Measure("eval_rewards/margins", "margin", "highest")
+EXACT = Measure("eval_exact_match", "exact match", "highest")  # share of the answers
+MEASURES = (LOSS, ACCURACY, MARGIN, EXACT)
+FOLLOWED = {measure.key: measure for measure in (LOSS, ACCURACY, MARGIN)}  # by the values of metric_for_best_model
