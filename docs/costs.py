@@ -25,7 +25,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(
         "chat data in the forms that are in use",
-        "data/chat/formats data/chat/messages data/chat/columns data/chat/unused data/chat/watched data/chat/shown "
+        "data/chat/formats data/chat/lists data/chat/messages data/chat/columns data/chat/unused data/chat/watched data/chat/shown "
         "data/chat/fixes",
         "rows as they are on the hub; a report of columns and keys that would be ignored",
     ),
@@ -89,6 +89,12 @@ ROWS = [
         "the exact loss of the global batch",
         "train/step train/objective train/optim train/schedule train/loop_state strategy/gradients",
         "the same loss on any topology; objectives, schedules, early stopping",
+    ),
+    Row(
+        "preference tuning",
+        "train/preference train/reference train/precompute data/chat/preferences data/samples/halves "
+        "data/feed/mismatched config/settings/objective",
+        "objectives over pairs of answers and over answers with a label, and their reference",
     ),
     Row("evaluation", "evaluate run/answers", "token-weighted loss, and exact match of generated answers"),
     Row("equal copies on all ranks", "train/replicas", "`--check_replicas`"),
