@@ -1,5 +1,6 @@
 """Any objective trains as exactly as the supervised loss: over pairs of rows, and over the logits of each target."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import ClassVar, get_args
@@ -159,9 +160,9 @@ class Distillation(SupervisedLoss):
 def choose(name, teacher, rank=0):
     """Let ``--objective sft`` be distillation, or the example of docs/architecture.md. Runs in each child too."""
     extended = dict(vars(objectives))
-    exec(source_as_extended("kit/train/objective.py", "SmoothedLoss"), extended)
+    exec(source_as_extended("kit/train/objective.py", "ZLoss"), extended)
     Distillation.teacher = teacher
-    OBJECTIVES["sft"] = {"smoothed": extended["OBJECTIVES"]["smoothed"], "distillation": Distillation}[name]
+    OBJECTIVES["sft"] = {"z": extended["ZLoss"], "distillation": Distillation}[name]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def teacher(tmp_path_factory):
     return str(make_model(tmp_path_factory.mktemp("teacher"), **changes))
 
 
-@pytest.fixture(params=["smoothed", "distillation"])
+@pytest.fixture(params=["z", "distillation"])
 def choice(request, teacher, monkeypatch):
     """A function of a child's rank that chooses an objective, which is chosen here too."""
     monkeypatch.setitem(OBJECTIVES, "sft", None)
@@ -179,22 +180,42 @@ def choice(request, teacher, monkeypatch):
     return partial(choose, request.param, teacher)
 
 
-def on_full_logits(model, micro_batch, teacher):
-    """The values of the targets of a micro-batch [S], computed as a book has it from logits of all positions."""
+def logits_of(model, micro_batch):
+    """The logits that predict the targets, float32 [S, V], of those of all positions."""
     inputs = {"input_ids": micro_batch.input_ids, "attention_mask": micro_batch.attention_mask}
-    logits = model(**inputs).logits.flatten(0, 1)[micro_batch.target_positions]
-    log_p = logits - logits.logsumexp(dim=-1, keepdim=True)
-    if OBJECTIVES["sft"] is Distillation:
-        q = opened_teacher(teacher)(**inputs).logits.flatten(0, 1)[micro_batch.target_positions].softmax(dim=-1)
-        return (q * (q.log() - log_p)).sum(dim=-1)
-    wanted = torch.full_like(logits, 0.1 / logits.shape[-1])
-    wanted.scatter_add_(1, micro_batch.targets[:, None], torch.full((len(logits), 1), 0.9))
-    return -(wanted * log_p).sum(dim=-1)
+    return model(**inputs).logits.flatten(0, 1)[micro_batch.target_positions]
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_an_objective_of_the_logits_has_the_loss_and_gradients_of_full_logits(recipe, choice, teacher, method):
-    recipe = recipe(method=method)
+def distilled(logits, micro_batch):
+    q = logits_of(opened_teacher(Distillation.teacher), micro_batch).softmax(dim=-1)
+    return (q * (q.log() - log_softmax(logits))).sum(dim=-1)
+
+
+def with_z_loss(logits, micro_batch):
+    return cross_entropy(logits, micro_batch) + 1e-4 * logits.exp().sum(dim=-1).log() ** 2
+
+
+def smoothed(logits, micro_batch):
+    wanted = torch.full_like(logits, 0.2 / logits.shape[-1])
+    wanted.scatter_add_(1, micro_batch.targets[:, None], torch.full((len(logits), 1), 0.8))
+    return -(wanted * log_softmax(logits)).sum(dim=-1)
+
+
+def dynamic(logits, micro_batch):
+    losses = cross_entropy(logits, micro_batch)
+    return losses * (-losses).exp().detach()
+
+
+def log_softmax(logits):
+    return logits - logits.logsumexp(dim=-1, keepdim=True)
+
+
+def cross_entropy(logits, micro_batch):
+    return -log_softmax(logits).gather(1, micro_batch.targets[:, None])[:, 0]
+
+
+def assert_step_is(expected_losses, recipe):
+    """A step of ``recipe`` has the loss and the gradients of ``expected_losses(logits, micro_batch)``, float32 [S]."""
     samples = open_recipe_data(recipe, open_tokenizer(recipe), 320).train
     model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
     torch.manual_seed(1)
@@ -206,7 +227,7 @@ def test_an_objective_of_the_logits_has_the_loss_and_gradients_of_full_logits(re
     total, counts = sum(batch.weights.sum().item() for batch in micro_batches), np.ones(1, np.int64)
     expected = 0.0
     for micro_batch in micro_batches:
-        loss = on_full_logits(model, micro_batch, teacher).sum() / total
+        loss = expected_losses(logits_of(model, micro_batch), micro_batch).sum() / total
         loss.backward()
         expected += loss.item()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -231,6 +252,53 @@ def test_an_objective_of_the_logits_has_the_loss_and_gradients_of_full_logits(re
     scale = max(gradient.abs().max().item() for gradient in theirs.values())
     for name, gradient in theirs.items():
         assert torch.allclose(ours[name], gradient, rtol=1e-5, atol=1e-6 * scale), name
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_an_objective_of_the_logits_has_the_loss_and_gradients_of_full_logits(recipe, choice, method):
+    assert_step_is(distilled if OBJECTIVES["sft"] is Distillation else with_z_loss, recipe(method=method))
+
+
+# Objectives over answers that are not the plain cross-entropy, and the class of each.
+OTHERS = [
+    ({"objective": "dft"}, dynamic, "DynamicFineTuning"),
+    ({"label_smoothing_factor": 0.2}, smoothed, "SmoothedLoss"),
+]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(("flags", "losses", "name"), OTHERS)
+def test_dft_and_smoothed_labels_are_the_equations_on_full_logits(recipe, flags, losses, name, method):
+    mine = recipe(method=method, **flags)
+    assert type(build_objective(mine, ["a"])).__name__ == name
+    assert_step_is(losses, mine)
+
+
+def test_dft_of_a_target_is_largest_where_it_is_neither_certain_nor_hopeless():
+    """-p log p. A token with the probability 0 or 1 teaches nothing, and has a finite gradient."""
+    objective = build_objective(ObjectiveSettings(objective="dft"), ["a"])
+    losses = torch.tensor([0.0, 1.0, 1e4], requires_grad=True)
+    blank = torch.zeros(3, dtype=torch.int64)
+    micro_batch = MicroBatch(
+        input_ids=blank[None], target_positions=blank, targets=blank, weights=torch.ones(3), dataset_ids=blank
+    )
+    ((term,), _) = objective.terms(losses, micro_batch)
+    term.backward()
+    assert term.item() == pytest.approx(math.exp(-1)) and losses.grad.tolist() == pytest.approx([1, math.exp(-1), 0])
+
+
+@pytest.mark.slow
+def test_evaluations_of_dft_and_smoothed_labels_are_the_cross_entropy(finetune, fp32):
+    """``objective`` in a row says that its loss does not compare with eval_loss."""
+    flags = {"config": fp32["single"], "max_steps": 2, "eval_split_size": 8, "eval_on_start": True}
+    plain = finetune.ok("plain", **flags)
+    assert not any("objective" in row for row in plain.rows)
+    first = next(row["eval_loss"] for row in plain.rows if "eval_loss" in row)
+    for own, _, name in OTHERS:
+        run = finetune.ok(name, **flags, **own)
+        assert next(row["eval_loss"] for row in run.rows if "eval_loss" in row) == first
+        assert [row["objective"] for row in run.rows if "loss" in row] == [name] * 2
+        assert run.losses[0] != plain.losses[0]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from data_helpers import open_recipe_data
-from helpers import WORDS, actual_strategy
+from helpers import WORDS, actual_strategy, source_as_extended
 
 from kit.config.recipe import Recipe
 from kit.config.settings.objective import ObjectiveSettings
@@ -21,6 +21,7 @@ from kit.model.load import build_model, open_config
 from kit.model.plan import LoadPlan
 from kit.model.tokenizer import open_tokenizer
 from kit.strategy.accelerator import Prepared
+from kit.train import preference
 from kit.train.objective import build_objective
 from kit.train.precompute import add_references
 from kit.train.preference import Pairs
@@ -140,12 +141,12 @@ class Trial:
             mismatched=others,
         )
 
-    def step(self, batch=None):
+    def step(self, batch=None, objective=None):
         """Loss, metrics, and gradients by name, of the step of a run."""
         found = {}
         result = train_step(
             self.prepared,
-            build_objective(self.recipe, ["a"]),
+            objective or build_objective(self.recipe, ["a"]),
             self.batch() if batch is None else batch,
             0.0,
             max_grad_norm=0,
@@ -419,3 +420,15 @@ def test_a_weight_of_a_token_counts_in_its_answers_log_probability_and_length(ru
     assert doubled["logps/chosen"] == pytest.approx(2 * plain["logps/chosen"])
     assert doubled["lengths/chosen"] == 2 * plain["lengths/chosen"]
     assert doubled["rewards/chosen"] == pytest.approx(plain["rewards/chosen"])
+
+
+def test_the_objective_over_pairs_of_the_architecture_page_is_its_equation(run):
+    extended = dict(vars(preference))
+    exec(source_as_extended("kit/train/preference.py", "LikelihoodCalibration"), extended)
+    trial = run(CASES[8], "lora")
+    logps, _ = trial.on_full_logits()
+    expected = torch.relu(1 - 0.1 * logps[:, 0] + 0.1 * logps[:, 1]).mean()
+    theirs = trial.gradients(expected)
+    loss, metrics, ours = trial.step(objective=extended["LikelihoodCalibration"](["a"], trial.recipe))
+    assert loss == pytest.approx(expected.item(), rel=1e-6) and "nll_loss" not in metrics
+    assert_same_gradients(ours, theirs)
