@@ -25,7 +25,8 @@ class Row(NamedTuple):
 ROWS = [
     Row(
         "chat data in the forms that are in use",
-        "data/chat/formats data/chat/lists data/chat/messages data/chat/columns data/chat/unused data/chat/watched data/chat/shown "
+        "data/chat/formats data/chat/lists data/chat/messages data/chat/columns data/chat/unused data/chat/watched "
+        "data/chat/shown "
         "data/chat/fixes",
         "rows as they are on the hub; a report of columns and keys that would be ignored",
     ),
@@ -93,7 +94,7 @@ ROWS = [
     Row(
         "preference tuning",
         "train/preference train/reference train/precompute data/chat/preferences data/samples/halves "
-        "data/feed/mismatched config/settings/objective",
+        "data/feed/mismatched",
         "objectives over pairs of answers and over answers with a label, and their reference",
     ),
     Row("evaluation", "evaluate run/answers", "token-weighted loss, and exact match of generated answers"),
