@@ -1,0 +1,150 @@
+"""References that are computed before the first step are found again, and never those of other weights or data."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from data_helpers import open_recipe_data, preference_pairs, write
+from helpers import actual_strategy
+
+from kit.cache import cache_folder
+from kit.config.recipe import Recipe
+from kit.data.feed.ranks import Ranks
+from kit.errors import TrainingError
+from kit.model.load import build_model, open_config
+from kit.model.plan import LoadPlan
+from kit.model.tokenizer import open_tokenizer
+from kit.strategy.accelerator import Prepared
+from kit.train.precompute import FOLDER, add_references
+
+
+@pytest.fixture
+def run(model_folder, tmp_path, monkeypatch):
+    """A function of settings that adds references to data; it counts the calls of the model."""
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "pairs.jsonl", *preference_pairs(10))
+    write(tmp_path / "eval.jsonl", *preference_pairs(3, "b"))
+
+    def run(total_steps=5, spoil=None, **changes):
+        plain = {"model_name_or_path": str(model_folder), "dataset": str(tmp_path / "pairs.jsonl"), "method": "full"}
+        recipe = Recipe(**plain | {"objective": "dpo", "max_length": 128, "global_batch_size": 2} | changes)
+        data = open_recipe_data(recipe, open_tokenizer(recipe), 320)
+        model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
+        calls = []
+        model.register_forward_hook(lambda *_: calls.append(1))
+        if spoil:
+            spoil(model)
+        prepared = Prepared(Accelerator(cpu=True), Ranks(), model, None, actual_strategy(sharded_layers=None))
+        add_references(prepared, recipe, data, total_steps, 0, lambda items, name, total: items)
+        return SimpleNamespace(data=data, train=data.train.references, num_calls=len(calls))
+
+    return run
+
+
+def entries():
+    return sorted(path for path in (cache_folder() / FOLDER).iterdir() if path.is_dir())
+
+
+def test_they_are_computed_once_and_found_again(run, tmp_path):
+    first = run(eval_dataset=str(tmp_path / "eval.jsonl"))
+    again = run(eval_dataset=str(tmp_path / "eval.jsonl"), learning_rate=1e-3, beta=0.5, seed=0)
+    assert (first.num_calls, again.num_calls) == (13, 0) and len(entries()) == 2
+    assert np.array_equal(first.train, again.train) and first.train.shape == (10, 2) and (first.train < 0).all()
+    assert np.array_equal(first.data.evaluation.references, again.data.evaluation.references)
+
+
+def test_only_what_the_steps_use_is_computed(run):
+    short = run(total_steps=1)
+    assert short.num_calls == 2 and (short.train != 0).all(axis=1).sum() == 2
+    assert run(total_steps=2).num_calls == 4  # a longer run needs others, with the weights from which it began
+
+
+@pytest.mark.parametrize(
+    ("change", "computes"),
+    [
+        ({"objective": "kto"}, True),
+        ({"max_length": 64}, True),
+        ({"method": "lora", "precompute_reference": True}, True),
+        ({"attn_implementation": "eager"}, True),
+        ({"dpo_loss": "ipo"}, False),
+        ({"num_train_epochs": 2.0}, False),
+    ],
+    ids=str,
+)
+def test_what_changes_the_numbers_is_in_the_key(run, tmp_path, change, computes):
+    run()
+    if change.get("objective") == "kto":
+        rows = preference_pairs(10)
+        write(
+            tmp_path / "rated.jsonl",
+            *({"prompt": r["prompt"], "completion": r["chosen"], "label": bool(i % 2)} for i, r in enumerate(rows)),
+        )
+        change = change | {"dataset": str(tmp_path / "rated.jsonl")}
+    assert bool(run(**change).num_calls) == computes
+
+
+def test_other_weights_and_other_data_are_not_mistaken_for_these(run, model_folder, tmp_path):
+    before = run()
+    other = tmp_path / "other"
+    shutil.copytree(model_folder, other)
+    path = other / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # a bit in the middle of the file
+    path.write_bytes(bytes(content))
+    assert run(model_name_or_path=str(other)).num_calls
+    write(tmp_path / "pairs.jsonl", *preference_pairs(10, "c"))
+    assert not np.array_equal(run().train, before.train)
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "without its record"])
+def test_a_damaged_entry_is_made_again(run, damage):
+    before = run()
+    (entry,) = entries()
+    file = entry / "references.bin"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-8])
+    elif damage == "altered":
+        file.write_bytes(b"\1" + file.read_bytes()[1:])
+    else:
+        (entry / "entry.json").unlink()
+    again = run()
+    assert again.num_calls == 10 and np.array_equal(again.train, before.train)
+    assert run().num_calls == 0
+
+
+def test_a_pass_that_ends_early_leaves_no_entry(run, monkeypatch):
+    def ends(model):
+        calls = []
+
+        def hook(*_):
+            calls.append(1)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+
+        model.register_forward_hook(hook)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(spoil=ends)
+    assert not (cache_folder() / FOLDER).exists() or not entries()
+    assert run().num_calls == 10
+
+
+def test_a_log_probability_that_is_not_finite_names_its_sample(run):
+    def spoil(model):
+        with torch.no_grad():
+            model.lm_head.weight.fill_(float("nan"))
+
+    with pytest.raises(TrainingError, match=r"no finite log-probability to 10 of 10 samples, first .*pairs.jsonl:1"):
+        run(spoil=spoil)
+    assert not (cache_folder() / FOLDER).exists() or not entries()
+
+
+def test_an_entry_says_what_it_is(run, model_folder):
+    run()
+    (entry,) = entries()
+    about = json.loads((entry / "entry.json").read_text())["info"]["about"]
+    assert about == {"model": str(model_folder), "num_samples": 10}
