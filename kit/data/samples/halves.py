@@ -74,7 +74,7 @@ def joined(sample: Sample, encoded: Sequence[list[Encoded] | Problem]) -> list[H
     num_prompt = first_target(chosen.weights)
     if num_prompt != first_target(rejected.weights) or chosen.input_ids[:num_prompt] != rejected.input_ids[:num_prompt]:
         found = "the prompt before it has other tokens than before the chosen answer"
-        return Problem("rejected", found, "the same prompt in both: the template may write it in another way")
+        return Problem("rejected", found, "the same prompt; turns that are only read are part of it, up to an answer")
     if chosen.input_ids == rejected.input_ids:
         return Problem("rejected", "the same tokens as chosen", "another answer")
     return [halves]

@@ -281,8 +281,8 @@ class Encoder:
 
 def _ends_without_answer(sample: Sample) -> bool:
     """Whether the last message of a conversation is not an answer."""
-    messages = sample.get("messages") or sample.get("completion")
-    return isinstance(messages, list) and messages[-1]["role"] != "assistant"
+    conversations = [sample[name] for name in ("messages", *ANSWERS) if name in sample]
+    return any(isinstance(each, list) and each[-1]["role"] != "assistant" for each in conversations)
 
 
 def _fill(piece: Piece, kept: Sequence[_Kept], wanted: Rows) -> None:

@@ -40,3 +40,11 @@ def test_a_mapping_for_one_of_several_goes_into_the_list_and_one_that_ignores_is
     assert alone.ignoring(columns) == "--dataset_columns x=ignore"
     expected = "--dataset '[{path: a.jsonl}, {path: b.jsonl, columns: {x: ignore}}]'"
     assert Listed("dataset", entries, 1, False).ignoring(columns) == expected
+
+
+def test_a_data_set_is_left_out_of_the_list_that_a_flag_names():
+    entries = tuple(DatasetEntry(path=path, weight=weight) for path, weight in (("a.jsonl", 1), ("b c.jsonl", 2)))
+    flag, value = shlex.split(Listed("dataset", entries, 0, is_alone=False).left_out())
+    (left,) = Recipe(model_name_or_path="m", **{flag.removeprefix("--"): value}).dataset
+    assert (left.path, left.weight) == ("b c.jsonl", 2)
+    assert Listed("dataset", entries[:1], 0, is_alone=True).left_out() == ""

@@ -1,6 +1,9 @@
 """A data set of the recipe: which of its columns are read, and which decide what is learned."""
 
-from data_helpers import chat, open_recipe_datasets, recipe, write
+import pytest
+from data_helpers import chat, open_recipe_datasets, preference_pairs, recipe, write
+
+from kit.errors import UserError
 
 
 def opened(**changes):
@@ -18,3 +21,28 @@ def test_what_the_user_ignores_is_not_read(tmp_path):
     write(tmp_path / "train.jsonl", {**chat("a", "b"), "images": [], "id": 7})
     dataset = opened(dataset_columns="images=ignore")
     assert dataset.columns == list(dataset.fields.values()) and dataset.ignored == {"images"}
+
+
+def fixes(**changes):
+    """The problems with which the data sets of a recipe are refused, each as (name, fix)."""
+    with pytest.raises(UserError) as caught:
+        open_recipe_datasets(recipe(**changes))
+    return [(problem.where, problem.fix) for problem in caught.value.problems]
+
+
+def test_another_objective_is_named_only_if_no_data_set_to_train_on_contradicts_it(tmp_path):
+    write(tmp_path / "chat.jsonl", *[chat("a", "b")] * 3)
+    write(tmp_path / "more.jsonl", *[chat("c", "d")] * 3)
+    write(tmp_path / "pairs.jsonl", *preference_pairs(3))
+    sft = "--objective sft learns the answers"
+    assert fixes(objective="dpo", dataset="chat.jsonl,more.jsonl") == [("chat.jsonl", sft), ("more.jsonl", sft)]
+    left_out = "leaves it out: one objective learns from all data sets"
+    for names in ("chat.jsonl,pairs.jsonl", "pairs.jsonl,chat.jsonl"):
+        ((name, fix),) = fixes(objective="dpo", dataset=names)
+        assert name == "chat.jsonl" and fix == f"--dataset pairs.jsonl {left_out}"
+        ((name, fix),) = fixes(dataset=names)
+        assert name == "pairs.jsonl" and "--objective" not in fix
+    # Data to evaluate on do not decide.
+    assert fixes(objective="dpo", dataset="chat.jsonl", eval_dataset="pairs.jsonl") == [("chat.jsonl", sft)]
+    ((name, fix),) = fixes(objective="dpo", dataset="pairs.jsonl", eval_dataset="pairs.jsonl,chat.jsonl")
+    assert name == "chat.jsonl" and fix == f"--eval_dataset pairs.jsonl {left_out}"

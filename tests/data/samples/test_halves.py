@@ -148,6 +148,13 @@ def test_turns_of_weight_zero_that_both_have_are_read_and_not_compared(tmp_path,
     assert "rejected: the prompt before it has other tokens than" in problem(tmp_path, tokenizer, other)
 
 
+def test_turns_after_the_last_answer_are_left_out_and_counted(tmp_path, tokenizer):
+    rows = [{**PAIR, "rejected": [AWAY, USER]}, {**PAIR, "chosen": [HELLO, USER]}, PAIR]
+    data = opened(tmp_path, tokenizer, *rows)
+    assert "train.jsonl: 2 of 3 samples: turns after the last answer are left out" in data.notes
+    assert halves(data.train, 0) == halves(data.train, 1) == halves(data.train, 2)
+
+
 # What is refused, row by row
 
 
