@@ -100,8 +100,8 @@ def _curves(run: ReportedRun) -> list[_Curve]:
     training, evaluations = run.training, Columns(run.evaluations)
     what = _measure(run)
     if not run.has_one_loss:
-        more = run.objective_text if run.is_of_preferences else run.objective
-        what = f" ({', '.join(filter(None, (more, _WITH_ROUTERS if run.has_router_loss else '')))})"
+        named = run.objective_text or run.objective
+        what = f" ({', '.join(filter(None, (named, _WITH_ROUTERS if run.has_router_loss else '')))})"
     clip, predicted = finite_number(run.recipe.max_grad_norm), predicted_bytes(run)
     # A limit far above all norms would press them to the bottom of the chart.
     is_near = clip is not None and (training.values("grad_norm") > clip / 4).any()

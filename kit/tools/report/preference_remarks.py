@@ -67,11 +67,13 @@ def _chance(run: ReportedRun) -> Iterator[str]:
     else:
         return
     if share <= 0.5 + _noise(num):
-        below = "below" if share < 0.5 - _noise(num) else "at"
+        is_below = share < 0.5 - _noise(num)
+        # Against a reference, training begins at chance: what is below it went the wrong way.
+        way = "a lower" if is_below and run.recipe.declared.has_reference else "more steps or a higher"
         yield (
-            f"The accuracy is {below} chance: {share:.1%} of {num:,} {where}, where guessing reaches up to "
-            f"{0.5 + _noise(num):.0%}. Try a higher learning_rate or more steps, and see in `kit inspect` whether "
-            "chosen and rejected are the right way round, and whether they differ."
+            f"The accuracy is {'below' if is_below else 'at'} chance: {share:.1%} of {num:,} {where}, where guessing "
+            f"reaches up to {0.5 + _noise(num):.0%}. Try {way} learning_rate, and see in `kit inspect` whether chosen "
+            "and rejected are the right way round, and whether they differ."
         )
 
 
@@ -153,11 +155,13 @@ def _lengths(run: ReportedRun) -> Iterator[str]:
         sum(len(answer[key]) for answer in row["answers"]) / len(row["answers"])
         for row, key in ((first, "text"), (last, "text"), (last, "reference"))
     )
-    if now > GROWN * max(before, expected):
+    # Answers that do not end have a remark of their own.
+    if now > GROWN * max(before, expected) and not last.get("num_unended_answers"):
+        why = f", because the {good} ones of the data are longer" if chosen > rejected else ""
         yield (
             f"The generated answers became longer: {before:,.0f} characters on average {after(first['step'])}, "
             f"{now:,.0f} {after(last['step'])}, where {expected:,.0f} are expected (of the {len(last['answers'])} "
-            "answers below). The model may write more because longer answers are preferred in the data."
+            f"answers below). The model may have learned to write more{why}."
         )
 
 

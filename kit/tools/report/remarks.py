@@ -13,7 +13,7 @@ from kit.tools.report.measures import LOSS
 from kit.tools.report.metrics import FEWEST_ROWS, finite_number, first_and_last
 from kit.tools.report.preference_remarks import preference_remarks, unmoved_loss
 from kit.tools.report.runs import ReportedRun
-from kit.tools.report.words import words
+from kit.tools.report.words import after, words
 
 # Below these thresholds there is no remark.
 MUCH_WAITING, MUCH_PADDING, MUCH_CLIPPING = 0.1, 0.25, 0.9  # shares of the time, of the tokens, of the steps
@@ -65,7 +65,8 @@ def _steps_named(steps: list[int]) -> str:
 
 def _losses(run: ReportedRun) -> Iterator[str]:
     ends = first_and_last(run.training.values("loss"))
-    if ends and ends[1] >= ends[0] and not (run.is_of_preferences and unmoved_loss(run)):
+    has_fallen = not ends or ends[1] < ends[0]
+    if ends and not has_fallen and not (run.is_of_preferences and unmoved_loss(run)):
         first, last, num = ends
         yield (
             f"The training loss did not fall: {first:.4g} in the first {num} logged steps, {last:.4g} in the last "
@@ -77,9 +78,10 @@ def _losses(run: ReportedRun) -> Iterator[str]:
     last_row = evaluations[-1]
     if best["eval_loss"] > 0 and last_row["eval_loss"] > OVERFITTING * best["eval_loss"]:
         yield (
-            f"The evaluation loss was lowest after step {best['step']:,} ({best['eval_loss']:.4g}) and is "
-            f"{last_row['eval_loss']:.4g} after step {last_row['step']:,}: the model overfits. Train fewer steps, or "
-            "keep the best checkpoint (--keep_best true)."
+            f"The evaluation loss was lowest {after(best['step'])} ({best['eval_loss']:.4g}) and is "
+            f"{last_row['eval_loss']:.4g} {after(last_row['step'])}: "
+            f"{'the model overfits. Train fewer steps' if has_fallen else 'try a lower learning_rate'}, or keep the "
+            "best checkpoint (--keep_best true)."
         )
     exact = [row["eval_exact_match"] for row in evaluations if "eval_exact_match" in row]
     if len(exact) > 1 and exact[-1] < exact[0]:

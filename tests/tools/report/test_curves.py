@@ -1,5 +1,6 @@
 """The curves of a run are those of its metrics, and what cannot be compared is in two charts."""
 
+import pytest
 from report_helpers import evaluation_row, opened, record, step_row
 
 from kit.tools.report.curves import charts_of, charts_over
@@ -33,10 +34,23 @@ def test_all_that_a_run_measures_is_shown_in_the_units_of_its_title(tmp_path):
     }
 
 
-def test_another_objective_is_not_drawn_beside_the_evaluation_loss(tmp_path):
-    run = opened(tmp_path, [step_row(1, objective="FocalLoss"), evaluation_row(1)])
+@pytest.mark.parametrize(
+    ("settings", "changes", "name"),
+    [
+        ({}, {"objective": "FocalLoss"}, "FocalLoss"),
+        ({"objective": "dft"}, {"objective": "DynamicFineTuning"}, "dft"),
+        (
+            {"label_smoothing_factor": 0.1},
+            {"objective": "SmoothedLoss", "router_loss": 0.5},
+            "sft, label_smoothing_factor 0.1, with the auxiliary loss of routers",
+        ),
+    ],
+)
+def test_another_objective_is_not_drawn_beside_the_evaluation_loss(tmp_path, settings, changes, name):
+    recipe = record()["recipe"] | settings
+    run = opened(tmp_path, [step_row(1, **changes), evaluation_row(1)], recipe=recipe)
     titles = list(shown(charts_of(run)))[:2]
-    assert titles == ["training loss (FocalLoss)", "evaluation loss, nats per supervised token"]
+    assert titles == [f"training loss ({name})", "evaluation loss, nats per supervised token"]
 
 
 def test_each_data_set_has_its_line(tmp_path):

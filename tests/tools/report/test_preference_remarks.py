@@ -44,6 +44,16 @@ def test_an_accuracy_that_guessing_reaches_too_is_named(tmp_path, share, num, te
     assert [each[: len(text)] for each in found] == [text] if text else found == []
 
 
+@pytest.mark.parametrize(
+    ("share", "objective", "way"),
+    [(0.5, "dpo", "more steps or a higher"), (0.3, "dpo", "a lower"), (0.3, "simpo", "more steps or a higher")],
+)
+def test_a_rate_that_is_too_high_makes_an_accuracy_below_chance(tmp_path, share, objective, way):
+    rows = [*map(pair_row, MANY), pair_evaluation(30, rewards__accuracies=share)]
+    (found,) = said(tmp_path, rows, objective=objective)
+    assert f"Try {way} learning_rate, and see in `kit inspect`" in found
+
+
 def test_without_an_evaluation_the_accuracy_is_that_of_the_last_steps(tmp_path):
     found = said(tmp_path, [pair_row(step, rewards__accuracies=0.5) for step in MANY], global_batch_size=8)
     assert found[0].startswith("The accuracy is at chance: 50.0% of 40 pairs of the last 5 logged steps")
@@ -156,6 +166,18 @@ def test_generated_answers_that_grow_beyond_the_expected_ones_are_named(tmp_path
         "The generated answers became longer: 100 characters on average before training, 160 after step 30, where 90 "
     )
     assert [each[: len(text)] for each in found] == ([text] if is_named else [])
+    assert not any("of the data are longer" in each for each in found)  # they are not
+
+
+def test_what_may_have_made_the_answers_longer_is_named_unless_they_do_not_end(tmp_path):
+    def answered(step, text, **changes):
+        answer = {"prompt": "?", "reference": "r", "text": text, "exact": False}
+        return pair_evaluation(step) | {"answers": [answer]} | changes
+
+    rows = [answered(0, "x"), *(pair_row(step, lengths__chosen=22.0) for step in MANY)]
+    (found,) = said(tmp_path, [*rows, answered(30, "xx")])
+    assert found.endswith("learned to write more, because the chosen ones of the data are longer.")
+    assert said(tmp_path, [*rows, answered(30, "xx", num_unended_answers=1)]) == []
 
 
 @pytest.mark.parametrize("objective", ["dpo", "simpo", "kto", "orpo"])

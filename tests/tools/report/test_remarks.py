@@ -33,6 +33,10 @@ def test_of_a_good_run_there_is_nothing_to_say(tmp_path):
             [evaluation_row(2, eval_loss=1.0), evaluation_row(4, eval_loss=1.5), step_row(4)],
             "The evaluation loss was lowest after step 2 (1) and is 1.5 after step 4: the model overfits.",
         ),
+        (
+            [evaluation_row(0, eval_loss=1.0), *(step_row(step, loss=2.0) for step in MANY), evaluation_row(30)],
+            "The evaluation loss was lowest before training (1) and is 2.25 after step 30: try a lower learning_rate,",
+        ),
         ([evaluation_row(0), evaluation_row(4, eval_exact_match=0.25), step_row(4)], "Fewer answers are exact"),
         (
             [evaluation_row(4, num_answers=35, num_unended_answers=30), step_row(4)],
