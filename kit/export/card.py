@@ -22,13 +22,13 @@ from kit.durable import read_small
 from kit.errors import UserError
 from kit.secrets import redacted
 from kit.strategy.topology import ActualStrategy
-from kit.train.loop_state import LoopState
+from kit.train.loop_state import OF_THE_DATA, LoopState
 from kit.visible import one_line
 
 NO_STOPS: Mapping[str, int] = {}
 PLACEHOLDER = "path/to/this/folder"
 _IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")  # a folder of the hub's cache
-_COUNT = "eval_tokens"  # beside the metrics: the number of tokens that they are means over
+_ROWS = {"answers": "samples", "pairs": "pairs", "rated": "answers"}
 _LICENCE = re.compile(r"[\w.+-]{1,80}")
 
 
@@ -49,7 +49,8 @@ def model_card(
     is_full = recipe.method == "full"
     base = _base_id(recipe.model_name_or_path)
     base_name = (base or Path(os.path.expanduser(recipe.model_name_or_path)).name).rpartition("/")[2]
-    title = f"{base_name}, fine-tuned ({recipe.method})"
+    how = recipe.method if recipe.objective == "sft" else f"{recipe.objective}, {recipe.method}"
+    title = f"{base_name}, fine-tuned ({how})"
     entries = recipe.dataset_entries
     ids = {entry.name: found for entry in entries if (found := _data_id(entry))}
     licence = _licence_of(recipe.model_name_or_path, "model", recipe.model_revision)
@@ -60,10 +61,11 @@ def model_card(
         pipeline_tag="text-generation",
         base_model=base,
         datasets=list(dict.fromkeys(ids.values())) or None,
+        tags=[recipe.objective] if recipe.objective != "sft" else None,
         **licence,
         **_results(title, recipe, evaluations, state.step),
     )
-    items = "packs" if recipe.packing else "samples"
+    items = "packs" if recipe.packing else _ROWS[recipe.declared.rows]
     num, precision = strategy.num_processes, strategy.mixed_precision
     lines = ["---", *about.to_yaml().splitlines(), "---", "", f"# {_plain(title)}", ""]
     lines += [f"- base: {_code(base)}" if base else f"- base: a folder named {_code(base_name)}, not from the Hub"]
@@ -72,6 +74,7 @@ def model_card(
         known = f", {_code(ids[entry.name])}" if ids.get(entry.name, entry.name) != entry.name else ""
         data_licence = _licence_of(ids[entry.name], "dataset", entry.revision) if entry.name in ids else {}
         lines += [f"- data: {_code(entry.name)}{known}", _licence_line("data", data_licence)]
+    lines += _objective_lines(recipe)
     lines += [f"- {state.step} steps of {recipe.global_batch_size} {items}"]
     lines += [f"- peak learning rate {recipe.peak_learning_rate:g}, {recipe.lr_scheduler_type}, seed {recipe.seed}"]
     processes = "1 process" if num == 1 else f"{num} processes"
@@ -95,6 +98,23 @@ def model_card(
             "",
         ]
     return redacted("\n".join(lines))
+
+
+def _objective_lines(recipe: Recipe) -> list[str]:
+    """What was minimised, and on what data; nothing for the cross-entropy of answers."""
+    settings = recipe.objective_settings
+    if recipe.objective == "sft" and not settings["label_smoothing_factor"]:
+        return []
+    shown = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()]
+    lines = [f"- objective: {', '.join([recipe.objective, *shown])}"]
+    if recipe.declared.rows == "pairs":
+        lines += ["- learned from pairs of a chosen and a rejected answer to the same prompt"]
+    elif recipe.declared.rows == "rated":
+        lines += ["- learned from answers with a label that says whether they are good"]
+    if recipe.declared.has_reference:
+        adapter = ", with the adapter from which it began" if recipe.adapter_name_or_path else ""
+        lines += [f"- reference: the base{adapter}"]
+    return lines
 
 
 def _base_id(name: str) -> str | None:
@@ -167,15 +187,18 @@ def _results(title: str, recipe: Recipe, evaluations: Mapping[str, Mapping[str, 
     names = [entry.name for entry in recipe.eval_dataset_entries or recipe.dataset_entries]
     results = []
     for name, value in last.items():
-        metric, _, dataset = name.removeprefix("eval_").partition("/")
-        dataset = one_line(dataset or ", ".join(names))
-        if not name.startswith(_COUNT):
+        metric, dataset = name.removeprefix("eval_"), ", ".join(names)
+        if metric.startswith("loss/"):  # of one of several data sets
+            metric, _, dataset = metric.partition("/")
+        if not name.startswith(OF_THE_DATA):
+            is_of_objective = metric == "loss" and recipe.declared.rows != "answers"
             results.append(
                 EvalResult(
                     task_type="text-generation",
                     dataset_type="evaluation data of the run",
-                    dataset_name=dataset,
+                    dataset_name=one_line(dataset),
                     metric_type=metric,
+                    metric_name=f"loss of {recipe.objective}" if is_of_objective else None,
                     metric_value=float(f"{value:.6g}"),
                 )
             )
@@ -188,7 +211,7 @@ def _table(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:
     *_, last = evaluations.values()
     lines = [f"| | {' | '.join(evaluations)} |", "|---" * (1 + len(evaluations)) + "|"]
     for name in last:
-        if not name.startswith(_COUNT):
+        if not name.startswith(OF_THE_DATA):
             values = (_number(each[name]) if name in each else "" for each in evaluations.values())
             lines.append(f"| {_plain(name)} | {' | '.join(values)} |")
     return lines

@@ -68,6 +68,54 @@ def test_metrics_before_and_after_are_in_the_card_and_the_last_ones_in_the_metad
     assert about(card_of()).eval_results is None and "| |" not in card_of()
 
 
+OF_PAIRS = {"eval_loss": 0.6461, "eval_rewards/chosen": -0.0198, "eval_rewards/accuracies": 0.85}
+OF_PAIRS |= {"eval_logps/rejected": -11.58, "eval_lengths/chosen": 23.1, "eval_tokens": 90}
+
+
+def test_a_card_of_pairs_names_objective_settings_reference_and_what_the_metrics_are():
+    card = card_of(loop=state(OF_PAIRS, {"eval_loss": 0.6931}), objective="dpo", global_batch_size=32)
+    assert "\n# base-1.5B_v2, fine-tuned (dpo, lora)\n" in card and "- 160 steps of 32 pairs\n" in card
+    assert (
+        "- objective: dpo, beta 0.1, dpo_loss sigmoid, label_smoothing 0\n"
+        "- learned from pairs of a chosen and a rejected answer to the same prompt\n"
+        "- reference: the base\n"
+    ) in card
+    assert "| eval_loss | 0.6931 | 0.6461 |\n| eval_rewards/chosen | | -0.0198 |\n" in card.replace("|  |", "| |")
+    assert "eval_lengths" not in card and "eval_tokens" not in card
+    data = about(card)
+    assert data.tags == ["dpo"] and {result.dataset_name for result in data.eval_results} == {"d"}
+    named = {result.metric_type: (result.metric_name, result.metric_value) for result in data.eval_results}
+    assert named["loss"] == ("loss of dpo", 0.6461) and named["rewards/accuracies"] == (None, 0.85)
+    assert set(named) == {"loss", "rewards/chosen", "rewards/accuracies", "logps/rejected"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"objective": "simpo"}, ["objective: simpo, beta 2, simpo_gamma 0.5", "learned from pairs of"]),
+        (
+            {"objective": "kto", "beta": 0.2, "adapter_name_or_path": "a"},
+            [
+                "objective: kto, beta 0.2, desirable_weight 1, undesirable_weight 1",
+                "learned from answers with a label that says whether they are good",
+                "reference: the base, with the adapter from which it began",
+                "160 steps of 32 answers",
+            ],
+        ),
+        ({"objective": "dft"}, ["objective: dft\n", "160 steps of 32 samples"]),
+        ({"label_smoothing_factor": 0.1}, ["objective: sft, label_smoothing_factor 0.1\n"]),
+    ],
+)
+def test_another_objective_is_named_with_its_settings(changes, lines):
+    card = card_of(**changes)
+    assert all(f"\n- {line}" in card for line in lines), card
+    assert ("reference" in card) == any("reference" in line for line in lines)
+
+
+def test_of_the_cross_entropy_of_answers_no_objective_is_named():
+    assert "objective" not in card_of() and about(card_of()).tags is None
+
+
 def test_a_folder_is_no_base_of_the_metadata_and_its_path_is_not_on_the_card(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
