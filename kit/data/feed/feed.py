@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from kit.config.settings.data import DataSettings
 from kit.data.feed.batches import Collator, MicroBatch, padding_share
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
-from kit.data.feed.packing import fill_share
+from kit.data.feed.packing import fill_share, pack
 from kit.data.feed.ranks import Ranks
 from kit.data.samples.samples import Samples
 from kit.visible import one_line
@@ -130,8 +131,6 @@ class Feed:
         self._settings = settings
         self._ranks = ranks
         self._collator = Collator(micro_batch_size, pad_token_id, settings.packing)
-        # A pack has no room for the answers to other prompts.
-        self._unpacked = replace(self._collator, packing=False)
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
@@ -210,4 +209,8 @@ class Feed:
     def _mismatched_of(self, indices: np.ndarray) -> list[MicroBatch]:
         if self._mismatched is None:
             return []
-        return self._unpacked.micro_batches(self._mismatched, list(indices[:, None]), self._ranks)
+        items = list(indices[:, None])
+        if self._settings.packing:  # of other lengths than the samples, so in packs of their own
+            packs = pack(self._mismatched.lengths[indices], self._settings.max_length)
+            items = [indices[packs.members[start:end]] for start, end in pairwise(packs.starts)]
+        return self._collator.micro_batches(self._mismatched, items, self._ranks)
