@@ -46,10 +46,9 @@ def answer_lengths(train: Samples) -> dict[str, np.ndarray]:
 def _pair_lengths(train: Samples) -> Finding:
     chosen, rejected = answer_lengths(train).values()
     num_longer, num_shorter = int((chosen > rejected).sum()), int((chosen < rejected).sum())
-    text = f"the chosen answer is longer in {num_longer / len(train):.1%} of the pairs and shorter in "
-    text += (
-        f"{num_shorter / len(train):.1%}: {chosen.mean():,.1f} tokens on average, {rejected.mean():,.1f} the rejected"
-    )
+    longer, shorter = (f"{num / len(train):.1%}" for num in (num_longer, num_shorter))
+    text = f"the chosen answer is longer in {longer} of the pairs and shorter in {shorter}: "
+    text += f"{chosen.mean():,.1f} tokens on average, {rejected.mean():,.1f} the rejected"
     num_unequal = num_longer + num_shorter
     is_one_sided = num_unequal >= MIN_FOR_SHARE and max(num_longer, num_shorter) / num_unequal >= ONE_SIDED
     return Finding("look" if is_one_sided else "note", text)
@@ -66,7 +65,8 @@ def _pairs(train: Samples, compared: Sequence[int]) -> list[Finding]:
         (chosen, _), (rejected, _) = train.sequences(i)
         nearly += [i] if is_long[i] and _differ_in_one(chosen, rejected) else []
         by_answers[xxhash.xxh3_64_intdigest(chosen.tobytes()), xxhash.xxh3_64_intdigest(rejected.tobytes())].append(i)
-    found = Finding("ok", f"no answers of {MIN_FOR_NEARLY} tokens or more differ in one token alone")
+    among = _among(train, compared)
+    found = Finding("ok", f"no answers of {MIN_FOR_NEARLY} tokens or more differ in one token alone{among}")
     if nearly:
         text = f"{len(nearly):,} of {counted(len(compared), 'pair')} differ in one token alone: training may make both "
         text += "answers less likely (https://arxiv.org/abs/2402.13228)"
@@ -76,7 +76,7 @@ def _pairs(train: Samples, compared: Sequence[int]) -> list[Finding]:
         if key < key[::-1]:
             both += [*samples, *by_answers[key[::-1]]] if key[::-1] in by_answers else []
     if not both:
-        return [found, Finding("ok", "no pair occurs the other way round too")]
+        return [found, Finding("ok", f"no pair occurs the other way round too{among}")]
     text = f"{counted(len(both), 'pair')} contradict each other, chosen and rejected the other way round: "
     return [found, Finding("look", text + listed(map(train.origin, both[:NUM_ORIGINS]), len(both)), "both-ways", both)]
 
@@ -102,9 +102,13 @@ def _prompts(train: Samples, compared: Sequence[int]) -> Finding:
     noun = "answer" if train.are_rated else "pair"
     again = sorted((same for same in by_prompt.values() if len(same) > 1), key=len, reverse=True)
     if not again:
-        return Finding("ok", f"no two {noun}s have the same prompt")
+        return Finding("ok", f"no two {noun}s have the same prompt{_among(train, compared)}")
     text = f"{counted(len(compared), noun)} have {counted(len(by_prompt), 'prompt')}; one of them has {len(again[0]):,}"
     return Finding("note", text, "same-prompt", [i for same in again for i in same])
+
+
+def _among(train: Samples, compared: Sequence[int]) -> str:
+    return "" if len(compared) == len(train) else f", of the {len(compared):,} that were compared"
 
 
 def _balance(train: Samples, settings: ObjectiveSettings) -> Finding:
@@ -116,10 +120,8 @@ def _balance(train: Samples, settings: ObjectiveSettings) -> Finding:
         only = "true" if num_true else "false"
         return Finding("look", f"all {counted(len(train), 'answer')} have the label {only}: kto learns from both kinds")
     ratio = num_true * settings.desirable_weight / (num_false * settings.undesirable_weight)
-    text = (
-        f"{num_true / len(train):.1%} of the answers have the label true, and count {ratio:.2g} times as much as the "
-    )
-    text += f"others; advised: {BALANCED[0]:g} to {BALANCED[1]:g} times (https://arxiv.org/abs/2402.01306)"
+    text = f"{num_true / len(train):.1%} of the answers have the label true, and count {ratio:.2g} times as much as "
+    text += f"the others; advised: {BALANCED[0]:g} to {BALANCED[1]:g} times (https://arxiv.org/abs/2402.01306)"
     if BALANCED[0] <= round(ratio, 1) <= BALANCED[1]:
         return Finding("ok", text)
     fix = f"--desirable_weight {settings.undesirable_weight * num_false / num_true:.3g}"

@@ -158,3 +158,11 @@ def test_samples_of_other_objectives_have_none_of_these_checks(tmp_path, tokeniz
     gathered = looked(tokenizer)
     assert not [text for text in checks(gathered) if "pair" in text or "label" in text or "prompts" in text]
     assert gathered.answer_lengths == {}
+
+
+def test_of_very_many_pairs_it_says_how_many_were_compared(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("kit.tools.report.preference_checks.MAX_COMPARED", 5)
+    write(tmp_path / "train.jsonl", *(pair(f"Q{i}", "yes", "no") for i in range(9)))
+    found_checks = checks(looked(tokenizer, **DPO))
+    for text in ("no pair occurs the other way round too", "no two pairs have the same prompt"):
+        assert found_checks[f"{text}, of the 5 that were compared"] == "ok"

@@ -245,6 +245,9 @@ def test_the_lengths_of_both_kinds_of_answers_are_drawn_over_the_same_tokens(tmp
         (line,) = re.findall(f"  answers, {name}: 0 to {longest} tokens, {mean}.0 on average\n  (.*)", text)
         bars[name] = line.index("█")
     assert bars["rejected"] < bars["chosen"] == 47
+    charts = as_page(gathered).split("<svg")[2:]
+    places = [int(float(re.search("<path class=bar d='M([0-9.]+)", chart)[1])) for chart in charts]
+    assert places[1] < places[0] / 2, "also on the page"
 
 
 def test_pages_of_other_samples_say_nothing_of_pairs(tmp_path, tokenizer):

@@ -268,3 +268,27 @@ def test_of_a_very_long_pair_all_parts_are_shown_and_compared(tmp_path, tokenize
         assert len(answer.tokens) == 20 < answer.num_tokens and not any(token.differs for token in answer.tokens)
     page = as_page(gathered)
     assert page.count(f"{sample.answers[0].num_tokens - 20} more tokens") == 2 and "tokens ...</p>" in page
+
+
+def test_every_pair_that_is_shown_says_what_was_cut(tmp_path, tokenizer):
+    write(tmp_path / "train.jsonl", *(pair("Hi " * (50 + i), "Hello", "Bye") for i in range(8)))
+    gathered = looked(tokenizer, 8, max_length=40, **DPO)
+    assert len(gathered.samples) == 8 > gathered.shown.per_reason
+    assert all("of the prompt cut off" in sample.remark for sample in gathered.samples)
+
+
+def test_of_a_very_long_prompt_the_end_of_what_was_cut_is_shown(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("kit.tools.report.shown_samples.MAX_TOKENS_SHOWN", 60)
+    write(tmp_path / "train.jsonl", pair("Hi " * 200, "Hello", "Bye"))
+    (sample,) = shown_for(looked(tokenizer, 0, max_length=100, **DPO), "cut")
+    is_cut = [token.is_cut for token in sample.tokens]
+    assert len(is_cut) == 20 and all(is_cut[:10]), "the beginning"
+    assert is_cut[10] and not is_cut[-1], "and where the tokens begin that are kept"
+
+
+def test_the_longest_pair_is_the_one_with_the_longest_answer(tmp_path, tokenizer):
+    rows = [pair(f"Hi {i}", "z" * 30, "q" * 30) for i in range(4)] + [pair("Hi 4", "z" * 40, "q")]
+    write(tmp_path / "train.jsonl", *rows)
+    gathered = looked(tokenizer, 0, **DPO)
+    assert "train.jsonl:5" in {sample.origin for sample in shown_for(gathered, "longest")}
+    assert gathered.datasets[0]["longest"] == gathered.lengths.max() == gathered.lengths[4]
