@@ -26,6 +26,20 @@ OFFLOAD = [{"method": method, "topology": "offload", "world": 8} for method in (
 PACKED = [{"method": method, "packing": True} for method in METHODS]
 ADAPTERS = [LARGE | {"method": method, "topology": "single", "world": 1} for method in ("qlora", "lora")]
 PADDED = {"rows": 2, "micro_batches": 2}  # every other row is a quarter shorter
+# Pairs and answers with a label. In full training the reference is given; else its passes are part of a step.
+PREFERENCES = [
+    PADDED | {"objective": "dpo", "method": "lora", "topology": "fsdp2", "world": 8},
+    PADDED | {"objective": "dpo", "method": "full", "topology": "fsdp2", "world": 8},
+    PADDED | {"objective": "kto", "method": "qlora"},
+    PADDED | {"objective": "kto", "method": "lora", "precompute_reference": True},
+    {"objective": "dpo", "method": "lora", "packing": True, "micro_batches": 2},
+]
+PREFERENCES_REST = [
+    *(PADDED | {"objective": each} for each in ("dpo", "orpo", "simpo", "cpo", "kto")),
+    *(PADDED | {"objective": each, "method": "full", "topology": "ddp", "world": 8} for each in ("dpo", "kto")),
+    PADDED | {"objective": "kto", "topology": "hybrid", "world": 16},
+    {"objective": "kto", "packing": True, "micro_batches": 2},
+]
 
 
 def ran(report: dict) -> dict:
@@ -67,6 +81,33 @@ def test_no_batch_is_copied_from_pageable_memory(fake_gpu, case):
 def test_padded_rows_take_the_flash_kernel(fake_gpu, case):
     kernels = set(many(ran(fake_gpu(**PADDED, **case)))["attention"])
     assert {name.removesuffix("_backward") for name in kernels} == {"scaled_dot_product_flash_attention"}
+
+
+@pytest.mark.parametrize("case", matrix(PREFERENCES, rest=PREFERENCES_REST))
+def test_the_references_passes_add_no_wait_no_copy_and_no_peak(fake_gpu, case):
+    report = ran(fake_gpu(**case))
+    step, passes, evaluation = many(report), report["passes without gradients"], report["evaluation"]
+    assert num_per_micro_batch(report, "syncs") == 0, report["per micro-batch"]["syncs"]
+    assert num_per_step(report, "syncs") == 1, report["step of 1 micro-batch"]["syncs"]
+    assert "syncs" not in passes and sum(evaluation["syncs"].values()) == 1
+    assert not any(counted.get("pageable") for counted in (step, passes, evaluation)), step.get("pageable")
+    assert passes["peaks"]["cuda"] < step["peaks"]["cuda"]
+    assert all(name.startswith("bfloat16") for name in step["products"]), step["products"]
+
+
+@pytest.mark.long
+def test_the_reference_runs_with_adapters_off_or_before_the_run(fake_gpu):
+    """By what is computed and gathered: the forward pass of its pairs, once in each micro-batch."""
+    sharded = PADDED | {"method": "lora", "topology": "fsdp2", "world": 8}
+    orpo, dpo, precomputed = (
+        many(ran(fake_gpu(**sharded, **each)))
+        for each in ({"objective": "orpo"}, {"objective": "dpo"}, {"objective": "dpo", "precompute_reference": True})
+    )
+    assert precomputed["flops"] == orpo["flops"] and precomputed["collectives"] == orpo["collectives"]
+    more = dpo["collectives"]["allgather_base"] - orpo["collectives"]["allgather_base"]
+    assert more == 4 * 2  # layers, micro-batches
+    assert 0.2 < dpo["flops"] / orpo["flops"] - 1 < 0.4  # with checkpointing training is three forward passes
+    assert dpo["collectives"]["allreduce"] == orpo["collectives"]["allreduce"] == 1
 
 
 @pytest.mark.parametrize("case", matrix(SHARDED, rest=SHARDED_REST))

@@ -156,10 +156,10 @@ class FakeRun:
         return plan.compute_dtype
 
     def samples(self, num_micro_batches: int) -> RandomSamples:
-        """Return samples that fill ``num_micro_batches`` on every rank, with packs if the recipe packs."""
+        """Return samples that fill ``num_micro_batches`` on every rank; if the recipe packs, with four in each pack."""
         recipe = self._recipe
         num_items = recipe.micro_batch_size * self._topology.num_processes * num_micro_batches
-        num, length = (5 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
+        num, length = (4 * num_items, recipe.max_length // 4) if recipe.packing else (num_items, recipe.max_length)
         samples = RandomSamples(self.sequence_lengths(num, length), self.vocab_size, recipe.declared.rows)
         return samples.with_references() if recipe.precomputes_reference else samples
 

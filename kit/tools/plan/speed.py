@@ -151,8 +151,10 @@ def _gathering_seconds(workload: Workload, gpu: Gpu, passes: int) -> float:
     layers = float(plain * (shape.num_parameters - shape.root_parameters + trained))
     if workload.method == "qlora":
         layers -= (plain - 0.5) * shape.num_layers * shape.layer_linear_weights
-    # Embedding, head and last norm stay gathered until the end of the next backward pass.
-    gathered = workload.micro_batches * (passes * layers + plain * shape.root_parameters)
+    # Head and last norm stay gathered until the end of the next backward pass, and so does an embedding that is tied.
+    embedding = 0 if shape.tied else plain * shape.embedding_parameters
+    once = plain * shape.root_parameters - embedding
+    gathered = workload.micro_batches * (passes * (layers + embedding) + once)
     waits = (shape.num_layers + 2) * (group - 1) * passes * workload.micro_batches
     return (group - 1) / group * gathered / _ring(workload, gpu) + RING_STEP * waits
 

@@ -301,12 +301,10 @@ def _passes(own: Workload) -> str:
     """What the passes without gradients of a step are."""
     if own.precomputes_reference:
         return "a pass without gradients: the model's over mismatched samples"
-    of_reference = "the reference's, which is the model without its adapters"
+    of_reference = "the reference's (the model without its adapters)"
     if own.passes == 1:
         return f"a pass without gradients: {of_reference}"
-    return (
-        f"{own.passes} passes without gradients: {of_reference}; and over mismatched samples the model's and again that"
-    )
+    return f"{own.passes} passes without gradients: {of_reference}, and those of both over mismatched samples"
 
 
 def _seconds_before(option: Option, num_steps: int, lengths: Lengths | None) -> tuple[float, float]:

@@ -7,10 +7,13 @@ from helpers import ROOT, matrix
 
 from kit.errors import TrainingError, UserError
 from kit.memory.formulas import predict
+from kit.memory.operations import operations_per_token
 from kit.memory.workload import Workload
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
+from kit.tools.plan.hardware import GPUS
 from kit.tools.plan.models import find_shape
 from kit.tools.plan.simulate import simulate
+from kit.tools.plan.speed import collective_seconds
 
 METHODS = ("full", "lora", "qlora")
 
@@ -60,6 +63,7 @@ CASES = [
     {"method": "qlora", "strategy": SINGLE, "num_gpus": 1},
     {"method": "lora", "strategy": OFFLOAD, "num_gpus": 8},
     {"method": "full", **COPIES},
+    {"method": "lora", "strategy": FSDP2, "num_gpus": 8, "objective": "dpo"},
 ]
 REST = [
     {"method": method, "strategy": strategy, "num_gpus": gpus}
@@ -68,6 +72,10 @@ REST = [
 ]
 REST += [{"method": method, "strategy": OFFLOAD, "num_gpus": 8} for method in ("full", "lora")]
 REST += [{"method": method, **COPIES} for method in METHODS]
+REST += [
+    {"method": method, "strategy": SINGLE, "num_gpus": 1, "objective": objective}
+    for method, objective in (("lora", "kto"), ("full", "dpo"), ("qlora", "orpo"))
+]
 
 
 TOPOLOGIES = {SINGLE: "single", DDP: "ddp", FSDP2: "fsdp2", HYBRID: "hybrid", OFFLOAD: "offload"}
@@ -78,7 +86,8 @@ TOPOLOGIES = {SINGLE: "single", DDP: "ddp", FSDP2: "fsdp2", HYBRID: "hybrid", OF
 def test_the_cpu_device_holds_what_fake_cuda_holds(fake_gpu, case):
     simulated = simulate(replace(TINY, **case, gradient_checkpointing=True))
     topology = TOPOLOGIES[case["strategy"]]
-    report = fake_gpu(topology=topology, world=case["num_gpus"], method=case["method"], length=64, micro_batches=2)
+    same = {key: value for key, value in case.items() if key not in ("strategy", "num_gpus", "num_replicas")}
+    report = fake_gpu(topology=topology, world=case["num_gpus"], length=64, micro_batches=2, **same)
     assert "error" not in report, report["error"]
     step = report["step of 2 micro-batches"]
     assert simulated.tensors == pytest.approx(step["peaks"]["cuda"], rel=0.01)
@@ -131,6 +140,43 @@ def test_formulas_and_simulation_agree_on_hybrid_sharding(shape, method):
     assert predict(workload).tensors == pytest.approx(simulated.tensors, rel=0.05)
     gradients = 4 * workload.trainable_parameters / workload.num_shards  # once a step, between the copies
     assert simulated.collective_bytes["allreduce"] == pytest.approx(gradients, rel=0.01)
+
+
+# The objectives over pairs and over answers with a label, whose reference's passes come first.
+PREFERENCES = [
+    {"objective": "dpo", "method": "lora", "strategy": FSDP2, "num_gpus": 8},
+    {"objective": "dpo", "method": "lora", "gradient_checkpointing": False},
+    {"objective": "kto", "method": "qlora", "gradient_checkpointing": False},
+    {"objective": "dpo", "method": "full", "strategy": FSDP2, "num_gpus": 8, "packing": True},
+]
+PREFERENCES_REST = [{"objective": "orpo", "method": "lora", "packing": True}]
+PREFERENCES_REST += [
+    {"objective": objective, "method": method, **gpus}
+    for objective in ("dpo", "kto")
+    for method in METHODS
+    for gpus in ({}, {"strategy": FSDP2, "num_gpus": 8})
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", matrix(PREFERENCES, rest=PREFERENCES_REST), ids=lambda case: "-".join(map(str, case.values()))
+)
+def test_formulas_and_simulation_agree_on_pairs_and_answers_with_a_label(case):
+    fields = {"gradient_checkpointing": True, "micro_batches": 2} | case
+    workload = Workload(shape=find_shape("llama-1b"), length=1024, **fields)
+    simulated = simulate(workload)
+    assert predict(workload).tensors == pytest.approx(simulated.tensors, rel=0.05)
+    supervised = workload.tokens - workload.rows * workload.sequences  # the first token of a sequence is none
+    planned = operations_per_token(workload, supervised / workload.tokens)
+    if workload.method != "qlora":  # whose products torch does not count
+        # It counts attention without its mask, and does not count that of packs.
+        assert workload.tokens * workload.micro_batches * planned == pytest.approx(simulated.flops, rel=0.1)
+    if workload.sharded:  # at a link so slow that nothing else takes time
+        gathered = simulated.collective_bytes["allgather_base"] * 7 / 8
+        quick = replace(GPUS["h100"], link=1.0)
+        reduced = 7 / 8 * 4 * workload.micro_batches * workload.trainable_parameters
+        assert collective_seconds(workload, quick) - reduced == pytest.approx(gathered, rel=0.01)
 
 
 @pytest.mark.slow
