@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from data_helpers import chat, open_all, recipe, write
+from data_helpers import chat, open_all, recipe, sentencepiece_tokenizer, write
 from report_helpers import looked
+from tokenizers import decoders
 
 from kit.errors import UserError
 from kit.tools.report.samples_page import as_page, as_text, gather_samples
@@ -292,3 +293,13 @@ def test_the_longest_pair_is_the_one_with_the_longest_answer(tmp_path, tokenizer
     gathered = looked(tokenizer, 0, **DPO)
     assert "train.jsonl:5" in {sample.origin for sample in shown_for(gathered, "longest")}
     assert gathered.datasets[0]["longest"] == gathered.lengths.max() == gathered.lengths[4]
+
+
+def test_an_answer_begins_as_it_does_behind_its_prompt(tmp_path):
+    tokenizer = sentencepiece_tokenizer("metaspace")
+    tokenizer.backend_tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")  # drops the first space of a text
+    write(tmp_path / "train.jsonl", {"prompt": "Hi", "chosen": " is 42", "rejected": " 42"})
+    (sample,) = looked(tokenizer, objective="dpo").samples
+    whole = [joined(sample) + joined(answer) for answer in sample.answers]
+    sequences = open_all(tokenizer, objective="dpo").train.sequences(0)
+    assert whole == [tokenizer.decode(ids) for ids, _ in sequences] and joined(sample.answers[0]).startswith(" is")
