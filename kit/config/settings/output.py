@@ -26,7 +26,7 @@ class OutputSettings(BaseModel):
     )
     save_steps: int = _option(0, "save a checkpoint every N steps; 0: at the end only", "steps", ge=0)
     save_total_limit: int = _option(2, "complete checkpoints to keep; 0: all", "checkpoints", ge=0)
-    keep_best: bool = _option(False, "save whenever eval_loss is the lowest so far, and keep that checkpoint too")
+    keep_best: bool = _option(False, "save whenever metric_for_best_model is the best so far, and keep that too")
     save_only_model: bool = _option(
         False, "checkpoints hold weights only: a third of the size, but no run can continue from them"
     )
