@@ -455,6 +455,9 @@ def test_an_answer_marked_as_bad_is_not_learned_and_the_objective_that_can_is_na
     message = refusal({"question": "a", "answer": "b", "label": False})
     flag = "--objective kto --dataset_columns question=instruction,answer=completion"
     assert message.endswith(f"-> {flag} learns from answers with a label")
+    # Also if most are good ones.
+    rows = [{"prompt": "a", "completion": "b", "label": i > 0} for i in range(4)]
+    assert refusal(*rows, wanted="pairs").endswith("-> --objective kto learns from answers with a label")
 
 
 @pytest.mark.parametrize(

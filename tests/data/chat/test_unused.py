@@ -289,6 +289,12 @@ def test_for_an_answer_marked_as_bad_the_objective_that_learns_from_it_is_named(
     assert Unused(fields, ()).check(row) == []
 
 
+def test_of_columns_that_are_mapped_the_objective_gets_the_whole_mapping():
+    reported = looked(PAIR | {"label": False}, {"prompt": "instruction", "completion": "output"})[0]
+    flag = "--dataset_columns completion=completion,prompt=instruction"
+    assert f"-> --objective kto {flag} learns from good and bad answers" in reported
+
+
 @pytest.mark.parametrize(
     "row",
     [

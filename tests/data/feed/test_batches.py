@@ -256,3 +256,21 @@ def test_padding_counts_both_rows_of_a_pair(many):
     computed = sum(batch.input_ids.numel() for batch in batches)
     used = sum(int(batch.attention_mask.sum()) for batch in batches)
     assert padding_share(train.sequence_lengths, dealt) == pytest.approx(1 - used / computed)
+
+
+def test_pairs_with_a_longest_row_of_similar_length_meet_and_not_those_of_similar_total(many):
+    def rows(num):
+        lengths = [(1, 40), (24, 24), (1, 38), (22, 22)][:num]  # chosen and rejected, in words
+        return [
+            {"prompt": f"Q{i} ", "chosen": "x" * a + "a", "rejected": "x" * b + "b"} for i, (a, b) in enumerate(lengths)
+        ]
+
+    train = many(4, rows, objective="dpo", max_length=512)
+    assert np.argsort(-train.lengths).tolist() == [1, 3, 0, 2] and np.argsort(-train.row_lengths).tolist() == [
+        0,
+        2,
+        1,
+        3,
+    ]
+    batches = Collator(2, pad_token_id=7, packing=False).micro_batches(train, single(0, 1, 2, 3), Ranks(0, 1))
+    assert [batch.input_ids.shape[1] for batch in batches] == train.row_lengths[[0, 1]].tolist()

@@ -257,6 +257,13 @@ def test_what_is_too_long_is_left_out_or_stops_the_run_where_that_is_asked_for(o
     assert len(opened(tmp_path, tokenizer, *rows, **settings, excess_length_strategy="error").train) == 3
 
 
+def test_a_pair_of_which_only_the_rejected_half_is_too_long_stops_the_run_where_that_is_asked_for(tmp_path, tokenizer):
+    row = {"prompt": "a ", "chosen": "b", "rejected": "c " * 20}
+    settings = {"chat_template": None, "max_length": 16, "excess_length_strategy": "error"}
+    num_tokens = len(tokenizer("a " + "c " * 20).input_ids) + 1
+    assert f"train.jsonl:1: {num_tokens} tokens; expected at most 16" in problem(tmp_path, tokenizer, row, **settings)
+
+
 def test_where_no_pair_fits_the_length_of_the_longest_half_is_named(tmp_path, tokenizer):
     row = {"prompt": "a b ", "chosen": "c " * 20, "rejected": "d " * 30}
     message = problem(tmp_path, tokenizer, row, chat_template=None, max_length=8)
@@ -280,6 +287,7 @@ def test_a_cut_leaves_a_token_to_predict_the_answer_from():
 
 
 def test_nothing_predicts_the_first_token_of_a_half():
+    assert first_target([1.0, 0.0, 1.0]) == 2 and first_target([0.0, 1.0]) == 1
     chosen, rejected = Encoded([1, 2, 3], [0.0, 0.0, 1.0]), Encoded([1, 2, 4, 5], [1.0, 0.0, 0.5, 0.5])
     joined = in_a_row((chosen, rejected))
     assert joined.input_ids == [1, 2, 3, 1, 2, 4, 5] and joined.weights == [0, 0, 1, 0, 0, 0.5, 0.5]
