@@ -182,9 +182,16 @@ def a_run_of_a_later_version(world):
     return "score --model_name_or_path out/final --eval_dataset chats.jsonl"
 
 
-@case("recipes/score.py:main")
+@case("recipes/score.py:main#1")
 def the_data_to_score_on_under_another_flag(world):
     return "score --model_name_or_path model --dataset chats.jsonl"
+
+
+@case("recipes/score.py:main#2")
+def a_whole_model_to_score_against_a_reference(world):
+    rows = [f'{{"prompt": "What is {i}?", "chosen": "{i}", "rejected": "No."}}' for i in range(20)]
+    world.write("pairs.jsonl", *rows)
+    return "score --model_name_or_path model --eval_dataset pairs.jsonl --objective dpo --max_length 256"
 
 
 # --- kit/strategy
