@@ -8,7 +8,6 @@ Each term is a sum over pairs or answers, or over the tokens of the chosen answe
 global batch. So the result does not depend on how the global batch is cut up.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -282,14 +281,5 @@ class KahnemanTversky:
 
 
 def _log_1_minus_exp(value: torch.Tensor) -> torch.Tensor:
-    """log(1 - exp(value)) for negative values, exact near 0 and far from it.
-
-    Mächler 2012, https://cran.r-project.org/package=Rmpfr/vignettes/log1mexp-note.pdf, equation 7. A value of 0 would
-    give minus infinity, and no gradient: it counts as the largest below.
-    """
-    value = value.clamp(max=-1e-12)
-    near = value > -math.log(2)
-    # Each branch is computed where it is exact only: else an infinity in one makes the gradient of the other NaN.
-    of_near = torch.log(-torch.expm1(torch.where(near, value, -1.0)))
-    of_far = torch.log1p(-torch.exp(torch.where(near, -1.0, value)))
-    return torch.where(near, of_near, of_far)
+    """log(1 - exp(value)) for negative values in float64. 0, whose odds are infinite, counts as the largest below."""
+    return torch.log(-torch.expm1(value.clamp(max=-1e-12)))
