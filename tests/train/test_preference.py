@@ -92,8 +92,10 @@ class Trial:
         self.samples, self.mismatched = self.data.train, self.data.mismatched(self.data.train)
         plan = LoadPlan(compute_dtype="float32", device="cpu")
         self.model = build_model(recipe, open_config(recipe), plan, packing=recipe.packing)
-        rows = [self.samples] if self.mismatched is None else [self.samples, self.mismatched]
-        self.sequences = [[each for part in rows for each in part.sequences(i)] for i in range(NUM)]
+        self.sequences = [self.samples.sequences(i) for i in range(NUM)]
+        if self.mismatched is not None:
+            partners = self.mismatched.partners
+            self.sequences = [[self.samples[i], self.with_answer_of(i, partners[i])] for i in range(NUM)]
         with torch.no_grad():
             self.known, _ = self.on_full_logits()
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -107,6 +109,12 @@ class Trial:
             for name, parameter in self.model.named_parameters():
                 if moved and (recipe.method == "full" or "lora_B" in name):
                     parameter.add_(0.1 * torch.randn_like(parameter))
+
+    def with_answer_of(self, i, partner):
+        """The prompt of sample ``i`` and the answer of another one."""
+        starts = [int(np.flatnonzero(self.samples[each][1])[0]) for each in (i, partner)]
+        both = zip(self.samples[i], self.samples[int(partner)], strict=True)
+        return [np.concatenate([own[: starts[0]], theirs[starts[1] :]]) for own, theirs in both]
 
     def logp(self, ids, weights):
         """The log-probability of what is supervised, from the logits of all positions, float64 []."""
