@@ -63,15 +63,21 @@ def write_data(path: Path, args: argparse.Namespace) -> Path:
     return path
 
 
-def header(args: argparse.Namespace) -> list[str]:
+def title() -> list[str]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "trl"))
+    return [f"## {datetime.date.today()}: beside TRL, {device}", ""]
+
+
+def versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "trl"))
+
+
+def header(args: argparse.Namespace) -> list[str]:
     return [
-        f"## {datetime.date.today()}: beside TRL, {device}",
-        "",
-        f"{versions}; {os.cpu_count()} processors; {args.rounds} rounds of {args.steps} steps, the first "
+        *title(),
+        f"{versions()}; {os.cpu_count()} processors; {args.rounds} rounds of {args.steps} steps, the first "
         f"{WARM_UP_STEPS} left out of the speed; `{' '.join(['python', *sys.argv])}`",
         "",
         "| case | seconds a step, TRL | the kit | TRL's time over the kit's (range of the rounds) | peak GiB, TRL "
@@ -80,12 +86,17 @@ def header(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def row(case: str, args: argparse.Namespace) -> str:
-    """Run both sides alternately, and return a row of the table."""
+def row(case: str, args: argparse.Namespace, script: str = __file__, **flags: Any) -> str:
+    """Run both sides alternately, and return a row of the table.
+
+    Args:
+        script: runs TRL's side, see ``run_trl``.
+        flags: more flags of the kit.
+    """
     theirs, ours = [], []
     for _ in range(args.rounds):
-        theirs.append(run_trl(case, args))
-        ours.append(run_kit(case, args))
+        theirs.append(run_trl(case, args, script))
+        ours.append(run_kit(case, args, **flags))
     ratios = [a["seconds"] / b["seconds"] for a, b in zip(theirs, ours, strict=True)]
     pairs = list(zip(theirs[0]["losses"], ours[0]["losses"], strict=True))
     differs = max(abs(a - b) / abs(b) for a, b in pairs)
@@ -103,7 +114,7 @@ def row(case: str, args: argparse.Namespace) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def run_kit(case: str, args: argparse.Namespace) -> dict[str, Any]:
+def run_kit(case: str, args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     method, *options = case.split("+")
     with tempfile.TemporaryDirectory() as folder:
         flags = {
@@ -123,6 +134,7 @@ def run_kit(case: str, args: argparse.Namespace) -> dict[str, Any]:
             "shuffle": "false",
             "save_steps": 0,
             "output_dir": f"{folder}/run",
+            **more,
         }
         words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
         resident = run([str(ROOT / "recipes/finetune.py"), *words])
@@ -132,10 +144,11 @@ def run_kit(case: str, args: argparse.Namespace) -> dict[str, Any]:
     return side(ends, [each["loss"] for each in rows], resident, max(each["peak_memory_bytes"] for each in rows))
 
 
-def run_trl(case: str, args: argparse.Namespace) -> dict[str, Any]:
+def run_trl(case: str, args: argparse.Namespace, script: str) -> dict[str, Any]:
+    """Run TRL's side, the Python file ``script`` with ``--trl``, a folder for its result, and the arguments as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {**vars(args), "data": str(args.data), "case": case, "out": None}
-        resident = run([__file__, "--trl", folder, json.dumps(settings)])
+        resident = run([script, "--trl", folder, json.dumps(settings)])
         found = json.loads(Path(folder, "result.json").read_text())
     return side(found["ends"], found["losses"], resident, found["bytes"])
 
@@ -164,14 +177,49 @@ def run(words: list[str]) -> int:
 
 
 def train_with_trl(folder: str, args: argparse.Namespace) -> None:
-    """TRL's side, in a process of its own: train, and write losses, the time at the end of each step, and bytes."""
+    """TRL's side, in a process of its own."""
+    from datasets import load_dataset
+    from trl import SFTConfig, SFTTrainer
+
+    _, *options = args.case.split("+")
+    config = SFTConfig(
+        packing="packing" in options, completion_only_loss="all" not in options, **settings_of_trl(folder, args)
+    )
+    data = load_dataset("json", data_files=args.data, split="train")
+    train(folder, args, SFTTrainer, config, data)
+
+
+def settings_of_trl(folder: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that TRL's trainers share."""
+    import torch
+
+    return {
+        "output_dir": f"{folder}/run",
+        "model_init_kwargs": {"dtype": "float32"},
+        "max_length": args.max_length,
+        "per_device_train_batch_size": args.micro_batch,
+        "gradient_accumulation_steps": args.global_batch_size // args.micro_batch,
+        "max_steps": args.steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "bf16": torch.cuda.is_available(),
+        "gradient_checkpointing": False,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def train(folder: str, args: argparse.Namespace, trainer_class: Any, config: Any, data: Any) -> None:
+    """Train with a trainer of TRL, and write losses, the time at the end of each step, and bytes."""
     import time
 
     import torch
-    from datasets import load_dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
-    from trl import SFTConfig, SFTTrainer
 
     ends = []
 
@@ -179,34 +227,12 @@ def train_with_trl(folder: str, args: argparse.Namespace) -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
-    method, *options = args.case.split("+")
-    on_gpu = torch.cuda.is_available()
-    data = load_dataset("json", data_files=args.data, split="train")
-    config = SFTConfig(
-        output_dir=f"{folder}/run",
-        model_init_kwargs={"dtype": "float32"},
-        max_length=args.max_length,
-        packing="packing" in options,
-        completion_only_loss="all" not in options,
-        per_device_train_batch_size=args.micro_batch,
-        gradient_accumulation_steps=args.global_batch_size // args.micro_batch,
-        max_steps=args.steps,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        bf16=on_gpu,
-        gradient_checkpointing=False,
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if method == "lora" else None
-    trainer = SFTTrainer(model=args.model, args=config, train_dataset=data, peft_config=adapter, callbacks=[Clock()])
+    is_lora = args.case.startswith("lora")
+    adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if is_lora else None
+    trainer = trainer_class(model=args.model, args=config, train_dataset=data, peft_config=adapter, callbacks=[Clock()])
     trainer.train()
     losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
-    allocated = torch.cuda.max_memory_allocated() if on_gpu else 0
+    allocated = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     Path(folder, "result.json").write_text(json.dumps({"ends": ends, "losses": losses, "bytes": allocated}))
 
 
