@@ -143,6 +143,8 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
     to_come = Counter() if _accumulates(workload) else Counter({GRADIENTS: _gradients(workload)})
     if workload.sharded:
         yield "gathering", _gathering(workload)
+        if workload.passes and not workload.shape.tied:
+            yield "gathering after a pass without gradients", _gathering_again(workload)
     for parts in _loss_head(workload):
         yield "loss head", parts
     for parts in _backward(workload, to_come[GRADIENTS]):
@@ -179,6 +181,15 @@ def _gathering(workload: Workload) -> "Counter[str]":
         return Counter({GATHERED: 2 * (head + layer)})
     of_layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
     return Counter({ACTIVATIONS: workload.tokens * shape.num_layers * of_layer, GATHERED: 2 * head + layer})
+
+
+def _gathering_again(workload: Workload) -> "Counter[str]":
+    """While the embedding is gathered for a forward pass that follows one without gradients, of which the head is left.
+
+    It comes before all backward passes of a step, so there are no gradients.
+    """
+    head = workload.compute_bytes * workload.shape.embedding_parameters
+    return Counter({GATHERED: 3 * head, GRADIENTS: -_held(workload)[GRADIENTS]})
 
 
 def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:

@@ -54,6 +54,29 @@ def test_a_copy_of_hybrid_sharding_takes_what_a_run_on_its_gpus_takes():
         assert memory.components[NCCL] == 2 * alone.components[NCCL]  # of a copy, and of one shard's copies
 
 
+@pytest.mark.parametrize(
+    ("objective", "length", "simulated"),
+    [("sft", 512, 4.458), ("kto", 512, 4.868), ("kto", 2048, 4.89), ("dpo", 2048, 5.47)],
+)
+def test_the_head_of_a_pass_without_gradients_is_still_gathered_when_the_next_pass_begins(objective, length, simulated):
+    adapters = workload("llama-8b", "lora", FSDP2, 8, length, objective=objective, micro_batches=2)
+    assert predict(adapters).tensors / GIB == pytest.approx(simulated, rel=0.03)
+    tied = workload("llama-1b", "lora", FSDP2, 8, 256, micro_batches=2)
+    assert predict(tied).tensors / GIB == pytest.approx(1556 / 1024, rel=0.02)
+    assert predict(replace(tied, objective="kto")).tensors == predict(tied).tensors
+
+
+@pytest.mark.parametrize(("method", "packing"), [("lora", False), ("lora", True), ("full", True), ("qlora", False)])
+def test_a_pair_takes_what_two_samples_take(method, packing):
+    answers = workload("llama-8b", method, rows=2, packing=packing)
+    for objective in ("dpo", "orpo", "simpo", "cpo"):
+        pair = replace(answers, objective=objective, rows=1)
+        assert predict(pair).components == predict(answers).components
+    assert predict(replace(answers, objective="kto")).components == predict(answers).components
+    eager = replace(answers, eager=True, packing=True, objective="orpo", rows=1)
+    assert predict(eager).tensors > predict(replace(eager, packing=False)).tensors  # scores [2T, 2T] of a pack
+
+
 def test_the_formulas_agree_with_what_other_kits_published():
     rows = runpy.run_path(str(ROOT / "benchmarks/plan_accuracy.py"))["ROWS"]
     compared = [row for row in rows if row.gib]
