@@ -132,8 +132,8 @@ class DirectPreference(PairLoss):
     - sigmoid: -(1 - e) log s(beta h) - e log s(-beta h). Rafailov et al. 2023, https://arxiv.org/abs/2305.18290,
       equation 7; e above 0: Mitchell 2023, https://ericmitchell.ai/cdpo.pdf, equation 3.
     - robust: (-(1 - e) log s(beta h) + e log s(-beta h)) / (1 - 2 e). Chowdhury et al. 2024,
-      https://arxiv.org/abs/2403.00409, equation 5.
-    - hinge: max(0, 1 - beta h). Zhao et al. 2023, https://arxiv.org/abs/2305.10425, equation 5.
+      https://arxiv.org/abs/2403.00409.
+    - hinge: max(0, 1 - beta h). Liu et al. 2023, https://arxiv.org/abs/2309.06657, there hinge-norm.
     - ipo: (h' - 1 / (2 beta))^2, where each ratio of h' is divided by |y|. Azar et al. 2023,
       https://arxiv.org/abs/2310.12036, equation 17; by length as its authors computed it.
     - sigmoid_norm: sigmoid of h' instead of h. Lambert et al. 2024, https://arxiv.org/abs/2411.15124, equation 6.
