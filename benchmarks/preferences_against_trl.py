@@ -8,10 +8,10 @@ The data set is one file of JSON Lines with a prompt and a completion. The rejec
 with the label false, is the answer to the next row.
 
 ``parity`` computes one step of the kit (two micro-batches), and the loss of TRL's own trainer for the same token ids
-(one batch), in float32 on the CPU, for full training and for adapters. The weights lie a little beside those of the
-reference, so that no ratio is 1. A third side computes the equations of the papers from full logits in float64, without
-padding. The table has for each two sides the relative difference of the loss, and the largest difference of a gradient
-relative to the largest gradient.
+(one batch), in float32 on the CPU, for full training and for adapters. The weights lie one step of gradient descent
+beside those of the reference, so that no ratio is 1. A third side computes the equations of the papers from full logits
+in float64, without padding. The table has for each two sides the relative difference of the loss, and the largest
+difference of a gradient relative to the largest gradient.
 
 What TRL computes otherwise on purpose is made equal, and said so beside the case:
 
@@ -42,6 +42,7 @@ import torch
 import torch.nn.functional as F
 
 SMOOTHING = 0.2  # of the cases that have one
+DISTANCE = 0.002  # between the weights and those of the reference
 Gradients = dict[str, torch.Tensor]  # by the name of the weight
 Sequences = Sequence[tuple[list[int], int]]  # token ids, and how many of them are the prompt
 
@@ -251,7 +252,7 @@ class Kit:
             )
         self.batch = batch
         self.metrics: dict[str, float] = {}
-        move(self.model)
+        move(self.model, batch.micro_batches[0])
 
     def _with_references(self, micro_batch: Any) -> Any:
         from kit.train.reference import sequence_logps
@@ -294,14 +295,15 @@ class Kit:
         return AutoModelForCausalLM.from_pretrained(self.recipe.model_name_or_path, dtype=torch.float32)
 
 
-def move(model: torch.nn.Module) -> None:
-    """Move the weights that train: matrices B of adapters, which are zero, or all of them a little."""
-    torch.manual_seed(1)
-    has_adapters = any("lora_B" in name for name, _ in model.named_parameters())
+def move(model: Any, micro_batch: Any) -> None:
+    """Move the weights that train by a step of gradient descent on the answers of ``micro_batch``."""
+    model(**micro_batch.model_inputs()).mean().backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    norm = torch.stack([p.grad.norm() for p in trained]).norm()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name if has_adapters else parameter.requires_grad:
-                parameter.add_(0.005 * torch.randn_like(parameter))
+        for parameter in trained:
+            parameter.sub_(parameter.grad, alpha=DISTANCE / norm.item())
+    model.zero_grad()
 
 
 def gradients_of(model: torch.nn.Module) -> Gradients:
