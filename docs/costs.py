@@ -93,8 +93,7 @@ ROWS = [
     ),
     Row(
         "preference tuning",
-        "train/preference train/reference train/precompute data/chat/preferences data/samples/halves "
-        "data/feed/mismatched",
+        "train/preference train/reference train/precompute data/chat/preferences data/feed/mismatched",
         "objectives over pairs of answers and over answers with a label, and their reference",
     ),
     Row("evaluation", "evaluate run/answers", "token-weighted loss, and exact match of generated answers"),

@@ -254,7 +254,7 @@ def test_of_references_a_hash_is_kept_however_long_they_are(setting, run, knowin
     ids, weights = setting.samples[0]
     long = np.tile(ids, 200), np.tile(weights, 200)
     long[1][-len(weights) * 150 :] = 1.0  # the reference
-    monkeypatch.setattr(Samples, "__getitem__", lambda samples, i: long)
+    monkeypatch.setattr(Samples, "sequences", lambda samples, i: [long])
     tracemalloc.start()
     ends, frequencies = evaluate_module._references(setting.samples)
     _, peak = tracemalloc.get_traced_memory()
