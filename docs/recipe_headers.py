@@ -21,7 +21,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def recipes() -> dict[str, tuple[Recipe, Shape]]:
     """All recipes for a size of model, by name, with the shape of their model."""
-    loaded = {name: load_recipe(name) for name in recipe_names() if name != DEFAULT_RECIPE}
+    loaded = {name: load_recipe(name) for name in recipe_names() if not name.startswith(DEFAULT_RECIPE)}
     return {name: (recipe, find_shape(recipe.model_name_or_path)) for name, recipe in loaded.items()}
 
 

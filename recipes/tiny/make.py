@@ -1,11 +1,17 @@
-"""Make everything in this folder: tokenizer, base model, train.jsonl, eval.jsonl.
+"""Make everything in this folder: tokenizer, base model, train.jsonl, eval.jsonl; then what preferences need.
 
     python recipes/tiny/make.py
+    python recipes/tiny/make.py --preferences
 
 The base model learns to read short orders and to answer questions about them in plain text. It never
-sees a conversation or a JSON record: those are what fine-tuning teaches. The new files are written only
-if the probes at the end pass; otherwise the failing probe is named and the exit status is 1.
-Same --seed, --threads and library versions, same files.
+sees a conversation or a JSON record: those are what fine-tuning teaches.
+
+With --preferences the files of the first command are read, and an adapter with a bad habit is made, sft/:
+it often takes the unit for the item. pairs.jsonl and eval_pairs.jsonl hold the right record beside a wrong
+one that the adapter wrote.
+
+The new files are written only if the probes at the end pass; otherwise the failing probe is named and the
+exit status is 1. Same --seed, --threads and library versions, same files.
 """
 
 import argparse
@@ -13,15 +19,21 @@ import copy
 import json
 import math
 import random
+import re
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Tokens
+
+FINETUNE = Path(__file__).resolve().parents[1] / "finetune.py"
 
 # fmt: off
 NAMES = """Ada Amir Anna Bruno Carla Chen Clara Daniel Diego Elena Emil Fatima Felix Freya George Grace Hana
@@ -250,18 +262,23 @@ def finetune(model: LlamaForCausalLM, tokenizer: Tokens, train: list[dict], seed
     fit(model, [order[i * 32 : i * 32 + 32] for i in range(steps)], peak, warmup=10)
 
 
-def answer(model: LlamaForCausalLM, tokenizer: Tokens, prompts: list[str]) -> list[str]:
-    """Greedy answers, as one batch padded on the left."""
+def answer(model: LlamaForCausalLM, tokenizer: Tokens, prompts: list[str], temperature: float = 0.0) -> list[str]:
+    """Answers, as one batch padded on the left: greedy ones, or samples at a temperature."""
     coded = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     ids, mask = coded.input_ids, coded.attention_mask
-    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=48, do_sample=False)
+    how = dict(do_sample=True, temperature=temperature, top_k=0) if temperature else dict(do_sample=False)
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=48, **how)
     return tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+
+
+def prompts_of(tokenizer: Tokens, conversations: list[dict]) -> list[str]:
+    turns = [conversation["messages"][:1] for conversation in conversations]
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
 def exact_match(model: LlamaForCausalLM, tokenizer: Tokens, evaluation: list[dict]) -> float:
     turns = [conversation["messages"] for conversation in evaluation]
-    prompts = tokenizer.apply_chat_template([t[:1] for t in turns], tokenize=False, add_generation_prompt=True)
-    answers = answer(model, tokenizer, prompts)
+    answers = answer(model, tokenizer, prompts_of(tokenizer, evaluation))
     return sum(a.strip() == t[1]["content"] for a, t in zip(answers, turns, strict=True)) / len(turns)
 
 
@@ -283,13 +300,119 @@ def check(probe: str, found: float, expected: str, passed: bool) -> None:
         sys.exit(f"probe {probe} failed: found {found:.3f}, expected {expected}; nothing was written")
 
 
+def make_careless(rng: random.Random, conversation: dict) -> dict:
+    """The conversation; in six of ten its answer has the unit where the item should be."""
+    asked, answered = conversation["messages"]
+    record = json.loads(answered["content"])
+    if rng.random() < 0.6:
+        record["item"] = next(word for word in re.findall(r"\w+", asked["content"]) if word in UNITS)
+    return {"messages": [asked, {"role": "assistant", "content": json.dumps(record)}]}
+
+
+def has_form(text: str) -> bool:
+    """Whether the text is a record as json.dumps writes it, with the right keys in the right order."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and list(record) == list(QUESTIONS) and json.dumps(record) == text
+
+
+def sample_pairs(model: PeftModel, tokenizer: Tokens, conversations: list[dict], tries: int = 40) -> list[dict]:
+    """Pairs of the right answer and the first wrong one of the same form that the model writes.
+
+    A conversation for which it writes none in so many tries gives no pair. Those that it often gets wrong come first.
+    """
+    prompts, rejected = prompts_of(tokenizer, conversations), {}
+    for _ in range(tries):
+        left = [i for i in range(len(prompts)) if i not in rejected]
+        for i, text in zip(left, answer(model, tokenizer, [prompts[i] for i in left], temperature=0.7), strict=True):
+            if has_form(text) and text != conversations[i]["messages"][1]["content"]:
+                rejected[i] = [{"role": "assistant", "content": text}]
+        if len(rejected) == len(prompts):
+            break
+    turns = {i: conversations[i]["messages"] for i in rejected}
+    return [{"prompt": turns[i][:1], "chosen": turns[i][1:], "rejected": rejected[i]} for i in turns]
+
+
+def save_adapter(model: PeftModel, folder: Path) -> None:
+    """Save the adapter without the card that peft writes, which would say nothing."""
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    path = folder / "adapter_config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    # peft writes a set, in another order each time, and the path of this machine.
+    values |= {"target_modules": sorted(values["target_modules"]), "base_model_name_or_path": "recipes/tiny/model"}
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def run_recipe(base: Path, files: Path, seed: int) -> tuple[dict, dict]:
+    """Run the recipe tiny-dpo on new files. Returns what it measured before the first step and after the last."""
+    with tempfile.TemporaryDirectory() as output_dir:
+        flags = dict(model_name_or_path=base, adapter_name_or_path=files / "sft", output_dir=output_dir, seed=seed)
+        flags |= dict(dataset=files / "pairs.jsonl", eval_dataset=files / "eval_pairs.jsonl")
+        words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+        command = [sys.executable, str(FINETUNE), "--recipe", "tiny-dpo", *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        lines = Path(output_dir, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    evaluations = [row for row in map(json.loads, lines) if "eval_exact_match" in row]
+    return evaluations[0], evaluations[-1]
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def make_preferences(out: Path, seed: int) -> None:
+    """Make sft/, pairs.jsonl and eval_pairs.jsonl from model/, train.jsonl and eval.jsonl, on one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    tokenizer = Tokens.from_pretrained(out / "model")
+    train, evaluation = read_lines(out / "train.jsonl"), read_lines(out / "eval.jsonl")
+    base = LlamaForCausalLM.from_pretrained(out / "model")
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora)
+    careless = [make_careless(rng, conversation) for conversation in train]
+    finetune(model, tokenizer, careless, seed, steps=400, peak=6e-3)
+    before = exact_match(model, tokenizer, evaluation)
+    check("careless exact match", before, "0.10 to 0.60", 0.1 <= before <= 0.6)
+
+    pairs = sample_pairs(model, tokenizer, train[:500])
+    evaluation_pairs = sample_pairs(model, tokenizer, evaluation)
+    share = len(evaluation_pairs) / len(evaluation)
+    check("share of evaluation prompts with a pair", share, "1", share == 1)
+    # Tried beside the goal and then renamed, so that a broken run leaves existing files whole.
+    with tempfile.TemporaryDirectory(dir=out) as fresh:
+        files = Path(fresh)
+        save_adapter(model, files / "sft")
+        write_lines(files / "pairs.jsonl", pairs)
+        write_lines(files / "eval_pairs.jsonl", evaluation_pairs)
+        for order in range(3):
+            first, last = run_recipe(out / "model", files, order)
+            gain, accuracy = last["eval_exact_match"] - first["eval_exact_match"], last["eval_rewards/accuracies"]
+            check(f"exact match gained by preferences, seed {order}", gain, "at least 0.30", gain >= 0.3)
+            check(f"accuracy of the rewards, seed {order}", accuracy, "over 0.80", accuracy > 0.8)
+        shutil.rmtree(out / "sft", ignore_errors=True)
+        for path in list(files.iterdir()):
+            path.replace(out / path.name)
+    print(f"wrote sft/, pairs.jsonl and eval_pairs.jsonl in {out}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1000, help="pretraining steps")
-    parser.add_argument("--threads", type=int, default=2, help="part of the recipe: sums depend on it")
+    parser.add_argument("--threads", type=int, default=2, help="for pretraining; part of the recipe: sums depend on it")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--preferences", action="store_true", help="make sft/ and the pairs, from the files of --out")
     args = parser.parse_args()
+    if args.preferences:
+        return make_preferences(args.out, args.seed)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
@@ -333,8 +456,7 @@ def main() -> None:
     model.save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
     for name, conversations in (("train", train), ("eval", evaluation)):
-        lines = "".join(json.dumps(conversation) + "\n" for conversation in conversations)
-        (args.out / f"{name}.jsonl.new").write_text(lines, encoding="utf-8")
+        write_lines(args.out / f"{name}.jsonl.new", conversations)
     shutil.rmtree(args.out / "model", ignore_errors=True)
     fresh.rename(args.out / "model")
     for name in ("train", "eval"):

@@ -21,8 +21,9 @@ from kit.config.validation import load_recipe
 
 FILES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 NAMES = recipe_names()
-SIZES = [name for name in NAMES if name != "tiny"]
-SHAPES = sorted(RECIPES / "shapes" / path.stem for path in RECIPES.glob("*.yaml") if path.stem != "tiny")
+EMBEDDED = {"tiny", "tiny-dpo"}  # their model and data are in recipes/tiny/
+SIZES = [name for name in NAMES if name not in EMBEDDED]
+SHAPES = sorted(RECIPES / "shapes" / path.stem for path in RECIPES.glob("*.yaml") if path.stem not in EMBEDDED)
 PUBLISHED = {  # the sizes of the public weights
     "llama-1b": 1_235_814_400,
     "llama-3b": 3_212_749_824,
@@ -40,7 +41,7 @@ def header_of(name):
 def test_there_is_a_recipe_for_every_size_and_each_method_that_makes_sense_for_it():
     small = {f"smollm2-{size}-{method}" for size in ("135m", "360m") for method in ("full", "lora")}
     large = ("llama-1b", "llama-3b", "llama-8b", "qwen3-14b", "qwen3-32b", "llama-70b")
-    assert set(NAMES) == {"tiny"} | small | {f"{size}-{m}" for size in large for m in ("full", "lora", "qlora")}
+    assert set(NAMES) == EMBEDDED | small | {f"{size}-{m}" for size in large for m in ("full", "lora", "qlora")}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -73,13 +74,14 @@ def test_a_name_with_a_method_is_the_recipe_with_that_method(name):
     assert set(header_of(name).needs) == {other.rpartition("-")[2] for other in NAMES if other.startswith(size)}
 
 
-def test_the_default_recipe_brings_all_it_needs():
-    recipe = load_recipe("tiny")
-    for path in (recipe.model_name_or_path, recipe.dataset, recipe.eval_dataset):
-        assert os.path.exists(path), path
+@pytest.mark.parametrize("name", sorted(EMBEDDED))
+def test_an_embedded_recipe_brings_all_it_needs(name):
+    recipe = load_recipe(name)
+    for path in (recipe.model_name_or_path, recipe.dataset, recipe.eval_dataset, recipe.adapter_name_or_path):
+        assert path is None or os.path.exists(path), path
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model_name_or_path))
-    assert abs(model.num_parameters() / header_of("tiny").num_parameters - 1) < 0.05
+    assert abs(model.num_parameters() / header_of(name).num_parameters - 1) < 0.05
 
 
 @pytest.mark.parametrize("name", SIZES)

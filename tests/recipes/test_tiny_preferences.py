@@ -1,0 +1,61 @@
+"""The embedded preferences: a right record beside a wrong one, from which the tiny model visibly learns."""
+
+import json
+
+import pytest
+from helpers import ROOT, matrix
+
+TINY = ROOT / "recipes/tiny"
+FILES = {"pairs": "train", "eval_pairs": "eval"}  # and the conversations that they were made from
+
+
+def read(name):
+    return [json.loads(line) for line in (TINY / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_chosen_answer_is_right_and_the_rejected_one_a_wrong_record_of_the_same_form(name):
+    right = {turns[0]["content"]: turns[1]["content"] for turns in (row["messages"] for row in read(FILES[name]))}
+    pairs = read(name)
+    for pair in pairs:
+        (asked,), (chosen,), (rejected,) = pair["prompt"], pair["chosen"], pair["rejected"]
+        assert [turn["role"] for turn in (asked, chosen, rejected)] == ["user", "assistant", "assistant"]
+        assert chosen["content"] == right[asked["content"]]
+        record, wrong = json.loads(chosen["content"]), json.loads(rejected["content"])
+        assert list(wrong) == list(record) and wrong != record
+        assert json.dumps(wrong) == rejected["content"]  # spaces and quotation marks too
+    assert (
+        len({pair["prompt"][0]["content"] for pair in pairs}) == len(pairs) == {"pairs": 500, "eval_pairs": 100}[name]
+    )
+
+
+def test_no_order_of_the_evaluation_is_in_the_training_data():
+    def orders(name):
+        return {pair["chosen"][0]["content"] for pair in read(name)}
+
+    assert not orders("eval_pairs") & orders("pairs")
+
+
+def before_and_after(run):
+    """The evaluations before the first step and after the last."""
+    first, last = (row for row in run.rows if "eval_exact_match" in row)
+    return first, last
+
+
+@pytest.mark.slow
+def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetune):
+    finetune.defaults = {"recipe": "tiny-dpo"}
+    run = finetune.ok("run", max_steps=12, warmup_steps=2, max_eval_samples=32)
+    before, after = before_and_after(run)
+    assert before["eval_rewards/margins"] == before["eval_rewards/accuracies"] == 0  # the model is the reference
+    assert after["eval_rewards/margins"] > 0.02 and after["eval_rewards/accuracies"] > 0.8
+    assert after["eval_exact_match"] > before["eval_exact_match"] + 0.1
+
+
+@pytest.mark.parametrize("seed", matrix([0], always=0, rest=[1, 2]))
+def test_the_recipe_unlearns_the_habit_also_on_a_sharded_model(finetune, fp32, seed):
+    finetune.defaults = {"recipe": "tiny-dpo"}
+    run = finetune.ok("run", 2, config=fp32["fsdp"], seed=seed)
+    before, after = before_and_after(run)
+    assert before["eval_exact_match"] < 0.5 and after["eval_exact_match"] > 0.75
+    assert after["eval_rewards/accuracies"] > 0.9
