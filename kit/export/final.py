@@ -152,7 +152,9 @@ def _unwrapped_twin(model: Any) -> Any:
 
     with torch.device("meta"):
         base = type(model.get_base_model())(model.get_base_model().config)
-    return get_peft_model(base, copy.deepcopy(model.peft_config["default"]))
+    config = copy.deepcopy(model.peft_config["default"])
+    config.base_model_name_or_path = None  # peft puts this run's there, and warns of an adapter that named another
+    return get_peft_model(base, config)
 
 
 def _with_tied(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
