@@ -78,20 +78,22 @@ NOT_SHIFTED = {"trocr"}  # families whose own loss expects labels that the calle
 class Samples:
     """The samples of one global batch, for the collator."""
 
-    lengths = np.array(LENGTHS)
+    lengths = row_lengths = np.array(LENGTHS)
     dataset_ids = np.zeros(len(LENGTHS), np.int64)
+    labels = references = None  # they are no preferences
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+    def sequences(self, i: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The token ids and weights of sample ``i``."""
         ids = np.random.default_rng(i).integers(3, 100, LENGTHS[i])
-        return ids, (np.arange(LENGTHS[i]) >= LENGTHS[i] // 3).astype(np.float32)
+        return [(ids, (np.arange(LENGTHS[i]) >= LENGTHS[i] // 3).astype(np.float32))]
 
 
 def global_batch(ranks: Ranks, packing: bool = False) -> GlobalBatch:
     """Return the batch of the only step: one micro-batch on each rank."""
     collator = Collator(len(LENGTHS) // ranks.count, pad_token_id=0, packing=packing)
     items = [np.array([0, 1]), np.array([2, 3])] if packing else [np.array([i]) for i in range(len(LENGTHS))]
-    batches = collator.micro_batches(Samples(), items, ranks)  # type: ignore[arg-type]
-    total = np.array([sum(Samples()[i][1][1:].sum() for i in range(len(LENGTHS)))])
+    batches = collator.micro_batches(Samples(), items, ranks)
+    total = np.array([sum(Samples().sequences(i)[0][1][1:].sum() for i in range(len(LENGTHS)))])
     return GlobalBatch(batches, total, total, np.array([sum(LENGTHS)]), 1.0, [])
 
 

@@ -31,6 +31,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -518,13 +519,28 @@ def trainer_and_config(name: str) -> tuple[Any, Any]:
 
 
 def speed_table(folder: Path, args: argparse.Namespace) -> list[str]:
-    args.data = write(folder / "pairs.jsonl", rows_of(args))
+    args.data = write(folder / "pairs.jsonl", pairs_that_fit(args))
     lines = against_trl.header(args)
     for case in args.cases:
         precompute = "true" if "+precompute" in case else "false"
         more = {"objective": "dpo", "beta": 0.1, "eval_dataset": "null", "predict_with_generate": "false"}
         lines.append(against_trl.row(case, args, __file__, precompute_reference=precompute, **more))
     return [*lines, ""]
+
+
+def pairs_that_fit(args: argparse.Namespace) -> list[dict[str, str]]:
+    """As many pairs as the steps need, of at most ``max_length`` tokens: the two sides cut longer ones differently."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+
+    def fits(row: dict[str, str]) -> bool:
+        return all(
+            len(tokenizer(row["prompt"] + row[half]).input_ids) < args.max_length  # one is left for the end of the text
+            for half in ("chosen", "rejected")
+        )
+
+    return list(islice(filter(fits, rows_of(args)), args.steps * args.global_batch_size))
 
 
 def train_with_trl(folder: str, args: argparse.Namespace) -> None:
