@@ -318,19 +318,19 @@ def has_form(text: str) -> bool:
     return isinstance(record, dict) and list(record) == list(QUESTIONS) and json.dumps(record) == text
 
 
-def sample_pairs(model: PeftModel, tokenizer: Tokens, conversations: list[dict], tries: int = 40) -> list[dict]:
-    """Pairs of the right answer and the first wrong one of the same form that the model writes.
+def make_pairs(model: PeftModel, tokenizer: Tokens, conversations: list[dict]) -> list[dict]:
+    """Pairs of the right answer and a wrong one of the same form, which the model wrote.
 
-    A conversation for which it writes none in so many tries gives no pair. Those that it often gets wrong come first.
+    That is its greedy answer or, if that is right, the first of 40 samples that is wrong. If none is, the conversation
+    gives no pair. The pairs with a greedy answer come first, so that a run shows what changes.
     """
     prompts, rejected = prompts_of(tokenizer, conversations), {}
-    for _ in range(tries):
+    for temperature in (0.0, *[0.7] * 40):
         left = [i for i in range(len(prompts)) if i not in rejected]
-        for i, text in zip(left, answer(model, tokenizer, [prompts[i] for i in left], temperature=0.7), strict=True):
+        texts = answer(model, tokenizer, [prompts[i] for i in left], temperature) if left else []
+        for i, text in zip(left, texts, strict=True):
             if has_form(text) and text != conversations[i]["messages"][1]["content"]:
                 rejected[i] = [{"role": "assistant", "content": text}]
-        if len(rejected) == len(prompts):
-            break
     turns = {i: conversations[i]["messages"] for i in rejected}
     return [{"prompt": turns[i][:1], "chosen": turns[i][1:], "rejected": rejected[i]} for i in turns]
 
@@ -382,8 +382,8 @@ def make_preferences(out: Path, seed: int) -> None:
     before = exact_match(model, tokenizer, evaluation)
     check("careless exact match", before, "0.10 to 0.60", 0.1 <= before <= 0.6)
 
-    pairs = sample_pairs(model, tokenizer, train[:500])
-    evaluation_pairs = sample_pairs(model, tokenizer, evaluation)
+    pairs = make_pairs(model, tokenizer, train[:500])
+    evaluation_pairs = make_pairs(model, tokenizer, evaluation)
     share = len(evaluation_pairs) / len(evaluation)
     check("share of evaluation prompts with a pair", share, "1", share == 1)
     # Tried beside the goal and then renamed, so that a broken run leaves existing files whole.

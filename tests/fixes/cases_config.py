@@ -203,7 +203,7 @@ def a_config_for_a_recipe(world):
 
 @case("kit/config/recipe_file.py:find_file")
 def an_objective_behind_the_name_of_a_recipe(world):
-    return pairs(world, "--recipe tiny-dpo --output_dir new --predict_with_generate false")
+    return pairs(world, "--recipe tiny-orpo --output_dir new --predict_with_generate false")
 
 
 @case("kit/config/recipe_file.py:find_file", says="lists them")

@@ -38,8 +38,8 @@ def test_no_order_of_the_evaluation_is_in_the_training_data():
 
 def before_and_after(run):
     """The evaluations before the first step and after the last."""
-    first, last = (row for row in run.rows if "eval_exact_match" in row)
-    return first, last
+    evaluations = [row for row in run.rows if "eval_exact_match" in row]
+    return evaluations[0], evaluations[-1]
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetun
     before, after = before_and_after(run)
     assert before["eval_rewards/margins"] == before["eval_rewards/accuracies"] == 0  # the model is the reference
     assert after["eval_rewards/margins"] > 0.02 and after["eval_rewards/accuracies"] > 0.8
-    assert after["eval_exact_match"] > before["eval_exact_match"] + 0.1
+    assert after["eval_exact_match"] > before["eval_exact_match"] + 0.2
 
 
 @pytest.mark.parametrize("seed", matrix([0], always=0, rest=[1, 2]))
