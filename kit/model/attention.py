@@ -54,6 +54,37 @@ def needs_mask(config: Any) -> bool:
     return not is_causal(config) or config.get_text_config().model_type in _NEED_MASK
 
 
+def turn_off_cudnn_if_masked(config: Any, attention: str, packing: bool, router_loss: bool) -> None:
+    """Turn cuDNN's attention off in this process if a step of this model may give sdpa a mask.
+
+    The gradients of cuDNN's attention with a mask may be NaN (pytorch issue 196678). Without a mask it is right, and on
+    GPUs for which it is sdpa's first choice the fastest. A mask is built for padding where ``needs_mask`` or the
+    routers ask for it, for a window, and for packs without ``VARLEN``.
+
+    Args:
+        attention: the name of the model's attention, as ``kit.model.load.attention_of`` returns it.
+        router_loss: whether the routers have a loss, whose statistics leave padding out.
+    """
+    packs_need_mask = packing and attention != VARLEN
+    if needs_mask(config) or why_not_varlen(config) or packs_need_mask or router_loss:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Turn cuDNN's attention off in the ``with`` block, in which a model generates.
+
+    On a B200 it makes wrong tokens with fewer than 8 heads of keys (pytorch issue 193893). And each token is another
+    length, for which cuDNN would make a plan.
+    """
+    is_on = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(is_on)
+
+
 def is_causal(config: Any) -> bool:
     """Return whether a token attends only to earlier tokens and itself."""
     configs = (config, config.get_text_config())
@@ -241,8 +272,9 @@ def varlen_attention(
         is_causal = getattr(module, "is_causal", True)
     if not is_causal:
         raise ValueError("is_causal: false in a packed call")
-    options = {name: option for name, option in kwargs.items() if name not in _IGNORED_ARGUMENTS}
-    for name, option in sorted({"dropout": dropout, **options}.items()):
+    options = {"dropout": dropout, **kwargs}
+    for name in sorted(options.keys() - _IGNORED_ARGUMENTS):
+        option = options[name]
         if isinstance(option, torch.Tensor) or option:
             raise ValueError(f"{name}: packed attention would ignore it; expected none in a packed call")
 
@@ -278,8 +310,6 @@ def _attend_by_kernel(
     return varlen_attn(query, key, value, *bounds, scale=scaling, window_size=causal, enable_gqa=True)
 
 
-# torch.compile would compile the loop again for every batch, since lengths differ.
-@torch.compiler.disable
 def _attend_by_loop(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -289,6 +319,14 @@ def _attend_by_loop(
     scaling: float | None,
 ) -> torch.Tensor:
     """Inputs and output are [tokens, heads, head size]. Computes one sample after another."""
+    # To torch.compile the loop is one operator: its steps depend on the lengths, which are other ones in every batch.
+    attend = _loop_operator if torch.compiler.is_compiling() else _attend_to_samples
+    return attend(query, key, value, cu_seq_lens, scaling)
+
+
+def _attend_to_samples(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
     lengths = cu_seq_lens.diff().tolist()
     samples = zip(*(states.split(lengths) for states in (query, key, value)), strict=True)
     attended = []
@@ -297,3 +335,52 @@ def _attend_by_loop(
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
         attended.append(out[0].transpose(0, 1))
     return torch.cat(attended)
+
+
+@torch.library.custom_op("kit::packed_attention", mutates_args=())
+def _loop_operator(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """``_attend_to_samples``, into which torch.compile does not look."""
+    return _attend_to_samples(query, key, value, cu_seq_lens, scaling)
+
+
+@torch.library.custom_op("kit::packed_attention_backward", mutates_args=())
+def _loop_backward(
+    arriving: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens: torch.Tensor,
+    scaling: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value, from that of the output. The loop runs again to have its graph."""
+    # torch switches autograd off in an operator, beyond what `enable_grad` undoes.
+    autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with autograd, torch.enable_grad():
+        query, key, value = (states.detach().requires_grad_() for states in (query, key, value))
+        attended = _attend_to_samples(query, key, value, cu_seq_lens, scaling)
+        of_query, of_key, of_value = torch.autograd.grad(attended, (query, key, value), arriving)
+    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+
+
+@_loop_operator.register_fake
+def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@_loop_backward.register_fake
+def _(arriving: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
+    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (query, key, value))
+
+
+def _keep_inputs(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    *tensors, ctx.scaling = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _loop_gradients(ctx: Any, arriving: torch.Tensor) -> Any:
+    return *_loop_backward(arriving, *ctx.saved_tensors, ctx.scaling), None, None
+
+
+_loop_operator.register_autograd(_loop_gradients, setup_context=_keep_inputs)

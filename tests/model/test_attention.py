@@ -25,7 +25,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import kit.model.attention
-from kit.model.attention import VARLEN, LazyMask, needs_mask, register_varlen, why_not_varlen
+from kit.model.attention import (
+    VARLEN,
+    LazyMask,
+    needs_mask,
+    register_varlen,
+    turn_off_cudnn_if_masked,
+    why_not_varlen,
+    without_cudnn_attention,
+)
 
 LENGTHS = [[7, 9, 5, 3], [12, 10, 2]]  # of the samples in two rows of 24 tokens; the last of each is padding
 IMPLEMENTATIONS = ["sdpa", VARLEN]
@@ -332,8 +340,8 @@ def test_kernel_and_loop_agree():
         assert (half[name] - exact[name]).norm() < 0.05 * exact[name].norm(), name
 
 
-def graphs_after_each_batch(fullgraph):
-    """Of a model with compiled layers, in batches of 2, 3, 4 and 8 samples in as many tokens."""
+def graphs_after_each_batch():
+    """Of a model with compiled layers, in batches of 2, 3, 4 and 8 samples in as many tokens. No graph may break."""
     graphs = []
 
     def backend(graph, _inputs):
@@ -343,7 +351,7 @@ def graphs_after_each_batch(fullgraph):
     torch.compiler.reset()
     model = llama(VARLEN)
     for layer in model.model.layers:
-        layer.compile(backend=backend, fullgraph=fullgraph)
+        layer.compile(backend=backend, fullgraph=True)
     counts = []
     with torch.no_grad():
         for row in ([10, 14], [7, 7, 10], [5, 6, 7, 6], [3] * 8):
@@ -361,13 +369,24 @@ def test_a_compiled_layer_is_one_graph_with_the_kernel_for_all_batches(monkeypat
     monkeypatch.setattr(kit.model.attention, "has_kernel", lambda query: True)
     monkeypatch.setattr(kit.model.attention, "_attend_by_kernel", attend)
     # The second is for any number of samples.
-    assert graphs_after_each_batch(fullgraph=True) == [1, 2, 2, 2]
+    assert graphs_after_each_batch() == [1, 2, 2, 2]
 
 
 @pytest.mark.slow
-def test_the_loop_does_not_compile_a_layer_again_for_other_lengths():
-    counts = graphs_after_each_batch(fullgraph=False)
-    assert counts[1:] == counts[1:2] * 3
+def test_a_compiled_layer_is_one_graph_with_the_loop_for_all_batches():
+    assert graphs_after_each_batch() == [1, 2, 2, 2]
+
+
+def test_the_loop_is_an_operator_with_the_gradients_of_the_plain_loop():
+    query = torch.randn(24, 4, 8, requires_grad=True)
+    key, value = (torch.randn(24, 2, 8, requires_grad=True) for _ in range(2))
+    bounds = torch.tensor([0, 10, 11, 24], dtype=torch.int32)
+    results = []
+    for attend in (kit.model.attention._attend_to_samples, kit.model.attention._loop_operator):
+        out = attend(query, key, value, bounds, 0.5)
+        results.append((out, *torch.autograd.grad(out, (query, key, value), out.detach() * 2)))
+    assert all(torch.equal(plain, own) for plain, own in zip(*results, strict=True))
+    torch.library.opcheck(kit.model.attention._loop_operator, (query, key, value, bounds, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -383,6 +402,39 @@ def test_the_loop_does_not_compile_a_layer_again_for_other_lengths():
 )
 def test_padding_on_the_right_needs_a_mask_only_where_a_token_could_see_it(config, needed):
     assert needs_mask(config) == needed
+
+
+@pytest.fixture
+def cudnn_is_on():
+    yield torch.backends.cuda.cudnn_sdp_enabled
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "packing", "router_loss", "stays"),
+    [
+        (LlamaConfig(), "sdpa", False, False, True),
+        (LlamaConfig(), VARLEN, True, False, True),
+        (LlamaConfig(), "sdpa", True, False, False),  # a mask keeps the samples of a pack apart
+        (LlamaConfig(), "sdpa", False, True, False),
+        (LlamaConfig(use_bidirectional_attention=True), "sdpa", False, False, False),
+        (MistralConfig(sliding_window=64), "sdpa", False, False, False),
+        (MistralConfig(sliding_window=None), "sdpa", False, False, True),
+        (MiniMaxConfig(), "sdpa", False, False, False),
+    ],
+)
+def test_cudnn_attends_only_where_no_step_has_a_mask(config, attention, packing, router_loss, stays, cudnn_is_on):
+    turn_off_cudnn_if_masked(config, attention, packing, router_loss)
+    assert cudnn_is_on() == stays
+
+
+def test_cudnn_does_not_attend_while_answers_are_generated(cudnn_is_on):
+    for before in (True, False):
+        torch.backends.cuda.enable_cudnn_sdp(before)
+        with pytest.raises(KeyError), without_cudnn_attention():
+            assert not cudnn_is_on()
+            raise KeyError
+        assert cudnn_is_on() == before
 
 
 @pytest.mark.parametrize(
