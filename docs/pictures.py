@@ -6,7 +6,6 @@
 Each is a PNG of few colours, at most ``MOST_BYTES`` large.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -26,10 +25,7 @@ RUNS = {
     "tiny": f"{FINETUNE} --output_dir runs/tiny-single",
     "slow": f"{FINETUNE} --output_dir runs/lower-rate --learning_rate 3e-4",
     "adapters": f"{FINETUNE} --output_dir runs/lora --method lora --learning_rate 5e-3",
-    "pairs": f"{sys.executable} {Path(__file__).resolve()} --pairs pairs.jsonl",
-    "preferences": f"{FINETUNE} --recipe tiny --model_name_or_path runs/tiny-single/final --dataset pairs.jsonl "
-    "--eval_dataset null --eval_split_size 100 --objective dpo --method lora --learning_rate 5e-4 --max_steps 100 "
-    "--eval_steps 10 --output_dir runs/dpo",
+    "preferences": f"{FINETUNE} --recipe tiny-dpo --eval_steps 10 --output_dir runs/tiny-dpo",
 }
 # Styles of what is text, or a page without a style.
 TERMINAL = "<body style='background:#0d1117;color:#e6edf3;margin:1.2rem;font:15px/1.45 ui-monospace,monospace'>"
@@ -66,9 +62,7 @@ PICTURES = {
         1300,
         ("tiny", "slow", "adapters"),
     ),
-    "preferences": Picture(
-        f"{KIT} report runs/dpo", "runs/dpo/report.html", 1280, 1120, ("tiny", "pairs", "preferences")
-    ),
+    "preferences": Picture(f"{KIT} report runs/tiny-dpo", "runs/tiny-dpo/report.html", 1280, 1120, ("preferences",)),
     "rates": Picture(
         f"{KIT} rates --config single --output_dir runs/tiny --sweep_steps 20 --rates 3e-4,1e-3,3e-3,1e-2,3e-2",
         "runs/tiny-rates/rates.html",
@@ -106,10 +100,7 @@ PICTURES = {
 
 
 def main(names: list[str]) -> int:
-    """Make the named pictures, or all; or with ``--pairs FILE`` the data of one of them."""
-    if names[:1] == ["--pairs"]:
-        write_pairs(Path(names[1]))
-        return 0
+    """Make the named pictures, or all."""
     unknown = [name for name in names if name not in PICTURES]
     if unknown:
         print(f"error: no picture {unknown[0]}; there are {', '.join(PICTURES)}", file=sys.stderr)
@@ -127,19 +118,6 @@ def main(names: list[str]) -> int:
             photograph(Path(folder) / picture.page, picture, path)
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
     return 0
-
-
-def write_pairs(path: Path) -> None:
-    """Write pairs whose rejected answer has the quantity of another row."""
-    rows = [json.loads(line)["messages"] for line in (ROOT / "recipes/tiny/train.jsonl").read_text().splitlines()[:500]]
-    orders = [json.loads(messages[-1]["content"]) for messages in rows]
-    with path.open("w") as file:
-        for messages, order, other in zip(rows, orders, orders[1:] + orders[:1], strict=True):
-            if order["quantity"] != other["quantity"]:
-                wrong = json.dumps(order | {"quantity": other["quantity"]})
-                rejected = [{"role": "assistant", "content": wrong}]
-                pair = {"prompt": messages[:-1], "chosen": messages[-1:], "rejected": rejected}
-                file.write(json.dumps(pair) + "\n")
 
 
 def photograph(page: Path, picture: Picture, path: Path) -> None:
