@@ -90,7 +90,7 @@ class Samples:
 
 def global_batch(ranks: Ranks, packing: bool = False) -> GlobalBatch:
     """Return the batch of the only step: one micro-batch on each rank."""
-    collator = Collator(len(LENGTHS) // ranks.count, pad_token_id=0, packing=packing)
+    collator = Collator(len(LENGTHS) // ranks.count, pad_token_id=0, packing=packing, max_length=max(LENGTHS))
     items = [np.array([0, 1]), np.array([2, 3])] if packing else [np.array([i]) for i in range(len(LENGTHS))]
     batches = collator.micro_batches(Samples(), items, ranks)
     total = np.array([sum(Samples().sequences(i)[0][1][1:].sum() for i in range(len(LENGTHS)))])

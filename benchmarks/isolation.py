@@ -44,7 +44,7 @@ def main() -> None:
 
 def differences(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tuple[float, float, float]:
     """Return the largest logit difference, that of the control, and the relative difference of the loss."""
-    batch = Collator(1, 0, packing=True).collate(samples, [pack])
+    batch = Collator(1, 0, packing=True, max_length=512).collate(samples, [pack])
     forward = {key: value for key, value in batch.model_inputs().items() if "target" not in key}
     if model.config._attn_implementation == "sdpa":
         forward = {key: forward[key] for key in ("input_ids", "position_ids")}
@@ -62,7 +62,7 @@ def differences(model: torch.nn.Module, samples: object, pack: np.ndarray) -> tu
         start += ids.shape[1]
     losses = []
     for items, packing in (([pack], True), (list(pack[:, None]), False)):
-        inputs = Collator(len(items), 0, packing).collate(samples, items).model_inputs()
+        inputs = Collator(len(items), 0, packing, max_length=512).collate(samples, items).model_inputs()
         losses.append(model(**inputs).double().sum().item())
     return worst, control, abs(losses[0] - losses[1]) / losses[1]
 

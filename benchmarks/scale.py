@@ -304,7 +304,7 @@ def dealing(packing: bool) -> Callable[[int], Figures]:
         capacity = 1024 if packing else None
         made = Order(lengths, np.zeros(len(lengths), np.int16), 0, num_items, capacity=capacity)
         made.epoch(0)
-        collator = Collator(4, 0, packing)
+        collator = Collator(4, 0, packing, 512)
         ranks = Ranks(0, 64)
 
         def deal() -> None:

@@ -19,6 +19,7 @@ from kit.data.feed.batches import MicroBatch, SizedRows, evaluation_batches, on_
 from kit.data.feed.feed import GlobalBatch
 from kit.data.open import pad_id, prompt_and_reference, reference_span
 from kit.data.samples.samples import Samples
+from kit.model.attention import without_cudnn_attention
 from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.weights import generating
 
@@ -216,7 +217,7 @@ def _answers(
     num_calls = math.ceil(math.ceil(len(samples) / ranks.count) / batch_size)
     sums = torch.zeros(2, dtype=torch.float64, device=float64_device(accelerator.device))  # exact, unended
     shown: list[tuple[int, Answer]] = []
-    with torch.no_grad(), generating(accelerator, prepared.model) as generate:
+    with torch.no_grad(), without_cudnn_attention(), generating(accelerator, prepared.model) as generate:
         for call in progress(range(num_calls), "evaluation answers", num_calls):
             ids = mine[call * batch_size : (call + 1) * batch_size].tolist()
             # A rank without a sample left generates for the first one, and nobody reads that answer.

@@ -69,6 +69,7 @@ class InTurn:
 
         def generate(**kwargs):
             self.calls[self.rank] += 1
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
             return model.generate(**kwargs)
 
         return nullcontext(generate)

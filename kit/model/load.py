@@ -28,7 +28,15 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.model import ModelSettings
 from kit.errors import Problem, UserError, first_line, out_of_memory
 from kit.model.adapter import attach_adapter, check_adapter
-from kit.model.attention import NOT_CAUSAL, VARLEN, longest_pack, register_varlen, supports_sdpa, why_not_varlen
+from kit.model.attention import (
+    NOT_CAUSAL,
+    VARLEN,
+    longest_pack,
+    register_varlen,
+    supports_sdpa,
+    turn_off_cudnn_if_masked,
+    why_not_varlen,
+)
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
@@ -233,7 +241,9 @@ def build_model(
     freeze_unreached_parts(base)
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))
-    install_loss_head(base, router_aux_loss_coef=aux_loss_coef(base, router_aux_loss_coef))
+    router_coef = aux_loss_coef(base, router_aux_loss_coef)
+    install_loss_head(base, router_aux_loss_coef=router_coef)
+    turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)
     model.train()
     return model
 

@@ -130,7 +130,7 @@ def _logps(
 
     Each rank computes its share, and all get the whole.
     """
-    collator = Collator(batch_size, pad_token_id, packing=False)
+    collator = Collator(batch_size, pad_token_id, packing=False, max_length=int(samples.row_lengths.max()))
     own = list(shares(samples.row_lengths, chosen, prepared.ranks, batch_size))
     with_bar = progress(own, "reference", len(own))
     micro_batches = (collator.collate(samples, list(share[:, None])) for share in with_bar)

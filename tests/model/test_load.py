@@ -56,6 +56,15 @@ def test_qlora_stores_nf4_with_double_quantisation_in_the_compute_dtype(recipe, 
         assert parameter.dtype == (torch.float32 if "lora_" in name else storage), name
 
 
+def test_a_model_whose_packs_need_a_mask_is_not_attended_by_cudnn(recipe, monkeypatch):
+    changes = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", changes.append)
+    build(recipe(method="full", packing=True), FP32)
+    assert not changes
+    build(recipe(method="full", packing=True, attn_implementation="sdpa"), FP32)
+    assert changes == [False]
+
+
 # What a user can get wrong
 
 

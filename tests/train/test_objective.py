@@ -80,7 +80,7 @@ def train(model_folder, chat_file):
         torch.set_num_threads(1)
         model = build_model(recipe, open_config(recipe), LoadPlan(compute_dtype="float32", device="cpu"))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        collator = Collator(2 * pairs_each, 0, packing=False)
+        collator = Collator(2 * pairs_each, 0, packing=False, max_length=512)
         items = [np.array([i]) for pair in PAIRS for i in pair]
         rows = [items[start : start + 2 * pairs_each] for start in range(0, len(items), 2 * pairs_each)]
         counts = np.ones(1, np.int64)
@@ -222,7 +222,7 @@ def assert_step_is(expected_losses, recipe):
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # else matrices A would get no gradient
             torch.nn.init.normal_(parameter, std=0.05)
-    collator = Collator(2, 0, packing=False)
+    collator = Collator(2, 0, packing=False, max_length=512)
     micro_batches = [collator.collate(samples, [np.array([i]) for i in pair]) for pair in PAIRS]
     total, counts = sum(batch.weights.sum().item() for batch in micro_batches), np.ones(1, np.int64)
     expected = 0.0

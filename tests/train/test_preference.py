@@ -130,7 +130,7 @@ class Trial:
 
     def batch(self, micro_batches=ALONE):
         """A global batch. ``micro_batches``: lists of packs, which are lists of samples."""
-        samples, collator = self.samples, Collator(NUM, 0, self.recipe.packing)
+        samples, collator = self.samples, Collator(NUM, 0, self.recipe.packing, max_length=512)
         indices = np.array([i for packs in micro_batches for pack in packs for i in pack], np.int64)
         others = []
         if self.mismatched is not None:

@@ -59,7 +59,7 @@ def open_run(model_folder, pairs_file):
 
 def collate(data, packing=False):
     """All pairs in two micro-batches."""
-    collator = Collator(NUM, 0, packing)
+    collator = Collator(NUM, 0, packing, 512)
     halves = np.split(np.arange(NUM), 2)
     items = [list(half[None]) if packing else list(half[:, None]) for half in halves]
     return [collator.collate(data.train, each) for each in items]

@@ -43,7 +43,7 @@ def step(setting, rows, spoil=lambda model: None, max_grad_norm=1.0, rate=1e-3, 
     spoil(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    collator = Collator(8, 0, packing)
+    collator = Collator(8, 0, packing, 512)
     batches = [collator.collate(samples, [np.array(pack) for pack in rows_]) for rows_ in rows]
     batches = [weigh(batch) for batch in batches] if weigh else batches
     num_datasets = 1 + max(int(batch.dataset_ids.max()) for batch in batches)

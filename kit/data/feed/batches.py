@@ -8,6 +8,7 @@ Promises:
   rank gets a micro-batch without targets. No sample is repeated to fill a batch.
 - Items of similar length are dealt together: padded rows to the same micro-batch, packs of similar cost to all ranks
   at the same time.
+- Padded rows have few different lengths: see ``padded_length``.
 - In a packed row, ``position_ids`` begin at 0 with each sample, and ``cu_seq_lens`` holds the bounds of the samples.
 """
 
@@ -121,6 +122,23 @@ class MicroBatch:
         }
 
 
+def padded_length(longest: int, max_length: int) -> int:
+    """Return the tokens to which the rows of a micro-batch are padded: there are 16 lengths per octave.
+
+    A GPU pays for each new shape: for a plan of cuDNN, for memory of another size, for a graph if it compiles. From 128
+    on, rounding adds less than a sixteenth, or that and 8 tokens; below, lengths are multiples of 8.
+
+    Args:
+        longest: tokens of the longest row.
+        max_length: tokens that a row may have. It is not padded beyond them: a model may have no more positions.
+    """
+    step = max(8, 1 << max(0, (longest - 1).bit_length() - 5))  # a sixteenth of the power of two below
+    length = -(-longest // step) * step
+    if length % 128 == 64:  # with a mask, the gradients of cuDNN's attention are then NaN (pytorch issue 196678)
+        length += 8
+    return max(longest, min(length, max_length))
+
+
 @dataclass(frozen=True)
 class Collator:
     """Deals items to ranks and micro-batches, and builds the tensors."""
@@ -128,6 +146,7 @@ class Collator:
     micro_batch_size: int  # items; a pair takes two rows, unless it is in a pack
     pad_token_id: int
     packing: bool
+    max_length: int  # tokens of the longest row that there may be; padding does not go beyond it
 
     def micro_batches(self, samples: SizedRows, items: Sequence[Item], ranks: Ranks) -> list[MicroBatch]:
         """Return this rank's share of a global batch.
@@ -164,8 +183,29 @@ class Collator:
             micro_steps.append([[items[i] for i in share] for share in shares])
         return micro_steps
 
+    def width(self, num_tokens: Sequence[int]) -> int:
+        """Return the tokens of each row of a micro-batch, padding included, from those that its rows hold."""
+        longest = max(num_tokens, default=1)
+        return longest if self.packing else padded_length(longest, self.max_length)
+
+    def padding_share(self, lengths: np.ndarray, dealt: Sequence[Sequence[Sequence[Item]]]) -> float:
+        """Return the share of padding among the tokens that the model computes, of rows that are not packed.
+
+        Args:
+            lengths: [N], tokens of each sample; or [N, 2], of both rows of each pair.
+            dealt: as ``deal`` returns it.
+        """
+        lengths = lengths.reshape(len(lengths), -1)
+        used = computed = 0
+        for micro_step in dealt:
+            for share in micro_step:
+                rows = [num for item in share for num in lengths[item[0]].tolist()]
+                used += sum(rows)
+                computed += self.width(rows) * len(rows)
+        return 1 - used / computed
+
     def collate(self, samples: Rows, items: Sequence[Item]) -> MicroBatch:
-        """Build the tensors of a micro-batch. Without ``items``: one padding token and no target."""
+        """Build the tensors of a micro-batch. Without ``items``: one row of padding and no target."""
         # Each sequence with its sample's index, and its own number in that sample.
         rows = [[(i, k, *each) for i in item for k, each in enumerate(samples.sequences(i))] for item in items]
         if not self.packing:  # each has a row of its own
@@ -174,7 +214,7 @@ class Collator:
         num_tokens = [sum(len(ids) for _, _, ids, _ in row) for row in rows]
         if not rows:
             rows = [[(-1, 0, np.array([self.pad_token_id]), np.zeros(1))]]
-        length = max(num_tokens, default=1)
+        length = self.width(num_tokens)
         input_ids = np.full((len(rows), length), self.pad_token_id, np.int64)
         attention_mask = np.zeros((len(rows), length), np.int64)
         position_ids = np.zeros((len(rows), length), np.int64)
@@ -246,7 +286,7 @@ def evaluation_batches(samples: SizedRows, ranks: Ranks, size: int, pad_token_id
     Args:
         size: samples of a micro-batch.
     """
-    collator = Collator(size, pad_token_id, packing=False)
+    collator = Collator(size, pad_token_id, packing=False, max_length=int(samples.row_lengths.max()))
     for share in shares(samples.row_lengths, np.arange(len(samples.row_lengths)), ranks, size):
         yield collator.collate(samples, list(share[:, None]))
 
@@ -304,20 +344,3 @@ def on_device(micro_batches: Iterable[MicroBatch], device: torch.device) -> Iter
             tensor.record_stream(computing)  # its memory was allocated on the other stream
         current, ahead = ahead, copy_next()
         yield current
-
-
-def padding_share(lengths: np.ndarray, dealt: Sequence[Sequence[Sequence[Item]]]) -> float:
-    """Return the share of padding among the tokens that the model computes.
-
-    Args:
-        lengths: [N], tokens of each sample; or [N, 2], of both rows of each pair.
-        dealt: as ``Collator.deal`` returns it.
-    """
-    lengths = lengths.reshape(len(lengths), -1)
-    used = computed = 0
-    for micro_step in dealt:
-        for share in micro_step:
-            rows = [num for item in share for num in lengths[item].sum(axis=0).tolist()]
-            used += sum(rows)
-            computed += max(rows, default=0) * len(rows)
-    return 1 - used / computed

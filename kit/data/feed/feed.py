@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from kit.config.settings.data import DataSettings
-from kit.data.feed.batches import Collator, MicroBatch, padding_share
+from kit.data.feed.batches import Collator, MicroBatch
 from kit.data.feed.mismatched import Mismatched
 from kit.data.feed.order import Order
 from kit.data.feed.packing import fill_share, pack
@@ -130,7 +130,7 @@ class Feed:
         self._order = order
         self._settings = settings
         self._ranks = ranks
-        self._collator = Collator(micro_batch_size, pad_token_id, settings.packing)
+        self._collator = Collator(micro_batch_size, pad_token_id, settings.packing, settings.max_length)
         self._ahead = Ahead(self._make, num_steps)
 
     def take(self, step: int) -> GlobalBatch:
@@ -162,7 +162,8 @@ class Feed:
         dealt = []
         for step in range(STEPS_LOOKED_AT):
             dealt += self._collator.deal(lengths, self._order.batch(step), self._ranks.count)
-        return f"padding: {padding_share(self._samples.sequence_lengths, dealt):.1%} of the computed tokens"
+        share = self._collator.padding_share(self._samples.sequence_lengths, dealt)
+        return f"padding: {share:.1%} of the computed tokens"
 
     def _mixing_notes(self) -> list[str]:
         """One line for each data set, if they have weights."""

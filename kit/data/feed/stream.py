@@ -183,7 +183,9 @@ class StreamFeed:
         self._seed = stream.seed
         self._has_preferences = stream.encoder.wanted != "answers"
         self._ranks = ranks
-        self._collator = Collator(settings.micro_batch_size, pad_token_id, stream.settings.packing)
+        self._collator = Collator(
+            settings.micro_batch_size, pad_token_id, stream.settings.packing, stream.settings.max_length
+        )
         self._num_lanes = settings.global_batch_size
         self._own_lanes = range(ranks.index, self._num_lanes, ranks.count)
         weights = [1.0 if dataset.entry.weight is None else dataset.entry.weight for dataset in stream.datasets]

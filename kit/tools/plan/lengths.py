@@ -39,6 +39,8 @@ class Lengths:
     # of pairs, which has twice the length, half of it.
     row: float
     padding: float  # share of the computed tokens
+    num_shapes: int  # rows and tokens of each: a GPU prepares kernels and memory for each
+    num_micro_batches: int  # that were counted, of all GPUs
     waiting: float  # share of the time in which a GPU waits for the one with the longest rows
     supervised: float  # share of the computed tokens that are learned from
     seen: float  # sum of squared lengths of the sequences of attention, over the sum of their lengths
@@ -137,12 +139,14 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
     sequence_lengths, targets = data.train.sequence_lengths, data.train.num_targets  # [N, k], [N]
     lengths = data.train.lengths if recipe.packing else data.train.row_lengths  # [N]
     num_sequences = sequence_lengths.shape[1]
-    collator = Collator(recipe.micro_batch_size, 0, recipe.packing)
+    collator = Collator(recipe.micro_batch_size, 0, recipe.packing, recipe.max_length)
     computed = 0  # tokens, padding included
     useful = 0  # tokens, without padding
     learned = 0  # tokens that are learned from
     squares = 0  # of the lengths of the sequences of attention
     slowest = 0  # tokens of the rank that has the longest rows, in each micro-step
+    shapes = set()  # rows and tokens of each, of all micro-batches
+    num_micro_batches = 0  # of all GPUs
     num_sequence_rows = 0  # of the rank with the longest rows: sequences of samples, of a pack those of one sample
     for number in range(min(STEPS_LOOKED_AT, data.total_steps(recipe))):
         items = data.order.batch(number)
@@ -153,8 +157,10 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
                     filled = [int(lengths[item].sum(dtype=np.int64)) for item in share]
                 else:  # each sequence of a sample has a row
                     filled = [tokens for item in share for tokens in sequence_lengths[item[0]].tolist()]
-                width = max(filled, default=1)
+                width = collator.width(filled)
                 widths.append(width)
+                shapes.add((len(filled), width))
+                num_micro_batches += 1
                 computed += width * len(filled)
                 useful += sum(filled)
                 if recipe.packing:  # each sequence by itself, and what is left of the row
@@ -174,6 +180,8 @@ def measure_lengths(data: "Data", recipe: Recipe, num_gpus: int, every: int = 1)
         longest=int(sequence_lengths.max()),
         row=slowest / num_sequence_rows,
         padding=1 - useful / computed,
+        num_shapes=len(shapes),
+        num_micro_batches=num_micro_batches,
         waiting=1 - computed / (slowest * num_gpus),
         supervised=learned / computed,
         seen=squares / computed,

@@ -243,7 +243,8 @@ def data_line(lengths: Lengths, is_pairs: bool = False) -> str:
     return (
         f"data: {lengths.num_samples:,} {what} of {lengths.shortest:,} to {lengths.longest:,} tokens{each}, mean "
         f"{lengths.mean:,.0f}; of the computed tokens {lengths.padding:.1%} are padding and "
-        f"{lengths.supervised:.1%} are learned from; "
+        f"{lengths.supervised:.1%} are learned from; {lengths.num_shapes} shapes in {lengths.num_micro_batches:,} "
+        "micro-batches; "
         f"a GPU waits {lengths.waiting:.0%} of the time for the one with the longest rows"
     )
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_helpers import byte_level_tokenizer, open_all, pairs, preference_pairs, rated_answers, recipe, write
 
-from kit.data.feed.batches import Collator, evaluation_batches, padding_share
+from kit.data.feed.batches import Collator, evaluation_batches, padded_length
 from kit.data.feed.ranks import Ranks
 
 
@@ -45,9 +45,9 @@ def single(*ids):
 
 def test_targets_are_the_tokens_after_their_positions(many):
     train = many(6)
-    batch = Collator(3, pad_token_id=7, packing=False).collate(train, single(5, 0, 3))
+    batch = Collator(3, pad_token_id=7, packing=False, max_length=512).collate(train, single(5, 0, 3))
     num_rows, length = batch.input_ids.shape
-    assert (num_rows, length) == (3, max(train.lengths[[5, 0, 3]]))
+    assert (num_rows, length) == (3, padded_length(int(max(train.lengths[[5, 0, 3]])), 512))
     expected = []
     for row, i in enumerate([5, 0, 3]):
         ids, weights = train[i]
@@ -59,9 +59,37 @@ def test_targets_are_the_tokens_after_their_positions(many):
     assert batch.num_tokens == batch.attention_mask.sum()
 
 
+LENGTHS = range(1, 9000)  # of longest rows
+
+
+def test_rows_have_at_most_16_lengths_per_octave_and_a_sixteenth_of_padding():
+    padded = [padded_length(longest, 9000) for longest in LENGTHS]
+    for start in (128, 256, 512, 1024, 2048, 4096):
+        assert len({padded_length(longest, 9000) for longest in range(start + 1, 2 * start + 1)}) <= 16
+    for longest, length in zip(LENGTHS, padded, strict=True):
+        assert longest <= length < max(longest * 17 / 16, longest + 8) + 8
+        assert length % 8 == 0 and length % 128 != 64
+    assert padded == sorted(padded)
+    assert sum(padded) < 1.04 * sum(LENGTHS)
+
+
+def test_no_row_is_padded_beyond_the_most_tokens_that_it_may_have():
+    assert padded_length(4095, 4096) == padded_length(4096, 4096) == 4096
+    assert padded_length(500, 505) == padded_length(505, 505) == 505
+    assert padded_length(1080, 1088) == padded_length(1088, 1088) == 1088
+    assert [padded_length(longest, 500) for longest in (480, 490, 500)] == [480, 496, 500]
+
+
+def test_an_evaluation_pads_no_row_beyond_its_longest(many):
+    train = many(13)
+    for batch in evaluation_batches(train, Ranks(), 2, 0):
+        longest = int(batch.attention_mask.sum(dim=1).max())
+        assert batch.input_ids.shape[1] == padded_length(longest, int(train.row_lengths.max()))
+
+
 def test_a_pack_holds_its_samples_one_after_another_with_bounds_between_them(many):
     train = many(6)
-    batch = Collator(2, pad_token_id=7, packing=True).collate(train, [np.array([5, 1]), np.array([0])])
+    batch = Collator(2, pad_token_id=7, packing=True, max_length=512).collate(train, [np.array([5, 1]), np.array([0])])
     assert batch.attention_mask is None and "attention_mask" not in batch.model_inputs()
     length = batch.input_ids.shape[1]
     lengths = train.lengths.tolist()
@@ -85,9 +113,9 @@ def test_a_pack_holds_its_samples_one_after_another_with_bounds_between_them(man
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_batch_without_samples_has_a_token_to_attend_to_and_no_target(many, packing):
-    batch = Collator(1, pad_token_id=7, packing=packing).collate(many(1), [])
-    assert batch.input_ids.tolist() == [[7]] and batch.num_tokens == 0
-    assert packing or batch.attention_mask.tolist() == [[1]]
+    batch = Collator(1, pad_token_id=7, packing=packing, max_length=512).collate(many(1), [])
+    assert set(batch.input_ids.flatten().tolist()) == {7} and batch.num_tokens == 0
+    assert packing or batch.attention_mask[0, 0] == 1
     assert not packing or batch.cu_seq_lens.tolist() == [0, 1]
     assert all(len(getattr(batch, name)) == 0 for name in ("targets", "target_positions", "weights", "dataset_ids"))
 
@@ -99,7 +127,7 @@ def test_ranks_share_a_batch_and_have_equally_many_micro_batches(packing, num_pr
     train = many(9)
     items = single(*range(num))
     ranks = [
-        Collator(size, 0, packing).micro_batches(train, items, Ranks(rank, num_processes))
+        Collator(size, 0, packing, 512).micro_batches(train, items, Ranks(rank, num_processes))
         for rank in range(num_processes)
     ]
     assert {len(batches) for batches in ranks} == {-(-num // (num_processes * size))}
@@ -121,7 +149,8 @@ def test_evaluation_takes_each_sample_once_and_all_ranks_equally_many_batches(nu
 def test_an_evaluation_deals_a_rank_its_own_share_only_and_that_of_all_ranks_dealt_at_once(
     many, num_processes, monkeypatch
 ):
-    train, collator = many(40), Collator(3, 0, packing=False)
+    train = many(40)
+    collator = Collator(3, 0, packing=False, max_length=int(train.row_lengths.max()))
     dealt = collator.deal(train.lengths, single(*range(40)), num_processes)
     monkeypatch.setattr(Collator, "deal", None)
     num_read = []
@@ -141,7 +170,7 @@ def spied(method, calls):
 
 def test_similar_lengths_meet_at_the_same_time(many):
     train = many(32)
-    ranks = [Collator(2, 0, False).micro_batches(train, single(*range(32)), Ranks(rank, 4)) for rank in range(4)]
+    ranks = [Collator(2, 0, False, 512).micro_batches(train, single(*range(32)), Ranks(rank, 4)) for rank in range(4)]
     widths = [[batch.input_ids.shape[1] for batch in batches] for batches in zip(*ranks, strict=True)]
     assert all(min(now) >= max(later) for now, later in pairwise(widths))
 
@@ -200,7 +229,7 @@ def learned(ids, weights):
 def test_of_a_pair_the_chosen_sequence_comes_first_and_both_have_their_own_targets(packing, many):
     train = many(6, preference_pairs, objective="dpo")
     items = [np.array([5, 1]), np.array([0])] if packing else single(5, 1, 0)
-    batch = Collator(len(items), pad_token_id=7, packing=packing).collate(train, items)
+    batch = Collator(len(items), pad_token_id=7, packing=packing, max_length=512).collate(train, items)
     sequences = [each for i in (5, 1, 0) for each in train.sequences(i)]
     assert targets_by_sequence(batch) == [learned(*each) for each in sequences]
     assert batch.labels.tolist() == [True] * 6 and batch.references is None
@@ -212,7 +241,7 @@ def test_of_a_pair_the_chosen_sequence_comes_first_and_both_have_their_own_targe
         assert batch.position_ids[0].tolist() == [t for length in lengths[:4] for t in range(length)]
     else:
         assert rows_of(batch) == [ids.tolist() for ids, _ in sequences]
-        assert batch.input_ids.shape[1] == train.row_lengths[[5, 1, 0]].max()
+        assert batch.input_ids.shape[1] == padded_length(int(train.row_lengths[[5, 1, 0]].max()), 512)
     assert {"sequence_ids", "labels"} <= batch.tensors().keys()
 
 
@@ -220,23 +249,25 @@ def test_of_a_pair_the_chosen_sequence_comes_first_and_both_have_their_own_targe
 def test_the_label_of_an_answer_and_what_the_reference_gives_it_go_with_it(packing, many):
     train = many(6, rated_answers, objective="kto")
     train.references = np.stack([-np.arange(6.0), np.full(6, np.nan)], axis=1)
-    batch = Collator(3, pad_token_id=7, packing=packing).collate(train, single(3, 1, 5))
+    batch = Collator(3, pad_token_id=7, packing=packing, max_length=512).collate(train, single(3, 1, 5))
     assert batch.labels.tolist() == [row["label"] for row in (rated_answers(6)[i] for i in (3, 1, 5))]
     assert batch.references.tolist() == [-3.0, -1.0, -5.0] and batch.references.dtype == torch.float64
     assert targets_by_sequence(batch) == [learned(*train[i]) for i in (3, 1, 5)]
     pairs_of_answers = many(4, preference_pairs, objective="dpo")
     pairs_of_answers.references = -np.arange(8.0).reshape(4, 2)
-    batch = Collator(2, pad_token_id=7, packing=packing).collate(pairs_of_answers, single(3, 1))
+    batch = Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(pairs_of_answers, single(3, 1))
     assert batch.references.tolist() == [-6.0, -7.0, -2.0, -3.0]
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_batch_without_pairs_has_no_sequences(packing, many):
-    batch = Collator(2, pad_token_id=7, packing=packing).collate(many(4, preference_pairs, objective="dpo"), [])
-    assert batch.input_ids.tolist() == [[7]] and not len(batch.targets)
+    batch = Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(
+        many(4, preference_pairs, objective="dpo"), []
+    )
+    assert set(batch.input_ids.flatten().tolist()) == {7} and not len(batch.targets)
     assert len(batch.labels) == len(batch.sequence_ids) == 0
     assert many(4).labels is None
-    assert Collator(2, pad_token_id=7, packing=packing).collate(many(4), single(0)).labels is None
+    assert Collator(2, pad_token_id=7, packing=packing, max_length=512).collate(many(4), single(0)).labels is None
 
 
 @pytest.mark.parametrize(("num_processes", "size"), [(1, 4), (2, 3), (3, 2)])
@@ -251,11 +282,12 @@ def test_an_evaluation_takes_each_pair_once_with_both_halves(num_processes, size
 
 def test_padding_counts_both_rows_of_a_pair(many):
     train = many(8, preference_pairs, objective="dpo")
-    dealt = Collator(4, pad_token_id=7, packing=False).deal(train.row_lengths, single(*range(8)), num_ranks=1)
-    batches = [Collator(4, pad_token_id=7, packing=False).collate(train, share) for (share,) in dealt]
+    collator = Collator(4, pad_token_id=7, packing=False, max_length=512)
+    dealt = collator.deal(train.row_lengths, single(*range(8)), num_ranks=1)
+    batches = [collator.collate(train, share) for (share,) in dealt]
     computed = sum(batch.input_ids.numel() for batch in batches)
     used = sum(int(batch.attention_mask.sum()) for batch in batches)
-    assert padding_share(train.sequence_lengths, dealt) == pytest.approx(1 - used / computed)
+    assert collator.padding_share(train.sequence_lengths, dealt) == pytest.approx(1 - used / computed)
 
 
 def test_pairs_with_a_longest_row_of_similar_length_meet_and_not_those_of_similar_total(many):
@@ -272,5 +304,7 @@ def test_pairs_with_a_longest_row_of_similar_length_meet_and_not_those_of_simila
         1,
         3,
     ]
-    batches = Collator(2, pad_token_id=7, packing=False).micro_batches(train, single(0, 1, 2, 3), Ranks(0, 1))
-    assert [batch.input_ids.shape[1] for batch in batches] == train.row_lengths[[0, 1]].tolist()
+    batches = Collator(2, pad_token_id=7, packing=False, max_length=512).micro_batches(
+        train, single(0, 1, 2, 3), Ranks(0, 1)
+    )
+    assert [batch.attention_mask.sum(dim=1).max() for batch in batches] == train.row_lengths[[0, 1]].tolist()

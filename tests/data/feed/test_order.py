@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kit.data.feed import order as order_module
-from kit.data.feed.batches import Collator, padding_share
+from kit.data.feed.batches import Collator
 from kit.data.feed.order import ARGSORT, FEISTEL, Mixture, Order, permutation
 
 
@@ -189,7 +189,7 @@ def test_a_global_batch_is_the_same_however_it_is_dealt(packing, ranks, size):
     made, lengths = order(capacity=400 if packing else None)
     for step in range(50):
         batch = made.batch(step)
-        dealt = Collator(size, 0, packing).deal(lengths, batch, ranks)
+        dealt = Collator(size, 0, packing, 512).deal(lengths, batch, ranks)
         assert len(dealt) == 8 // (ranks * size) and all(len(micro_step) == ranks for micro_step in dealt)
         items = sorted(tuple(item) for micro_step in dealt for share in micro_step for item in share)
         assert items == sorted(tuple(item) for item in batch)
@@ -200,7 +200,7 @@ def test_a_global_batch_is_the_same_however_it_is_dealt(packing, ranks, size):
 @pytest.mark.parametrize("packing", [False, True])
 def test_every_rank_has_as_many_micro_batches_where_items_are_few(num_items, packing):
     items = [np.array([i]) for i in range(num_items)]
-    dealt = Collator(2, 0, packing).deal(np.arange(1, 20), items, 4)
+    dealt = Collator(2, 0, packing, 512).deal(np.arange(1, 20), items, 4)
     assert len(dealt) == -(-num_items // 8) and all(len(step) == 4 for step in dealt)
     assert sorted(int(i) for step in dealt for share in step for item in share for i in item) == list(range(num_items))
 
@@ -208,8 +208,9 @@ def test_every_rank_has_as_many_micro_batches_where_items_are_few(num_items, pac
 def test_lengths_are_grouped_so_that_little_is_padded():
     made, lengths = order(batch=64)
     batch = made.batch(0)
-    grouped = padding_share(lengths, Collator(4, 0, packing=False).deal(lengths, batch, 2))
-    as_they_come = padding_share(lengths, [[batch[i : i + 4]] for i in range(0, 64, 4)])
+    collator = Collator(4, 0, packing=False, max_length=512)
+    grouped = collator.padding_share(lengths, collator.deal(lengths, batch, 2))
+    as_they_come = collator.padding_share(lengths, [[batch[i : i + 4]] for i in range(0, 64, 4)])
     assert grouped < 0.1 < 0.25 < as_they_come
 
 

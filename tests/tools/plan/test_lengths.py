@@ -43,14 +43,17 @@ def recipe(**changes):
 def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch():
     mine = recipe(global_batch_size=4, per_device_train_batch_size=2, max_length=100)
     found = measure_lengths(data([10, 20, 60, 100], 4), mine, 1)
-    # 100 and 60, then 20 and 10
-    assert found.row == (100 + 20) / 2 and found.padding == pytest.approx(1 - 190 / 240) and found.waiting == 0
-    assert found.supervised == pytest.approx(95 / 240) and found.seen == pytest.approx((2 * 100**2 + 2 * 20**2) / 240)
+    # 100 and 60, then 20 and 10, which are padded to 24
+    assert found.row == (100 + 24) / 2 and found.padding == pytest.approx(1 - 190 / 248) and found.waiting == 0
+    assert found.supervised == pytest.approx(95 / 248) and found.seen == pytest.approx((2 * 100**2 + 2 * 24**2) / 248)
+    assert (found.num_shapes, found.num_micro_batches) == (2, 2)
     assert (found.shortest, found.mean, found.longest, found.num_samples, found.num_steps) == (10, 47.5, 100, 4, 1)
     # Two ranks with one row each: the slower one decides.
     apart = measure_lengths(data([10, 20, 60, 100], 4), mine.model_copy(update={"per_device_train_batch_size": 1}), 2)
-    assert apart.row == (100 + 20) / 2 and apart.padding == 0
-    assert apart.waiting == pytest.approx(1 - 190 / 240) and apart.useful == pytest.approx(190 / 240)
+    # The longest two, of 100 and 60, the second padded to 72; then 20, padded to 24, and 10, to 16.
+    assert apart.row == (100 + 24) / 2 and apart.padding == pytest.approx(1 - 190 / 212)
+    assert apart.waiting == pytest.approx(1 - 212 / 248) and apart.useful == pytest.approx(190 / 248)
+    assert (apart.num_shapes, apart.num_micro_batches) == (4, 4)
 
 
 def test_packed_rows_are_almost_full_and_samples_attend_to_themselves():
@@ -104,7 +107,7 @@ def test_the_time_is_that_of_rows_of_this_length():
     workload = Workload(shape=find_shape("llama-1b"), method="lora", length=2048, rows=2)
     mine = recipe(global_batch_size=2, per_device_train_batch_size=2, max_length=2048)
     found = measure_lengths(data([500, 1000], 2), mine, 1).step_of(workload, GPUS["h100"])
-    assert found.tokens == 2000 < step(workload, GPUS["h100"]).tokens
+    assert found.tokens == 2 * 1024 < step(workload, GPUS["h100"]).tokens
 
 
 @pytest.mark.slow

@@ -195,6 +195,8 @@ def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
         longest=row,
         row=row,
         padding=0.5,
+        num_shapes=7,
+        num_micro_batches=1600,
         waiting=0.0,
         supervised=0.2,
         seen=row,
@@ -203,6 +205,7 @@ def test_with_the_lengths_of_data_time_counts_padding_and_what_is_useful():
     )
     full, padded = "\n".join(time_lines(option, None)), "\n".join(time_lines(option, None, 2.0, lengths))
     assert "data: 900 samples, one block in 3 of the data, of 9 to" in padded and "50.0% are padding" in padded
+    assert "7 shapes in 1,600 micro-batches" in padded
     assert "70 steps: " in padded and "without padding" in padded and "every sample has" not in padded
     tokens = option.step.tokens * option.workload.num_gpus
     assert f"a step of {tokens:,} tokens" in full and f"a step of {tokens // 4:,} tokens" in padded
@@ -240,7 +243,16 @@ def test_samples_that_are_read_again_pass_the_reference_once():
     own = next(option for option in found if option.workload.method == "lora")
     length = own.workload.length
     seen = dict(
-        shortest=1, mean=length, longest=length, row=length, padding=0.0, waiting=0.0, supervised=1.0, seen=length
+        shortest=1,
+        mean=length,
+        longest=length,
+        row=length,
+        padding=0.0,
+        num_shapes=1,
+        num_micro_batches=9,
+        waiting=0.0,
+        supervised=1.0,
+        seen=length,
     )
 
     def minutes(epochs):
