@@ -16,10 +16,12 @@ from kit.checkpoint.manifest import name_of
 from kit.config.scripts import command_of
 from kit.console import bar, say
 from kit.data.feed.feed import by_file
+from kit.data.feed.ranks import Ranks
 from kit.run.answers import few_texts, unended
 from kit.run.record import METRICS_FILE, metrics_row
 from kit.run.throughput import Throughput, speed_text
 from kit.secrets import redacted
+from kit.strategy.accelerator import sum_over_ranks
 from kit.train.loop_state import OF_THE_DATA
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ class Log:
         self.is_main = accelerator.is_main_process
         self.total_steps = total_steps
         self.source_names = source_names
-        self.throughput = Throughput(accelerator)
+        ranks = Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
+        self.throughput = Throughput(ranks, accelerator.device)
         state.start_clock()
         self.last_line = -SECONDS_BETWEEN_LINES
         metric = recipe.metric_for_best_model

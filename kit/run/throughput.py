@@ -1,7 +1,7 @@
 """Speed of a run since the last line of its log, and what the time went to: data, padding, other ranks, the network.
 
-Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line. What cannot
-be known is absent, not zero.
+Promises: no step is synchronised for it. Ranks exchange a few numbers that their hosts know, once per line, without
+their devices. What cannot be known is absent, not zero.
 """
 
 import math
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from kit.data.feed.feed import GlobalBatch
+    from kit.data.feed.ranks import Ranks
     from kit.train.step import StepResult
 
 SECONDS_BETWEEN_QUERIES = 5.0  # of the GPU's utilisation: a query of the driver takes about a millisecond
@@ -29,9 +28,9 @@ _OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_util
 class Throughput:
     """Counts steps, and sums them up for a line of the log. Every rank makes the same calls."""
 
-    def __init__(self, accelerator: "Accelerator") -> None:
-        self._accelerator = accelerator
-        self.num_ranks = accelerator.num_processes
+    def __init__(self, ranks: "Ranks", device: torch.device) -> None:
+        self._ranks, self._device = ranks, device
+        self.num_ranks = ranks.count
         self.training_seconds = 0.0  # of all steps so far, without evaluations
         self.num_steps = 0  # so far
         self._queried = -math.inf
@@ -74,7 +73,7 @@ class Throughput:
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
-        rate, memory = self._tokens / passed, _peak_memory_bytes(self._accelerator.device)
+        rate, memory = self._tokens / passed, _peak_memory_bytes(self._device)
         row: dict[str, Any] = {"tokens_per_second": rate, "peak_memory_bytes": memory}
         row["data_wait_share"] = self._waited_seconds / passed
         if self._computed_tokens:
@@ -110,7 +109,7 @@ class Throughput:
         if now - self._queried >= SECONDS_BETWEEN_QUERIES:
             self._queried = now
             self._utilisation = math.nan
-            if self._accelerator.device.type == "cuda":
+            if self._device.type == "cuda":
                 with suppress(Exception):  # no NVML, or a driver that does not report it (MIG): whatever its error is
                     self._utilisation = torch.cuda.utilization() / 100
         return self._utilisation
@@ -118,10 +117,8 @@ class Throughput:
     def _of_all_ranks(self, own: list[float]) -> dict[str, list[float]]:
         """The numbers of ``_OF_A_RANK`` of each rank, by name."""
         table = torch.zeros(self.num_ranks, len(own), dtype=torch.float64)  # [ranks, numbers]
-        table[self._accelerator.process_index] = torch.tensor(own, dtype=torch.float64)
-        if self.num_ranks > 1:
-            table = self._accelerator.reduce(table.to(self._accelerator.device), reduction="sum").cpu()
-        return dict(zip(_OF_A_RANK, table.T.tolist(), strict=True))
+        table[self._ranks.index] = torch.tensor(own, dtype=torch.float64)
+        return dict(zip(_OF_A_RANK, self._ranks.sum(table).T.tolist(), strict=True))
 
 
 def speed_text(row: dict[str, Any]) -> str:

@@ -270,13 +270,21 @@ def data_ranks(accelerator: "Accelerator") -> Ranks:
     Each process is a data rank of its own here. With tensor parallelism, the processes that compute one sample together
     would share a data rank.
     """
-
-    def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
-        if accelerator.num_processes == 1:  # the device may have no float64
-            return tensor
-        return accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device)
-
     return Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks, comparison())
+
+
+def sum_over_ranks(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Sum a tensor over all processes, on its device. Called by all ranks.
+
+    Numbers of the host stay there: the process group has gloo for them, so no device is waited for.
+    """
+    import torch
+
+    if not torch.distributed.is_initialized():
+        return tensor
+    summed = tensor.clone()
+    torch.distributed.all_reduce(summed)
+    return summed
 
 
 def _is_tied(model: "torch.nn.Module") -> bool:

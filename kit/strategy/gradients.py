@@ -76,11 +76,20 @@ def clear_gradients(accelerator: "Accelerator", model: "torch.nn.Module") -> Non
     Those of DDP become zero where they lie, in DDP's buckets. If they were dropped, the next step would accumulate its
     gradients beside the buckets, which takes another 4 bytes per trainable parameter.
     """
-    model.zero_grad(set_to_none=strategy_name(accelerator) != "ddp")
+    import torch
+
+    if strategy_name(accelerator) != "ddp":
+        return model.zero_grad(set_to_none=True)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if gradients:
+        torch._foreach_zero_(gradients)
 
 
 def drop_gradients(model: "torch.nn.Module") -> None:
-    """Drop all gradients, also those that FSDP2 has not reduced and would add to the next ones."""
+    """Drop all gradients, also those that FSDP2 has not reduced and would add to the next ones.
+
+    torch's own ``reset_iter_state`` keeps gradients that were accumulated without a reduction.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     model.zero_grad(set_to_none=True)

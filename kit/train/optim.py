@@ -5,7 +5,7 @@ rate, so a resume needs no saved state.
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,12 +32,32 @@ def build_optimizer(
     betas = (settings.adam_beta1, settings.adam_beta2)
     epsilon = settings.adam_epsilon
     if settings.optim.startswith("adamw_torch"):
-        fused = settings.optim == "adamw_torch_fused"
+        # None: on a GPU torch updates all weights in a few calls, on a CPU one after another. False: always the latter.
+        fused = True if settings.optim == "adamw_torch_fused" else None
         return torch.optim.AdamW(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, fused=fused)
     import bitsandbytes.optim
 
     paged = settings.optim.startswith("paged")
     return bitsandbytes.optim.AdamW8bit(groups, lr=peak_learning_rate, betas=betas, eps=epsilon, is_paged=paged)
+
+
+def can_skip(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Return whether ``step_unless`` works: a fused optimiser that has made its state, all of it on ``device``."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return fused and bool(optimizer.state) and optimizer.param_groups[0]["params"][0].device.type == device.type
+
+
+def step_unless(optimizer: torch.optim.Optimizer, is_spoilt: torch.Tensor) -> None:
+    """Update the weights unless ``is_spoilt``, a bool [] on their device, which the host need not know.
+
+    If it is true, weights and state keep every bit. ``can_skip`` says of which optimisers this holds.
+    """
+    plain: Any = getattr(optimizer, "optimizer", optimizer)  # in Accelerate's wrapper
+    plain.found_inf = is_spoilt.float()  # torch's name, by which its GradScaler does the same
+    try:
+        optimizer.step()
+    finally:
+        del plain.found_inf
 
 
 def keep_rate_factors(optimizer: torch.optim.Optimizer, peak_learning_rate: float) -> list[str]:

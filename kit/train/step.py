@@ -2,6 +2,9 @@
 
 Every rank knows before the step by which numbers the sums over the global batch are divided (see
 ``kit.train.objective``). So the result is the same on every topology, except for rounding.
+
+The host waits for the device once a step, for numbers whose copy begins before the update. A fused optimiser needs none
+of them: it gets its work at once, and skips the update on the device if a number is not finite.
 """
 
 import functools
@@ -25,7 +28,7 @@ from kit.strategy.float64 import float64_device, in_float64
 from kit.strategy.gradients import accumulating, clear_gradients, clip_grad_norm, rebuild_ddp_buckets
 from kit.strategy.waiting import waited_seconds
 from kit.strategy.weights import own_part, plain_name
-from kit.train.optim import set_learning_rate
+from kit.train.optim import can_skip, set_learning_rate, step_unless
 from kit.train.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -50,16 +53,19 @@ class StepResult:
     # How long this rank waited in the step, for collectives and so for the network and for slower ranks. None on a GPU,
     # which does not tell the host, and on a single process.
     collective_seconds: float | None = None
+    # Whether every number of which loss and metrics are made is finite. A metric may leave one out.
+    sums_are_finite: bool = True
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and gradient norm are finite. If not, the step changed neither weights nor optimiser state."""
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+        """Whether all numbers are finite. If not, the step changed neither weights nor optimiser state."""
+        return self.sums_are_finite and math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
     @property
     def values(self) -> str:
-        """Loss and gradient norm as a string for a message."""
-        return f"loss {self.loss}, gradient norm {self.grad_norm}"
+        """Loss and gradient norm, and metrics that are not finite, as a string for a message."""
+        others = [f", {name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
+        return f"loss {self.loss}, gradient norm {self.grad_norm}{''.join(others)}"
 
 
 def train_step(
@@ -74,7 +80,7 @@ def train_step(
 ) -> StepResult:
     """Accumulate the gradients of all micro-batches, clip them, and update the weights. Called by all ranks.
 
-    If the loss or the gradient norm is not finite, the weights are not updated.
+    If the gradient norm or a sum of the objective is not finite, the weights are not updated.
 
     Args:
         learning_rate: of the schedule; each group of the optimiser gets its factor of it (``keep_rate_factors``).
@@ -123,18 +129,28 @@ def train_step(
         torch.cat([functools.reduce(torch.add, numbers), torch.stack([of_routers, stop_requested])])
     )
     norm = clip_grad_norm(accelerator, model, max_grad_norm)
-    # The only synchronisation of the host with the device, but for ``in_float64`` on MPS. With offloaded weights the
-    # norm is on the CPU.
-    *values, router_loss, num_stop_requests, grad_norm = torch.cat(
-        [sums, in_float64(norm).to(sums).reshape(1)]
-    ).tolist()
+    # With offloaded weights the norm is on the CPU, and the optimiser too.
+    known = torch.cat([sums, in_float64(norm).to(sums).reshape(1)])
+    # The only synchronisation of the host with the device, but for ``in_float64`` on MPS.
+    read = _begin_to_read(known)
     if waited is not None:
         waited = (waited_seconds() or waited) - waited
+    _check_gradients(prepared)
+    if not optimizer.state:
+        _report_still_adapters(prepared)
+    before_update()
+    set_learning_rate(optimizer, learning_rate)
+    if can_skip(optimizer, known.device):
+        step_unless(optimizer, ~torch.isfinite(known).all())
+    elif all(map(math.isfinite, read())):
+        optimizer.step()
+    clear_gradients(accelerator, model)
+    *values, router_loss, num_stop_requests, grad_norm = read()
     metrics = objective.metrics(values, batch)
     if router_parts:
         metrics["loss"] += router_loss
         metrics["router_loss"] = router_loss
-    result = StepResult(
+    return StepResult(
         loss=metrics.pop("loss"),
         grad_norm=grad_norm,
         metrics=metrics,
@@ -142,16 +158,24 @@ def train_step(
         objective=type(objective).__name__,
         own_seconds=stopwatch.seconds if stopwatch else None,
         collective_seconds=waited,
+        sums_are_finite=all(map(math.isfinite, values)),
     )
-    _check_gradients(prepared)
-    if not optimizer.state:
-        _report_still_adapters(prepared)
-    before_update()
-    if result.is_finite:
-        set_learning_rate(optimizer, learning_rate)
-        optimizer.step()
-    clear_gradients(accelerator, model)
-    return result
+
+
+def _begin_to_read(numbers: torch.Tensor) -> Callable[[], list[float]]:
+    """Begin to copy ``numbers`` to the host. Returns what waits for them: not for work that the device got since."""
+    copy = numbers.to("cpu", non_blocking=True)
+    if numbers.device.type == "cpu":
+        return copy.tolist
+    copied = torch.get_device_module(numbers.device).Event()
+    copied.record()
+
+    @functools.cache
+    def read() -> list[float]:
+        copied.synchronize()
+        return copy.tolist()
+
+    return read
 
 
 def _inputs(objective: "Objective", micro_batch: "MicroBatch") -> dict[str, Any]:

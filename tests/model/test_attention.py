@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     CohereConfig,
     DeepseekV3Config,
@@ -310,6 +311,26 @@ def test_the_installed_kernel_takes_what_it_is_given():
     assert attended.shape == query.shape
     attended.sum().backward()
     assert query.grad.shape == query.shape and key.grad.shape == key.shape
+
+
+class FlashCalls(TorchDispatchMode):
+    """Notes the heads of queries and keys of each call of a flash kernel. sdpa with enable_gqa may fall back to
+    mathematics or repeat the keys: https://github.com/pytorch/pytorch/issues/187770."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "flash_attention" in func._overloadpacket.__name__:
+            self.heads.append((args[0].shape[1], args[1].shape[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_heads_that_share_keys_take_the_flash_kernel_and_repeat_none():
+    with FlashCalls() as calls, torch.no_grad():
+        llama("sdpa").to(torch.bfloat16)(ids(2, 24), use_cache=False)
+    assert calls.heads == [(4, 2)] * 3  # of each layer
 
 
 @pytest.mark.parametrize(

@@ -547,9 +547,8 @@ def trackers(names, start):
     def init_trackers(project, init_kwargs):
         accelerator.trackers += [start(name, project, init_kwargs[name]) for name in accelerator.log_with]
 
-    accelerator = SimpleNamespace(
-        is_main_process=True, num_processes=1, log_with=names, trackers=[], init_trackers=init_trackers
-    )
+    alone = {"is_main_process": True, "num_processes": 1, "process_index": 0, "device": torch.device("cpu")}
+    accelerator = SimpleNamespace(**alone, log_with=names, trackers=[], init_trackers=init_trackers)
     return accelerator
 
 

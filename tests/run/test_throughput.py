@@ -11,6 +11,7 @@ import torch
 from helpers import matrix
 
 from kit.data.feed.feed import GlobalBatch
+from kit.data.feed.ranks import Ranks
 from kit.run import throughput as module
 from kit.run.throughput import MUCH, Throughput, speed_text
 from kit.train.step import StepResult
@@ -24,21 +25,22 @@ def clock(monkeypatch):
 
 
 def group(others=(), device="cpu"):
-    """The accelerator of rank 0; ``others`` are the numbers of the other ranks: data, own, memory, utilisation, and the
-    wait for collectives if it is known."""
+    """What rank 0 knows of all ranks; ``others`` are the numbers of the other ranks: data, own, memory, utilisation,
+    and the wait for collectives if it is known."""
 
-    def reduce(table, reduction):
+    def total(table):
+        assert table.device.type == "cpu"  # numbers of the hosts, which no device is asked for
         for rank, numbers in enumerate(others, start=1):
             assert not table[rank].any()
             table[rank] = torch.tensor([*numbers, float("nan")][:5], dtype=torch.float64)
         return table
 
-    return SimpleNamespace(num_processes=1 + len(others), process_index=0, device=torch.device(device), reduce=reduce)
+    return Ranks(0, 1 + len(others), total), torch.device(device)
 
 
-def taken(clock, accelerator, own=(0.5,), waited=0.0, in_collectives=None):
+def taken(clock, group, own=(0.5,), waited=0.0, in_collectives=None):
     """The entries of a line after steps of a second and 100 tokens each, in which rank 0 took ``own`` for itself."""
-    throughput = Throughput(accelerator)
+    throughput = Throughput(*group)
     for seconds in own:
         clock.now += 1.0
         counts = np.array([100])
@@ -62,7 +64,7 @@ def test_peak_memory_is_that_of_the_device_of_the_run_not_of_the_machine(clock, 
 
 
 def test_an_evaluation_between_two_lines_is_left_out_and_the_steps_before_it_are_not(clock):
-    throughput, counts = Throughput(group()), np.array([100])
+    throughput, counts = Throughput(*group()), np.array([100])
     for seconds_of_evaluation in (0.0, 50.0, 0.0):
         clock.now += 1.0
         throughput.add(GlobalBatch([], counts / 2, counts // 2, counts, 0.5, []), StepResult(1.0, 1.0, own_seconds=0.5))
@@ -107,9 +109,7 @@ def test_utilisation_is_that_of_all_gpus_and_the_driver_is_not_asked_at_each_lin
     asked = []
     monkeypatch.setattr(torch.cuda, "utilization", lambda: asked.append(1) or 90)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 7)
-    accelerator = group([(0.0, 0.0, 1.0, 0.5)], "cuda")
-    monkeypatch.setattr(torch.Tensor, "to", lambda table, device: table)
-    throughput = Throughput(accelerator)
+    throughput = Throughput(*group([(0.0, 0.0, 1.0, 0.5)], "cuda"))
     for _ in range(7):
         clock.now += 1.0
         row = throughput.take()

@@ -7,7 +7,14 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from kit.strategy.gradients import accumulating, all_gradients, clip_grad_norm, drop_gradients, keeps_gradients
+from kit.strategy.gradients import (
+    accumulating,
+    all_gradients,
+    clear_gradients,
+    clip_grad_norm,
+    drop_gradients,
+    keeps_gradients,
+)
 
 
 def test_the_norm_is_that_before_clipping_and_zero_only_measures(accelerator, model):
@@ -78,6 +85,20 @@ def test_between_copies_goes_one_share_of_the_gradients_once_a_step(model, monke
         assert sent == [sum(max(1, p.shape[0]) * (p.shape[1] if p.dim() > 1 else 1) for p in trained)]  # padded rows
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_the_gradients_of_ddp_become_zero_where_they_lie(alone_in_a_group, model, monkeypatch):
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    wrapped(torch.ones(3, 4)).sum().backward()
+    before = [p.grad.data_ptr() for p in model.parameters() if p.requires_grad]
+    monkeypatch.setattr("kit.strategy.gradients.strategy_name", lambda accelerator: "ddp")
+    clear_gradients(None, wrapped)
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert [gradient.data_ptr() for gradient in gradients] == before
+    assert not any(gradient.any() for gradient in gradients)
+    monkeypatch.setattr("kit.strategy.gradients.strategy_name", lambda accelerator: "single")
+    clear_gradients(None, model)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_only_the_buckets_of_ddp_are_kept(alone_in_a_group, model):

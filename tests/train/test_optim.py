@@ -116,6 +116,21 @@ def test_groups_with_the_rate_of_the_schedule_have_every_bit_of_it_and_no_line()
         assert {group["lr"] for group in optimizer.param_groups} == {rate}
 
 
+def test_calls_for_all_weights_at_once_give_every_bit_of_a_loop_over_them():
+    """torch chooses them on a GPU unless ``fused`` is False; here they are asked for."""
+    moved = []
+    for options in ({}, {"foreach": True}):
+        layers = model()
+        optimizer = build_optimizer(layers, recipe(optim="adamw_torch", weight_decay=0.1))
+        for group in optimizer.param_groups:
+            assert group["fused"] is None
+            group.update(options)
+        for _ in range(3):
+            step(layers, optimizer)
+        moved.append([p.detach().clone() for p in layers.parameters()])
+    assert all(map(torch.equal, *moved))
+
+
 def follow_page(rank):
     """In the child: ``build_optimizer`` with the lines that docs/architecture.md adds for rates by group."""
     exec(source_as_extended("kit/train/optim.py", "lora_B"), vars(optim))
