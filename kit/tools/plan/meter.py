@@ -1,4 +1,4 @@
-"""Measures what code asks of devices: bytes held by component, collectives and their bytes, operations.
+"""Measures what code asks of devices: bytes held by component, collectives and their bytes, operations, launches.
 
 A ``Meter`` is a dispatch mode: it sees every operation below autograd and autocast, on fake tensors or real ones, in
 forward and backward, and the storages (``kit.tools.plan.storages``) of their inputs and results. It knows nothing of
@@ -20,6 +20,17 @@ from kit.tools.plan.storages import GATHERED, GRADIENTS, Storages, device_of
 
 WAITS_FOR_VALUE = {"_local_scalar_dense", "is_nonzero", "equal"}  # operations that return a number of the device
 DEVICE = torch.ops.prim.device.default
+# They launch no kernel, although torch does not mark them as views.
+_NO_LAUNCH = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "_unsafe_view",
+    "resize_",
+    "set_",
+}
 # torch has no formulas for attention on a CPU.
 _FLOPS = {
     **flop_registry,
@@ -54,6 +65,8 @@ class Tally:
     collectives: Counter[str] = field(default_factory=Counter)  # number of calls, by operation
     collective_bytes: Counter[str] = field(default_factory=Counter)  # bytes that the rank holds after them
     flops: int = 0  # of matrix products and attention; attention without regard to its mask, as torch counts
+    launches: int = 0  # of kernels, one for each operation that computes or copies something
+    elementwise_bytes: int = 0  # that these read and write, but for those that ``flops`` counts
     peaks: dict[str, int] = field(default_factory=dict)  # bytes by type of device
     components: dict[str, dict[str, int]] = field(default_factory=dict)  # what the peak consists of
     moments: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # the same at each moment of ``mark``
@@ -98,6 +111,11 @@ class Meter(Storages, TorchDispatchMode):
         formula = _FLOPS.get(func._overloadpacket)
         if formula is not None:
             self._tally.flops += formula(*args, **kwargs, out_val=result)
+        if func.namespace != "c10d" and not func.is_view and name not in _NO_LAUNCH:
+            self._tally.launches += 1
+            if formula is None:
+                read = sum(map(_num_bytes, tensors_in((args, kwargs.values()))))
+                self._tally.elementwise_bytes += read + sum(map(_num_bytes, tensors_in((result,))))
         self.hold(tensors_in((result, kwargs.get("out"))), _LABELLED_OUTPUTS.get(name))
         if name in _LABELLED_INPUTS:
             self.hold(tensors_in((args, kwargs.values())), _LABELLED_INPUTS[name])
@@ -112,6 +130,10 @@ class Meter(Storages, TorchDispatchMode):
         if name == "nonzero" and isinstance(args[0], FakeTensor):  # at most every element
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         return func(*args, **kwargs)
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:

@@ -36,6 +36,8 @@ class Simulated:
     collectives: dict[str, int]  # number of calls in a step, by operation
     collective_bytes: dict[str, int]  # of the buffers of those calls, by operation
     flops: int  # of matrix products and attention in a step, those of recomputed layers included
+    launches: int  # of kernels in a step
+    elementwise_bytes: int  # that all but matrix products and attention read and write in a step
     seconds: float  # that the simulation took
 
     @property
@@ -116,7 +118,7 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         collective_bytes={
             name: whole(size, last["collective_bytes"][name]) for name, size in one["collective_bytes"].items()
         },
-        flops=whole(one["flops"], last["flops"]),
+        **{name: whole(one[name], last[name]) for name in ("flops", "launches", "elementwise_bytes")},
         seconds=time.perf_counter() - began,
     )
 

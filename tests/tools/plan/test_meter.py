@@ -49,3 +49,10 @@ def test_fake_tensors_count_as_real_ones():
     with FakeTensorMode():
         fake = counted(compute)
     assert (fake.peaks, fake.components, fake.flops) == (real.peaks, real.components, real.flops)
+
+
+def test_launches_are_operations_that_compute_and_products_move_no_elementwise_bytes():
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    tally = counted(lambda: (a @ b).t().reshape(3, 5)[:, None].exp())  # a product, views, a copy, and exp
+    assert tally.launches == 3
+    assert tally.elementwise_bytes == 2 * (2 * 15 * 4)
