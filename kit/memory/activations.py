@@ -14,9 +14,13 @@ trained in float32, autocast to bf16      26h + 4q + 4k + 8f + 4H + 8; the strea
 trained in float32, no autocast           24h + 8q + 8k + 16f + 4H + 8
 frozen in bf16, adapters                  12h + 4q + 4k + 8f + 2r for each adapted module + 4H + 8
 ========================================  ========================================================
+
+With gradient checkpointing a layer keeps its input, h, until its backward pass computes all that again. The selective
+one keeps also the results of its linear modules and of attention, 2h + 2q + 2k + 2f values and 4H bytes.
 """
 
 from kit.memory.workload import Workload
+from kit.model.checkpointing import is_wide
 
 FRAGMENT = 8  # bytes per token of the norms' two factors
 
@@ -47,6 +51,21 @@ def kept(workload: Workload) -> int:
     if shape.norm_of_heads:  # a float32 copy of q and k, and of a trained norm also its result
         bytes_ += (6 if workload.method == "full" else 4) * (q + k)
     return bytes_ - _fused(workload) if workload.fuses else bytes_
+
+
+def held(workload: Workload) -> int:
+    """Bytes per token that one layer holds until its backward pass begins, with the checkpointing of ``workload``."""
+    if not workload.gradient_checkpointing:
+        return kept(workload)
+    if workload.gradient_checkpointing is True:
+        return stream(workload)
+    shape, plain = workload.shape, workload.compute_bytes
+    values = sum(each.outputs for each in shape.linears if is_wide(each.inputs, each.outputs))
+    if workload.method != "full":  # of a high rank; its part is added to the module's result in place
+        adapted = list(shape.adapted(workload.lora_targets))
+        values += sum(workload.lora_r for each in adapted if is_wide(each.inputs, workload.lora_r))
+    attention = 0 if workload.eager else plain * shape.query_size + 4 * shape.num_heads
+    return stream(workload) + plain * values + attention
 
 
 def _scores(workload: Workload) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
+from kit.memory.fit import fits, gpu_memory, planned_workload
 from kit.memory.shortage import Shortage, find_shortage
 from kit.memory.sizes import format_bytes, has_8_bit_moments
 from kit.phases import COMPARING, EVALUATING, GENERATING, LOADING, REFERENCE
@@ -58,7 +59,7 @@ def explain(
     shortage = find_shortage(error, model, optimizer, recipe, topology)
     if shortage is None:
         return None
-    changes = setting_changes(shortage, recipe, topology)
+    changes = setting_changes(shortage, recipe, topology, _selective_fits(model, recipe, topology))
     # Some models have no attention other than eager.
     if model is not None and any(not getattr(module, "_supports_sdpa", True) for module in model.modules()):
         changes = [change for change in changes if change.key != "attn_implementation"]
@@ -67,8 +68,14 @@ def explain(
     return UserError(Problem("out of memory", joined(shortage.lines(), "\n    "), fix=_fix_with(changes, trains)))
 
 
-def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") -> list[SettingChange]:
-    """Return the changes that reduce the memory in use, the cheapest first."""
+def setting_changes(
+    shortage: Shortage, recipe: "Recipe", topology: "Topology", selective_fits: bool = False
+) -> list[SettingChange]:
+    """Return the changes that reduce the memory in use, the cheapest first.
+
+    Args:
+        selective_fits: whether selective gradient checkpointing is enough by the plan.
+    """
     phase, device, held = shortage.phase, shortage.device, shortage.held
     loading = phase is LOADING
     evaluating = phase in (EVALUATING, GENERATING, REFERENCE)  # with batches of an evaluation
@@ -104,7 +111,10 @@ def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") 
     if phase is GENERATING:
         changes.append(_set("max_new_tokens", -(-recipe.max_new_tokens // 2), "answers that are cut earlier"))
         changes.append(_set("predict_with_generate", "false", "the exact match"))
-    if activations and not (evaluating or phase is COMPARING) and not recipe.gradient_checkpointing:
+    if activations and not (evaluating or phase is COMPARING) and recipe.gradient_checkpointing is not True:
+        if selective_fits and not recipe.gradient_checkpointing:
+            cost = "a little more compute; the same maths"
+            changes.append(_set("gradient_checkpointing", "selective", cost))
         changes.append(_set("gradient_checkpointing", "true", "about a third more compute; the same maths"))
     if device.is_cpu or counts(held.total):
         changes += [_set(*flag) for flag in ways_to_share(topology, recipe, device.is_cpu)]
@@ -120,6 +130,17 @@ def setting_changes(shortage: Shortage, recipe: "Recipe", topology: "Topology") 
     if activations and recipe.max_length > 8:
         changes.append(_set("max_length", max(8, recipe.max_length // 2), _cost_of_shorter(recipe)))
     return changes
+
+
+def _selective_fits(model: "torch.nn.Module | None", recipe: "Recipe", topology: "Topology") -> bool:
+    """Whether the run fits its GPUs with selective gradient checkpointing; false where there is no plan."""
+    config: Any = getattr(model, "config", None)
+    total = gpu_memory(topology)
+    if config is None or total is None:
+        return False
+    selective = recipe.model_copy(update={"gradient_checkpointing": "selective"})
+    workload = planned_workload(selective, topology, config)
+    return workload is not None and fits(workload, total)
 
 
 def _cost_of_shorter(recipe: "Recipe") -> str:

@@ -6,6 +6,7 @@ they do not describe is never refused.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from kit.config.recipe import Recipe
@@ -15,6 +16,7 @@ from kit.memory.families import shape_of
 from kit.memory.formulas import Memory, predict
 from kit.memory.operations import operations_per_token
 from kit.memory.workload import Workload, uncovered
+from kit.model.checkpointing import Checkpointing
 from kit.strategy.topology import Topology
 
 GIB = 2**30
@@ -22,13 +24,15 @@ GIB = 2**30
 MARGIN = 0.05
 # Tokens of a micro-batch beyond which larger products are hardly faster, and only take more memory.
 ENOUGH_TOKENS = 16384
+# From the fastest to the one that takes the least memory.
+CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 
 
 def resolve_auto(recipe: Recipe, topology: Topology, config: Any) -> Recipe:
     """Return the recipe with a value for each setting that is ``auto``: the best one on the GPUs of this machine.
 
     Neither setting changes the maths. On a CPU, and where nothing fits, the micro-batch is 1. Checkpointing is off on a
-    CPU, and on where nothing fits without it or the formulas do not describe the run.
+    CPU, and on, not selective, where nothing fits or the formulas do not describe the run.
 
     Args:
         config: the model's config, as transformers opened it.
@@ -58,24 +62,24 @@ def choose(
     workload: Workload,
     fits: Callable[[Workload], bool],
     global_batch_size: int,
-    checkpointing: bool | None = None,
+    checkpointing: Checkpointing | None = None,
     rows: int | None = None,
 ) -> Workload | None:
-    """Return ``workload`` with the largest useful micro-batch that fits, without checkpointing if that fits.
+    """Return ``workload`` with the largest useful micro-batch that fits, and the first of ``CHECKPOINTING`` that does.
 
     A micro-batch of more than ``ENOUGH_TOKENS`` is not useful. Returns None if nothing fits.
 
     Args:
-        checkpointing: on or off; None: whichever is best.
+        checkpointing: None: the first that fits, with whatever micro-batch.
         rows: of the micro-batch; None: the best number.
     """
     share = max(1, global_batch_size // workload.num_gpus)
     enough = max(workload.rows, ENOUGH_TOKENS // workload.sample_tokens)
     sizes = [rows] if rows is not None else [n for n in range(min(enough, share), 0, -1) if share % n == 0]
-    for on in (False, True) if checkpointing is None else (checkpointing,):
+    for how in CHECKPOINTING if checkpointing is None else (checkpointing,):
         for size in sizes:
             micro_batches = max(1, share // size)
-            candidate = replace(workload, gradient_checkpointing=on, rows=size, micro_batches=micro_batches)
+            candidate = replace(workload, gradient_checkpointing=how, rows=size, micro_batches=micro_batches)
             if fits(candidate):
                 return candidate
     return None
@@ -90,7 +94,7 @@ def explain_auto(recipe: Recipe, resolved: Recipe, topology: Topology, config: A
     if recipe.per_device_train_batch_size == "auto":
         chosen.append(f"micro-batch {resolved.micro_batch_size}")
     if recipe.gradient_checkpointing == "auto":
-        chosen.append(f"gradient checkpointing {'on' if resolved.gradient_checkpointing else 'off'}")
+        chosen.append(f"gradient checkpointing {checkpointing_word(resolved.gradient_checkpointing)}")
     memory = gpu_memory(topology)
     if memory is None or not chosen:
         return []
@@ -100,6 +104,11 @@ def explain_auto(recipe: Recipe, resolved: Recipe, topology: Topology, config: A
     if not fits(workload, memory):
         return [f"auto: nothing fits by the plan: {', '.join(chosen)}"]
     return []
+
+
+def checkpointing_word(how: bool | str) -> str:
+    """Return ``on``, ``off`` or ``selective``."""
+    return how if isinstance(how, str) else "on" if how else "off"
 
 
 def gpu_memory(topology: Topology) -> int | None:
@@ -171,12 +180,13 @@ def memory_problems(workload: Workload | None, topology: Topology) -> list[Probl
     found = (
         f"the run needs about {memory.peak / GIB:.1f} GiB of each GPU ({_largest(memory)}), a GPU has {total / GIB:.1f}"
     )
-    less = replace(workload, gradient_checkpointing=True)
     fix = f"`kit plan --gpu {total // 2**20}MiB` with the same flags says what fits"
-    if predict(less).peak <= total:
-        fix = "--gradient_checkpointing true: the same maths, in more time"
-    elif workload.rows > 1 and predict(replace(less, rows=1)).peak <= total:
-        fix = "--gradient_checkpointing true --per_device_train_batch_size 1: the same maths, in more time"
+    for rows, how in product((workload.rows, 1), CHECKPOINTING[1:]):
+        if predict(replace(workload, rows=rows, gradient_checkpointing=how)).peak <= total:
+            fewer = "" if rows == workload.rows else " --per_device_train_batch_size 1"
+            flag = "true" if how is True else how
+            fix = f"--gradient_checkpointing {flag}{fewer}: the same maths, in more time"
+            break
     fix += "; --skip_memory_check true starts it all the same"
     return [Problem("memory", found, fix=fix)]
 

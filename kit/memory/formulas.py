@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kit.memory.activations import is_autocast, kept, masks, passing, stream
+from kit.memory.activations import held, is_autocast, kept, masks, passing, stream
 from kit.memory.host import disk_bytes, host_bytes
 from kit.memory.sizes import (
     GRADIENT_BYTES,
@@ -179,8 +179,7 @@ def _gathering(workload: Workload) -> "Counter[str]":
     head = workload.compute_bytes * shape.embedding_parameters
     if shape.tied:
         return Counter({GATHERED: 2 * (head + layer)})
-    of_layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
-    return Counter({ACTIVATIONS: workload.tokens * shape.num_layers * of_layer, GATHERED: 2 * head + layer})
+    return Counter({ACTIVATIONS: workload.tokens * shape.num_layers * held(workload), GATHERED: 2 * head + layer})
 
 
 def _gathering_again(workload: Workload) -> "Counter[str]":
@@ -198,10 +197,9 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
     plain, autocast = workload.compute_bytes, is_autocast(workload)
     head = plain * shape.embedding_parameters
     logits = shape.vocab_size * chunk_tokens(workload)
-    layer = stream(workload) if workload.gradient_checkpointing else kept(workload)
     # The last layer's output, the last norm, and the states of supervised tokens.
     last = (16 if autocast else 5 * plain) * shape.hidden_size
-    kept_bytes = tokens * (shape.num_layers * layer + last)
+    kept_bytes = tokens * (shape.num_layers * held(workload) + last)
     copies = 0.0  # of float32 weights in bf16, which autograd keeps for the backward pass
     if workload.bf16 and not workload.sharded and not workload.gradient_checkpointing:
         copies = 2 * (shape.num_layers * shape.layer_linear_weights if autocast else workload.adapter_parameters)
@@ -238,7 +236,6 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
     shape, tokens = workload.shape, workload.tokens
     matrix = shape.hidden_size * shape.intermediate_size
     own = tokens * (kept(workload) + passing(workload))
-    before = tokens * (stream(workload) if workload.gradient_checkpointing else kept(workload))
     full = workload.method == "full"
     gathered = 2 * _gathered_layer(workload) if workload.sharded else 0.0
     if workload.sharded and shape.tied:  # it is needed again, as the embedding
@@ -258,17 +255,17 @@ def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:
             extra += 4 * head if shape.tied else 0.0
         # FSDP has gathered the layer before already, so the second layer counts rather than the first. With
         # checkpointing the layer's own input is there too; with autocast it is among what the layer keeps.
-        num_before = shape.num_layers if is_last else 2
-        if is_autocast(workload) or not workload.gradient_checkpointing:
-            num_before -= 1
+        before = tokens * held(workload) * (shape.num_layers - 1 if is_last else 1)
+        if workload.gradient_checkpointing and not is_autocast(workload):
+            before += tokens * stream(workload)
         # Of the first layer, all but the embedding's gradient is there; of the last, only the head's.
         share = 4 * head / workload.num_shards
         later = 2 * layer_gradients / workload.num_shards if workload.sharded else 0
         gradients += (0 if shape.tied else min(to_come, share)) if is_last else max(0, to_come - share - later)
-        parts = Counter({ACTIVATIONS: own + num_before * before + extra, GRADIENTS: gradients, GATHERED: gathered})
+        parts = Counter({ACTIVATIONS: own + before + extra, GRADIENTS: gradients, GATHERED: gathered})
         yield parts
         if workload.method == "qlora":
-            states = tokens * (kept(workload) + 10 * shape.hidden_size) + num_before * before
+            states = tokens * (kept(workload) + 10 * shape.hidden_size) + before
             yield Counter({ACTIVATIONS: states, DEQUANTISED: 2 * matrix, GRADIENTS: gradients, GATHERED: gathered})
 
 

@@ -6,13 +6,15 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 - forward: 2 for each weight of the layers, 2 Vh p for the head, 2 L q s for attention
 - full fine-tuning: three times that, and the head's logits once more (they are computed again, not kept)
 - adapters: twice that, since frozen weights get no gradient, with attention three times; 6 for each adapter weight
-- gradient checkpointing: the layers' forward once more
+- gradient checkpointing: the layers' forward once more; of the selective one only what is narrow: 2 for each weight of
+  an adapter
 - each pass without gradients, as of a reference: a forward once more
 
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
 """
 
 from kit.memory.workload import Workload
+from kit.model.checkpointing import is_wide
 
 
 def operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
@@ -26,7 +28,7 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
     """
     layers, head, attention = _forward(workload, supervised, seen)
     again = workload.passes * (layers + head + attention)
-    again += (layers + attention) if workload.gradient_checkpointing else 0.0
+    again += _recomputed(workload, layers, attention)
     if workload.method == "full":
         recomputed = head if workload.loss == "chunks" else 0.0
         return 3 * (layers + head + attention) + recomputed + again
@@ -36,6 +38,19 @@ def operations_per_token(workload: Workload, supervised: float = 1.0, seen: floa
 def forward_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
     """Operations of one pass without gradients per token, adapters aside. Arguments as above."""
     return sum(_forward(workload, supervised, seen))
+
+
+def _recomputed(workload: Workload, layers: float, attention: float) -> float:
+    """Operations per token that the backward pass does once more: of ``layers`` and ``attention``, and of adapters."""
+    if not workload.gradient_checkpointing:
+        return 0.0
+    if workload.gradient_checkpointing is True:
+        return layers + attention
+    shape = workload.shape
+    narrow = sum(each.num_weights for each in shape.linears if not is_wide(each.inputs, each.outputs))
+    if is_wide(shape.hidden_size, workload.lora_r):
+        return 2.0 * shape.num_layers * narrow + (attention if workload.eager else 0.0)
+    return 2.0 * (shape.num_layers * narrow + workload.adapter_parameters) + (attention if workload.eager else 0.0)
 
 
 def _forward(workload: Workload, supervised: float, seen: float | None) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ from kit.config.settings.method import MethodSettings
 from kit.config.settings.objective import DECLARED, Declared, ObjectiveName
 from kit.memory.shape import Shape
 from kit.memory.sizes import compute_bytes, num_checkpoints
+from kit.model.checkpointing import Checkpointing
 from kit.strategy.strategies import SINGLE, Strategy
 
 
@@ -34,7 +35,7 @@ class Workload:
     length: int = 2048  # tokens of a sequence at most: of a sample, or of each half of a pair
     micro_batches: int = 1  # of a step, on each GPU
     packing: bool = False
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Checkpointing = False
     objective: ObjectiveName = "sft"
     precompute_reference: bool = False  # before the first step, where the method would allow to do it in each step
     lora_r: int = 16
@@ -79,7 +80,7 @@ class Workload:
             length=recipe.max_length,
             micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
             packing=recipe.packing,
-            gradient_checkpointing=recipe.gradient_checkpointing is True,
+            gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,

@@ -37,6 +37,7 @@ from kit.model.attention import (
     turn_off_cudnn_if_masked,
     why_not_varlen,
 )
+from kit.model.checkpointing import enable_checkpointing
 from kit.model.files import MAX_MODULES
 from kit.model.four_bit import four_bit_config, packed_on_meta, quantising_on
 from kit.model.freeze import check_freeze
@@ -233,8 +234,8 @@ def build_model(
             model = packed_on_meta(model, getattr(torch, plan.compute_dtype))
     add_rows(model, settings)
     model.config.use_cache = False
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert settings.gradient_checkpointing != "auto"
+    enable_checkpointing(model, settings.gradient_checkpointing)
     _switch_off_repacking(model)
     base = model
     model = attach_adapter(model, settings, seed)

@@ -96,8 +96,9 @@ def test_the_table_and_the_recommendation_agree(capsys):
 
 def test_the_scale_begins_with_the_way_in_the_table(capsys):
     text = printed(capsys, "--recipe qwen3-14b-full --gpu h100 --gpus 8 --scale")
-    rows = re.search(r"^full +fsdp +yes +[\d.]+ +[\d.]+ +(\d+)  on ", text, re.M)[1]
-    assert f"one micro-batch of {rows} x 4,096 tokens on each GPU with fsdp, with gradient checkpointing" in text
+    rows = re.search(r"^full +fsdp +yes +[\d.]+ +[\d.]+ +(\d+)  selective ", text, re.M)[1]
+    rows = f"{rows} x 4,096 tokens"
+    assert f"one micro-batch of {rows} on each GPU with fsdp, with selective gradient" in text
 
 
 def test_hybrid_sharding_is_a_way_on_several_machines(capsys):

@@ -40,7 +40,7 @@ def test_with_gpus_it_shows_what_fits_them(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("llama-8b-qlora") and "fits" in line for line in lines)
     (full,) = (line for line in lines if line.startswith("llama-8b-full"))
-    assert "fits with checkpointing: 2 x, fsdp_offload" in full and ", host " in full
+    assert "fits with selective checkpointing: 2 x, fsdp_offload" in full and ", host " in full
     assert main(["recipes", "--gpu", "24"]) == 2 and "a memory without a unit" in capsys.readouterr().err
 
 

@@ -1,16 +1,20 @@
 """Settings that help are listed, the cheapest first, in two groups: the run can continue with them, or not."""
 
 import re
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 import torch
 from memory_helpers import GIB, ON_CPU, ON_GPU, PHASE, make, message_of, placed
+from transformers import LlamaConfig
 
 from kit.config.conflicts import find_conflicts
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.settings.data import DataSettings
+from kit.config.validation import load_recipe
 from kit.memory import advice
 from kit.memory import shortage as memory
 from kit.memory.advice import explain, setting_changes
@@ -20,6 +24,7 @@ from kit.run.identity import identity
 from kit.strategy import launch
 from kit.strategy.accelerate_config import read_config
 from kit.strategy.strategies import FSDP2, Strategy
+from kit.tools.plan.models import SHAPES
 
 CPU = Device("CPU", 80 * GIB, GIB, 78 * GIB)
 GPU = Device("GPU 0", 80 * GIB, GIB, 78 * GIB)
@@ -130,6 +135,18 @@ def test_only_what_applies_is_suggested_the_cheapest_first(changes, phase, held,
         flags(short(PHASE[phase or "training"], held, device, is_saving=phase == "saving"), make(**changes), topology)
         == words
     )
+
+
+@pytest.mark.parametrize(("gib", "named"), [(40, ["selective", "true"]), (20, ["true"])])
+def test_selective_checkpointing_is_named_first_where_it_is_enough(monkeypatch, gib, named):
+    recipe = load_recipe("llama-8b-lora")
+    changes = {"per_device_train_batch_size": 1, "gradient_checkpointing": False, "max_length": 4096}
+    monkeypatch.setattr(advice, "find_shortage", lambda *_: short(TRAINING, LORA, GPU))
+    monkeypatch.setattr(advice, "gpu_memory", lambda topology: gib * GIB)
+    model = SimpleNamespace(config=LlamaConfig.from_pretrained(SHAPES / "llama-8b"), modules=lambda: ())
+    topology = replace(placed(1, device_type="cuda"), mixed_precision="bf16")
+    text = str(explain(RuntimeError(), model, None, recipe.model_copy(update=changes), topology))
+    assert re.findall(r"--gradient_checkpointing (\w+)", text) == named
 
 
 def test_what_a_gpu_computes_does_not_fill_the_memory_of_the_cpu():

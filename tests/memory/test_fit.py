@@ -94,6 +94,7 @@ def test_the_fix_is_one_that_fits(config, gpus):
     )
     alone = replace(GPU, strategy=SINGLE, num_processes=1)
     for gib, fix in (
+        (80.0, "--gradient_checkpointing selective:"),
         (44.0, "--gradient_checkpointing true:"),
         (20.0, "--per_device_train_batch_size 1:"),
         (8, "kit plan"),
@@ -106,7 +107,7 @@ def test_the_fix_is_one_that_fits(config, gpus):
 @pytest.mark.parametrize(
     ("gib", "rows", "checkpointing"),
     # Where there is room, no checkpointing and a micro-batch of 16,384 tokens; then fewer rows; then checkpointing.
-    [(200, 4, False), (60, 1, False), (24, 2, True), (8, 1, True)],
+    [(200, 4, False), (60, 1, False), (36, 1, "selective"), (24, 2, True), (8, 1, True)],
 )
 def test_auto_takes_what_is_best_on_the_gpus_of_the_machine(config, gpus, gib, rows, checkpointing):
     auto = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto", "max_length": 4096}

@@ -39,4 +39,7 @@ def test_checkpointing_costs_a_forward_pass_and_adapters_save_the_weights_gradie
     on = operations_per_token(replace(BASE, gradient_checkpointing=True))
     assert on - operations_per_token(BASE) == pytest.approx(forward)
     lora = operations_per_token(replace(BASE, method="lora"))
+    selective = replace(BASE, method="lora", gradient_checkpointing="selective")
+    assert operations_per_token(selective) - lora == 2 * selective.adapter_parameters
+    assert operations_per_token(replace(selective, method="full")) == operations_per_token(BASE)
     assert 0.6 < lora / operations_per_token(BASE) < 0.75

@@ -25,6 +25,7 @@ class ModelSettings(BaseModel):
     attn_implementation: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = _option(
         "auto", "attention kernel; auto: varlen for packed data where the model supports it, else sdpa, else eager"
     )
-    gradient_checkpointing: bool | Literal["auto"] = _option(
-        False, "recompute each layer in the backward pass: less memory, more time; auto: if the plan needs it to fit"
+    gradient_checkpointing: bool | Literal["selective", "auto"] = _option(
+        False,
+        "recompute layers in the backward pass to save memory; selective: only what is cheap; auto: as little as fits",
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from kit.memory.fit import MARGIN, choose
+from kit.memory.fit import CHECKPOINTING, MARGIN, choose
 from kit.memory.formulas import Memory, predict
 from kit.memory.workload import Workload, machines_with_copies
 from kit.strategy.strategies import DDP, FSDP2, HYBRID, OFFLOAD, SINGLE
@@ -56,7 +56,7 @@ class Option:
         return _largest(lambda length: try_out(replace(way, length=length), self.gpu).fits, most)
 
     def other_checkpointing(self) -> "Option":
-        """Return this option with gradient checkpointing on instead of off, or off instead of on."""
+        """Return this option without gradient checkpointing instead of with it, or with it on every operation."""
         changed = replace(self.workload, gradient_checkpointing=not self.workload.gradient_checkpointing)
         return try_out(changed, self.gpu)
 
@@ -134,7 +134,7 @@ def recommend(found: list[Option], method: Method) -> tuple[Option, str] | None:
 
 
 def _best(options: list[Option]) -> Option:
-    """The simplest of the options that are about the fastest; they stand in the order of ``strategies``."""
+    """The first of the options that are about the fastest; they stand with the simplest first."""
     enough = (1 - EQUALLY_FAST) * max(map(_speed, options))
     return next(option for option in options if _speed(option) >= enough)
 
@@ -145,9 +145,13 @@ def _speed(option: Option) -> float:
 
 
 def tuned(workload: Workload, gpu: Gpu, global_batch_size: int) -> Option | None:
-    """Return ``workload`` with the settings that ``choose`` finds best; None if nothing fits."""
-    chosen = choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size)
-    return try_out(chosen, gpu) if chosen else None
+    """Return ``workload`` with the micro-batch that ``choose`` finds best for each checkpointing; None if nothing fits.
+
+    Of these the one that keeps the most is taken, unless another is clearly faster.
+    """
+    ways = (choose(workload, lambda way: try_out(way, gpu).fits, global_batch_size, how) for how in CHECKPOINTING)
+    fitting = [try_out(way, gpu) for way in ways if way]
+    return _best(fitting) if fitting else None
 
 
 def _reason(best: Option, method: Method, same: list[Option]) -> str:
@@ -166,7 +170,7 @@ def _reason(best: Option, method: Method, same: list[Option]) -> str:
         needed = sum(best.memory.host.values()) / 2**30
         parts.append(f"weights and optimiser wait in {needed:,.0f} GiB of host memory, which each machine must have")
     if own.gradient_checkpointing:
-        parts.append("it needs gradient checkpointing")
+        parts.append(f"it needs {'' if own.gradient_checkpointing is True else 'selective '}gradient checkpointing")
     else:
         parts.append("it fits without gradient checkpointing, which costs time")
     return "; ".join(parts)

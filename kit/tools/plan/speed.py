@@ -169,7 +169,7 @@ def _optimiser_bytes(workload: Workload) -> float:
     """Bytes that the optimiser and the conversion of 4-bit weights move in a step."""
     # AdamW reads weight, gradient and two moments, and writes all but the gradient; the norm and its scaling take 12.
     moved = 0.0 if workload.strategy.offloads else 40.0 * workload.trainable_parameters / workload.num_shards
-    passes = (3 if workload.gradient_checkpointing else 2) + workload.passes
+    passes = (3 if workload.gradient_checkpointing is True else 2) + workload.passes
     return moved + _conversion_bytes(workload, passes)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.scripts import command_of
+from kit.memory.fit import checkpointing_word
 from kit.memory.formulas import ASSUMED, Memory
 from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask, Question
@@ -97,7 +98,7 @@ def ways(found: list[Option]) -> list[str]:
                 _in_gib(option.memory.peak),
                 _in_gib(option.spare),
                 str(own.rows),
-                "on" if own.gradient_checkpointing else "off",
+                checkpointing_word(own.gradient_checkpointing),
                 _range(option.step.tokens_per_second) if option.step else "-",
                 _in_gib(sum(option.memory.host.values())),
             ]
@@ -364,7 +365,8 @@ def _at_a_glance(option: Option) -> str:
     own = option.workload
     if not option.fits:
         return f"does not fit: {missing(option)} missing on {own.num_gpus} x, {own.config}"
-    how = " with checkpointing" if own.gradient_checkpointing else ""
+    kind = "selective " if own.gradient_checkpointing == "selective" else ""
+    how = f" with {kind}checkpointing" if own.gradient_checkpointing else ""
     host = f", host {gib(sum(option.memory.host.values()))}" if own.strategy.offloads else ""
     return f"fits{how}: {own.num_gpus} x, {own.config}, {gib(option.memory.peak)}{host}"
 
@@ -388,7 +390,8 @@ def scale(rows: list[ScaledStep], own: Workload) -> list[str]:
     titles = ["GPUs", "machines", "GiB", "GiB", "per GPU", "computation", "group", "it"]
     over = next((row.num_gpus for row in rows if row.sent_share > 1), None)
     end = f"Communication takes over at {over:,} GPUs." if over else "Computation hides the collectives at all of them."
-    how = f"with{'' if own.gradient_checkpointing else 'out'} gradient checkpointing"
+    kind = "selective " if own.gradient_checkpointing == "selective" else ""
+    how = f"with{'' if own.gradient_checkpointing else 'out'} {kind}gradient checkpointing"
     more = ""
     if own.micro_batches > 1:
         more = f"; the {own.micro_batches} of the plan above would keep gradients between them"

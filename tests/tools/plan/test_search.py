@@ -18,6 +18,7 @@ from kit.tools.plan.search import (
     smallest,
     strategies,
     try_out,
+    tuned,
 )
 
 BASE = Workload(shape=find_shape("llama-8b"), method="lora", length=2048, gradient_checkpointing=True)
@@ -130,8 +131,19 @@ def test_the_method_is_kept_if_it_fits_and_a_smaller_one_is_named_if_not():
 def test_checkpointing_is_left_out_where_there_is_room():
     option, reason = recommend(options(BASE, GPUS["h100"], 32), "lora")
     assert not option.workload.gradient_checkpointing and "without gradient checkpointing" in reason
+    option, reason = recommend(options(BASE, parse_gpu("28GiB"), 32), "lora")
+    assert option.workload.gradient_checkpointing == "selective" and "selective gradient checkpointing" in reason
     option, reason = recommend(options(BASE, GPU, 32), "lora")
-    assert option.workload.gradient_checkpointing and "needs gradient checkpointing" in reason
+    assert option.workload.gradient_checkpointing is True and "needs gradient checkpointing" in reason
+
+
+def test_more_rows_with_checkpointing_are_taken_only_where_they_are_clearly_faster():
+    """On links so slow that gathering the weights less often pays for computing layers again."""
+    base = replace(BASE, method="full", strategy=FSDP2, num_gpus=8, length=4096)
+    quick = GPUS["h100"]
+    slow = replace(quick, link=quick.link / 100)
+    ways = [tuned(base, gpu, 64).workload for gpu in (quick, slow)]
+    assert not ways[0].gradient_checkpointing and ways[1].gradient_checkpointing and ways[1].rows > ways[0].rows
 
 
 def test_sharding_is_recommended_only_where_copies_do_not_fit():

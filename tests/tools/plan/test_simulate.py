@@ -101,12 +101,13 @@ FORMULAS = [
     {"method": "lora", "strategy": FSDP2, "num_gpus": 8, "gradient_checkpointing": False},
     {"method": "qlora", "strategy": DDP, "num_gpus": 8, "gradient_checkpointing": True},
     {"method": "full", "strategy": FSDP2, "num_gpus": 8, "gradient_checkpointing": True},
+    {"method": "lora", "strategy": SINGLE, "num_gpus": 1, "gradient_checkpointing": "selective"},
 ]
 FORMULAS_REST = [
     {"method": method, "strategy": strategy, "num_gpus": gpus, "gradient_checkpointing": checkpointing}
     for method in METHODS
     for strategy, gpus in ((SINGLE, 1), (FSDP2, 8), (DDP, 8))
-    for checkpointing in (True, False)
+    for checkpointing in (True, False, "selective")
 ]
 
 
