@@ -157,7 +157,7 @@ ROWS = [
     ),
     Row(
         "the log",
-        "run/log run/throughput train/stopwatch strategy/waiting failures/underway console",
+        "run/log run/throughput run/profile train/stopwatch strategy/waiting failures/underway console",
         "`metrics.jsonl`, trackers, progress, and where the time goes",
     ),
     Row("no secrets in files", "secrets", "a log and `run.json` without tokens and passwords"),

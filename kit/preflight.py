@@ -17,6 +17,7 @@ from kit.data.open import Data, open_data, stop_ids
 from kit.data.samples.dataset import Dataset, open_datasets
 from kit.errors import Problem, Problems, first_line, raise_if
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
+from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
@@ -49,6 +50,7 @@ class Preflight:
     stop_tokens: dict[str, int]  # that end answers, with their ids; of a run only, and none if all data are plain text
     folder: RunFolder | None  # None for a command without an output folder
     total_steps: int  # optimiser steps of the whole run
+    workload: Workload | None  # None if the run has no topology, or the formulas do not describe it
     plan: dict[str, Any]  # the entry of ``run.json``; empty if the run has no topology, or nothing is planned
 
     @property
@@ -102,6 +104,7 @@ def check(
         raise_if(check_bitsandbytes(recipe.method, recipe.optim))
     problems = Problems()
     datasets = tokenizer = config = meta_model = data = folder = None
+    workload: Workload | None = None
     plan: dict[str, Any] = {}
     notes: list[str] = []  # beside those of the data
     stop_tokens: dict[str, int] = {}
@@ -184,6 +187,7 @@ def check(
         stop_tokens=stop_tokens,
         folder=folder,
         total_steps=total_steps,
+        workload=workload,
         plan=plan,
     )
 

@@ -48,6 +48,7 @@ def main() -> None:
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
     from kit.run.log import Log
+    from kit.run.profile import profiled
     from kit.run.shared import check_shared, launchers
     from kit.strategy.accelerator import prepare, start
     from kit.strategy.rendezvous import together
@@ -119,7 +120,7 @@ def main() -> None:
     if folder.checkpoint:
         load_checkpoint(prepared.model, prepared.optimizer, folder.checkpoint)
     folder.begin(prepared.strategy, checked.describe_data(), state.step, total_steps, data.skipped_rows(), checked.plan)
-    log = Log(accelerator, recipe, folder.path, state, total_steps, data.dataset_names)
+    log = Log(accelerator, recipe, folder.path, state, total_steps, data.dataset_names, checked.workload)
     saver = Saver(
         accelerator,
         recipe,
@@ -167,6 +168,7 @@ def main() -> None:
     is_stopped = False  # by a signal
     if state.evaluated_step != first_step:  # before a resume, a signal may have stopped the evaluation of the last step
         is_stopped = evaluate_if_due(first_step).was_stopped
+    train_step = profiled(train_step, accelerator, recipe.profile_steps, range(first_step, total_steps), folder.path)
     for step in range(first_step, total_steps):
         if is_stopped or state.early_stop_reason(recipe, total_steps):
             break

@@ -888,3 +888,11 @@ def test_torchs_rendezvous_has_the_parts_that_the_kit_replaces():
     assert set(re.findall(r"\bdatetime\.(\w+)\(", inspect.getsource(dynamic))) == {"now"}  # the kit's has no other
     fields = "round complete deadline closed participants wait_list redundancy_list last_heartbeats"
     assert set(vars(dynamic._RendezvousState())) == set(fields.split())
+
+
+@needed_by("kit/run/profile.py")
+def test_the_history_of_cudas_allocator_is_recorded_and_written_by_two_private_functions():
+    """``--profile_steps`` begins and ends the history, and writes it to a file."""
+    record = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert next(iter(record)) == "enabled" and "max_entries" in record
+    assert next(iter(inspect.signature(torch.cuda.memory._dump_snapshot).parameters)) == "filename"

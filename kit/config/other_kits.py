@@ -318,6 +318,7 @@ _ANSWERS = {
     "use num_processes": "num_gpus gpus n_gpus n_gpu gpu_count world_size_per_node devices num_devices gpu_ids",
     "before the script it is torchrun's; after it use --num_processes": "nproc_per_node",
     "use debug_distributed": "debug",
+    "use profile_steps, which begins after the first two steps": "profiler_steps profiler_steps_start",
     _IN_A_RUN: "do_train low_cpu_mem_usage",
     _TRAINER: """
         prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics

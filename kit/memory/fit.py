@@ -14,7 +14,7 @@ from kit.config.settings.method import MethodSettings
 from kit.errors import Problem, UserError
 from kit.memory.families import shape_of
 from kit.memory.formulas import Memory, predict
-from kit.memory.operations import operations_per_token
+from kit.memory.operations import model_operations_per_token
 from kit.memory.workload import Workload, uncovered
 from kit.model.checkpointing import Checkpointing
 from kit.strategy.topology import Topology
@@ -160,12 +160,11 @@ def plan_record(workload: Workload | None, topology: Topology) -> dict[str, Any]
     if workload is None or topology.device_type != "cuda":
         return {}
     memory = predict(workload)
-    model = replace(workload, gradient_checkpointing=False, loss="whole")
     return {
         "tensors": memory.tensors,
         "peak": memory.peak,
         "components": memory.components,
-        "operations_per_token": operations_per_token(model),
+        "operations_per_token": model_operations_per_token(workload),
     }
 
 

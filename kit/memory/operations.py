@@ -13,8 +13,18 @@ Operations per token, with p the share of supervised tokens and s the mean numbe
 These are the counts of the PaLM paper's appendix B (6 per weight, 12 L q s), with causal attention counted once.
 """
 
+from dataclasses import replace
+
 from kit.memory.workload import Workload
 from kit.model.checkpointing import is_wide
+
+
+def model_operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:
+    """The same as ``operations_per_token``, without what is computed again to save memory.
+
+    By these, ways to run a model compare: a run that computes more for the same step is no faster for it.
+    """
+    return operations_per_token(replace(workload, gradient_checkpointing=False, loss="whole"), supervised, seen)
 
 
 def operations_per_token(workload: Workload, supervised: float = 1.0, seen: float | None = None) -> float:

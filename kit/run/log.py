@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kit.config.recipe import Recipe
     from kit.data.feed.feed import GlobalBatch
     from kit.evaluate import Evaluation
+    from kit.memory.workload import Workload
     from kit.train.loop_state import LoopState, LossSpike
     from kit.train.step import StepResult
 
@@ -62,6 +63,7 @@ class Log:
         state: "LoopState",
         total_steps: int,
         source_names: list[str],
+        workload: "Workload | None" = None,
     ) -> None:
         """
         Args:
@@ -69,6 +71,7 @@ class Log:
             state: of the loop; the loop updates it before it calls ``step``.
             total_steps: the number of steps of the whole run.
             source_names: the names of the training data sets.
+            workload: what a step computes; None: not known.
         """
         self.accelerator = accelerator
         self.recipe = recipe
@@ -77,7 +80,7 @@ class Log:
         self.total_steps = total_steps
         self.source_names = source_names
         ranks = Ranks(accelerator.process_index, accelerator.num_processes, sum_over_ranks)
-        self.throughput = Throughput(ranks, accelerator.device)
+        self.throughput = Throughput(ranks, accelerator.device, workload)
         state.start_clock()
         self.last_line = -SECONDS_BETWEEN_LINES
         metric = recipe.metric_for_best_model

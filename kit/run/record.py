@@ -19,7 +19,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.model.locate import check_base
 from kit.strategy.topology import ActualStrategy, RecordError
 
-RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
+RUN_FILE, METRICS_FILE, PROFILE_FOLDER = "run.json", "metrics.jsonl", "profile"
 Opening = TypeVar("Opening", bound=MethodSettings)
 Rendering = TypeVar("Rendering", bound=DataSettings)
 MAX_STEP = 2**53  # a float holds each whole number up to it

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kit.memory.operations import model_operations_per_token
+
 if TYPE_CHECKING:
     from kit.data.feed.feed import GlobalBatch
     from kit.data.feed.ranks import Ranks
+    from kit.memory.workload import Workload
     from kit.train.step import StepResult
 
 SECONDS_BETWEEN_QUERIES = 5.0  # of the GPU's utilisation: a query of the driver takes about a millisecond
@@ -28,8 +31,12 @@ _OF_A_RANK = ("data_wait_seconds", "own_seconds", "peak_memory_bytes", "gpu_util
 class Throughput:
     """Counts steps, and sums them up for a line of the log. Every rank makes the same calls."""
 
-    def __init__(self, ranks: "Ranks", device: torch.device) -> None:
-        self._ranks, self._device = ranks, device
+    def __init__(self, ranks: "Ranks", device: torch.device, workload: "Workload | None" = None) -> None:
+        """
+        Args:
+            workload: what a step computes; None: not known.
+        """
+        self._ranks, self._device, self._workload = ranks, device, workload
         self.num_ranks = ranks.count
         self.training_seconds = 0.0  # of all steps so far, without evaluations
         self.num_steps = 0  # so far
@@ -40,9 +47,9 @@ class Throughput:
     def _clear(self) -> None:
         self._since = self._stepped = time.perf_counter()
         self._tokens = 0  # of all ranks, without padding
-        # Of this rank: seconds; tokens computed, and those that are no padding.
+        # Of this rank: seconds; tokens computed, those that are no padding, and the supervised ones.
         self._waited_seconds = self._own_seconds = self._collective_seconds = 0.0
-        self._computed_tokens = self._used_tokens = 0
+        self._computed_tokens = self._used_tokens = self._targets = self._squared_lengths = 0
 
     def add(self, batch: "GlobalBatch", result: "StepResult") -> None:
         """Count a step."""
@@ -54,6 +61,8 @@ class Throughput:
         self._collective_seconds += math.nan if result.collective_seconds is None else result.collective_seconds
         self._computed_tokens += sum(micro_batch.input_ids.numel() for micro_batch in batch.micro_batches)
         self._used_tokens += sum(micro_batch.num_tokens for micro_batch in batch.micro_batches)
+        self._targets += sum(len(micro_batch.targets) for micro_batch in batch.micro_batches)
+        self._squared_lengths += sum(micro_batch.squared_lengths for micro_batch in batch.micro_batches)
 
     def skip_time(self) -> None:
         """Leave out the time since the last step, which an evaluation took."""
@@ -66,10 +75,12 @@ class Throughput:
 
         Returns:
             ``tokens_per_second`` over all ranks. Of rank 0: ``peak_memory_bytes``, ``data_wait_share``,
-            ``padding_share``. With several ranks ``tokens_per_second_per_rank``, the highest memory of all,
-            ``rank_wait_share`` and ``slowest_rank`` (see ``_waiting``), and what they follow from, by rank, in
-            ``ranks``. On CPUs ``communication_share``: what even the slowest rank waits for collectives.
-            ``gpu_utilisation`` is a share, the mean over the ranks; NVML must be importable.
+            ``padding_share``; ``tflops_per_second``, 10^12 operations of its samples, padding and recomputation left
+            out (``model_operations_per_token``), over the same time as the tokens. With several ranks
+            ``tokens_per_second_per_rank``, the highest memory of all, ``rank_wait_share`` and ``slowest_rank`` (see
+            ``_waiting``), and what they follow from, by rank, in ``ranks``. On CPUs ``communication_share``: what even
+            the slowest rank waits for collectives. ``gpu_utilisation`` is a share, the mean over the ranks; NVML must
+            be importable.
         """
         passed = max(time.perf_counter() - self._since, 1e-9)
         self.training_seconds += passed
@@ -78,6 +89,10 @@ class Throughput:
         row["data_wait_share"] = self._waited_seconds / passed
         if self._computed_tokens:
             row["padding_share"] = 1 - self._used_tokens / self._computed_tokens
+        if self._workload and (used := self._used_tokens):
+            supervised, seen = self._targets / used, self._squared_lengths / used
+            operations = used * model_operations_per_token(self._workload, supervised, seen)
+            row["tflops_per_second"] = operations / passed / 1e12
         own = [
             self._waited_seconds,
             self._own_seconds,
@@ -126,6 +141,8 @@ def speed_text(row: dict[str, Any]) -> str:
     text = f"{row['tokens_per_second']:,.0f} tok/s  "
     if "tokens_per_second_per_rank" in row:
         text = f"{row['tokens_per_second']:,.0f} tok/s ({row['tokens_per_second_per_rank']:,.0f} a rank)  "
+    if "tflops_per_second" in row:
+        text += f"{_rate_text(row['tflops_per_second'])}{' a rank' if 'tokens_per_second_per_rank' in row else ''}  "
     text += f"{row.get('highest_peak_memory_bytes', row['peak_memory_bytes']) / 2**30:.1f} GiB"
     if "gpu_utilisation" in row:
         text += f"  GPU {row['gpu_utilisation']:.0%}"
@@ -136,6 +153,13 @@ def speed_text(row: dict[str, Any]) -> str:
     if row.get("communication_share", 0.0) >= MUCH_SENT:
         text += f"  {row['communication_share']:.0%} in collectives"
     return text
+
+
+def _rate_text(tflops_per_second: float) -> str:
+    """Operations per second, in the largest unit of which it is one or more: a small model on a CPU does 10^9."""
+    units = ((1.0, "TFLOP/s"), (1e-3, "GFLOP/s"), (1e-6, "MFLOP/s"))
+    unit, name = next((each for each in units if tflops_per_second >= each[0]), units[-1])
+    return f"{tflops_per_second / unit:,.1f} {name}"
 
 
 def _waiting(own: list[list[float]], passed: float) -> dict[str, float]:

@@ -25,7 +25,14 @@ FLAGS = {"method": "lora", "lora_dropout": 0.1, "save_total_limit": 2}
 
 def everything(run):
     """All that two equal runs must share: every number of every step, and all that trains, with its moments."""
-    unlike = {"tokens_per_second", "seconds", "peak_memory_bytes", "data_wait_share", "tokens_per_second_per_rank"}
+    unlike = {
+        "tokens_per_second",
+        "tflops_per_second",
+        "seconds",
+        "peak_memory_bytes",
+        "data_wait_share",
+        "tokens_per_second_per_rank",
+    }
     unlike |= {
         "highest_peak_memory_bytes",
         "rank_wait_share",

@@ -495,11 +495,13 @@ def elsewhere(tmp_path):
     assert content(folder) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "final", "kit", "run.json", "metrics.jsonl", "error.txt", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "final", "profile", "kit", "run.json", "metrics.jsonl", "error.txt", ".lock"]
+)
 def test_a_link_in_the_folder_is_refused_by_name_and_deleted_where_overwriting_was_asked_for(
     recipe, started, elsewhere, name
 ):
-    is_folder = name in ("checkpoints", "final", "kit")
+    is_folder = name in ("checkpoints", "final", "profile", "kit")
     link = started / name
     if link.is_dir():
         shutil.rmtree(link)

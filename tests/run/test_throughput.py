@@ -12,8 +12,10 @@ from helpers import matrix
 
 from kit.data.feed.feed import GlobalBatch
 from kit.data.feed.ranks import Ranks
+from kit.memory.workload import Workload
 from kit.run import throughput as module
 from kit.run.throughput import MUCH, Throughput, speed_text
+from kit.tools.plan.models import find_shape
 from kit.train.step import StepResult
 
 
@@ -165,3 +167,36 @@ def test_a_run_names_its_slow_rank(finetune, config, slow):
     row = [row for row in run.rows if "loss" in row][-1]
     assert row["slowest_rank"] == 1 and row["rank_wait_share"] > MUCH, row
     assert "waiting for rank 1" in run.output
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_operations_are_those_of_the_real_lengths_and_targets_without_padding_and_recomputation(clock, method):
+    workload = Workload(shape=find_shape("llama-1b"), method=method, gradient_checkpointing=True, length=1000)
+    throughput = Throughput(*group(), workload)
+    counts = np.array([30])
+
+    micro_batch = SimpleNamespace(
+        input_ids=torch.zeros(2, 32), num_tokens=30, targets=torch.zeros(15), squared_lengths=500
+    )
+    clock.now += 2.0
+    throughput.add(GlobalBatch([micro_batch], counts / 2, counts // 2, counts, 0.5, []), StepResult(1.0, 1.0))
+    row = throughput.take()
+    shape = workload.shape
+    layers, head = 2 * shape.num_layers * shape.layer_linear_weights, 2 * 0.5 * shape.embedding_parameters
+    attention = 2 * shape.num_layers * shape.query_size * 500 / 30
+    expected = 3 * (layers + head + attention)
+    if method == "lora":
+        expected = 2 * (layers + head) + 3 * attention + 6 * workload.adapter_parameters
+    assert row["tflops_per_second"] == pytest.approx(30 * expected / 2.0 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(402.25, "402.2 TFLOP/s"), (0.0195, "19.5 GFLOP/s"), (4e-7, "0.4 MFLOP/s"), (1234.5, "1,234.5 T")],
+)
+def test_a_line_says_operations_in_a_unit_that_shows_something(clock, rate, text):
+    row = taken(clock, group())
+    assert "FLOP" not in speed_text(row)
+    assert f"100 tok/s  {text}" in speed_text(row | {"tflops_per_second": rate})
+    several = {"tokens_per_second_per_rank": 50.0, "tflops_per_second": rate}
+    assert "FLOP/s a rank  " in speed_text(row | several)

@@ -70,6 +70,7 @@ class MicroBatch:
     max_seq_len: int | None = None  # tokens of the longest segment
     token_mask: torch.Tensor | None = None  # int64 [B, T]: 0 for padding, which routers' statistics leave out
     num_tokens: int = 0  # without padding
+    squared_lengths: int = 0  # the sum over the sequences: what attention's cost grows with
     # Set if the samples are pairs or answers with a label. There are n sequences; of pair k, sequence 2 k is the chosen
     # one and 2 k + 1 the rejected one.
     sequence_ids: torch.Tensor | None = None  # int64 [S]: the sequence of each target
@@ -212,6 +213,7 @@ class Collator:
             rows = [[each] for row in rows for each in row]
         places = [each[:2] for row in rows for each in row]  # [n]
         num_tokens = [sum(len(ids) for _, _, ids, _ in row) for row in rows]
+        squared_lengths = sum(len(ids) ** 2 for row in rows for _, _, ids, _ in row)
         if not rows:
             rows = [[(-1, 0, np.array([self.pad_token_id]), np.zeros(1))]]
         length = self.width(num_tokens)
@@ -249,6 +251,7 @@ class Collator:
             weights=torch.from_numpy(weights[target_rows, t + 1]),
             dataset_ids=torch.from_numpy(dataset_ids[target_rows, t + 1]),
             num_tokens=sum(num_tokens),
+            squared_lengths=squared_lengths,
         )
         if samples.labels is not None:
             members, numbers = np.array(places, np.int64).reshape(-1, 2).T

@@ -234,6 +234,7 @@ def test_of_a_pair_the_chosen_sequence_comes_first_and_both_have_their_own_targe
     assert targets_by_sequence(batch) == [learned(*each) for each in sequences]
     assert batch.labels.tolist() == [True] * 6 and batch.references is None
     assert batch.num_tokens == sum(len(ids) for ids, _ in sequences)
+    assert batch.squared_lengths == sum(len(ids) ** 2 for ids, _ in sequences)
     if packing:
         lengths = [len(ids) for ids, _ in sequences]
         assert batch.input_ids.shape == (2, sum(lengths[:4]))

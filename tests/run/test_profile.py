@@ -1,0 +1,83 @@
+"""``--profile_steps`` writes what the first steps of a start do, and changes nothing else."""
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kit.run.profile import WARM_UP_STEPS, profiled
+
+
+def run(tmp_path, num_steps, steps, device="cpu", is_main=True, stop_at=None):
+    """Call a step of one matrix product for each of ``steps``; it is stopped at ``stop_at``."""
+    calls = iter(steps)
+
+    def step(size):
+        torch.ones(size, size) @ torch.ones(size, size)
+        return SimpleNamespace(stop=next(calls) == stop_at)
+
+    accelerator = SimpleNamespace(device=torch.device(device), is_main_process=is_main)
+    made = profiled(step, accelerator, num_steps, steps, tmp_path)
+    for number in steps:
+        if made(8).stop:
+            assert number == stop_at
+            break
+    return made is step
+
+
+def products(tmp_path, first):
+    """How many matrix products the trace has."""
+    text = gzip.decompress((tmp_path / f"profile/step-{first:08d}-rank0.json.gz").read_bytes())
+    return [event["name"] for event in json.loads(text)["traceEvents"] if event.get("cat") == "cpu_op"].count(
+        "aten::mm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "traced"),
+    [
+        ({"num_steps": 2, "steps": range(6)}, 3, 2),
+        ({"num_steps": 2, "steps": range(40, 50)}, 43, 2),  # of a run that continues
+        ({"num_steps": 9, "steps": range(5)}, 3, 3),  # more than there are
+        ({"num_steps": 3, "steps": range(9), "stop_at": 3}, 3, 2),  # a signal came
+    ],
+)
+def test_the_steps_after_the_first_two_of_a_start_are_traced(tmp_path, capsys, flags, first, traced):
+    assert not run(tmp_path, **flags)
+    assert products(tmp_path, first) == traced
+    assert f"profile of steps {first} to {first + traced - 1}: {tmp_path}/profile/step-" in capsys.readouterr().out
+    header, _, _, *rows = (tmp_path / "profile/operations.txt").read_text().splitlines()
+    assert header.startswith(f"steps {first} to {first + traced - 1} of rank 0")
+    calls = {row.split()[3]: float(row.split()[2]) for row in rows}
+    assert calls["aten::mm"] == 1.0  # a step
+
+
+def test_without_steps_to_profile_and_on_other_ranks_the_step_is_called_as_it_is(tmp_path, capsys):
+    assert run(tmp_path, 0, range(4)) and run(tmp_path, 2, range(4), is_main=False)
+    assert not capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert run(tmp_path, 1, range(WARM_UP_STEPS))
+    assert "warning: --profile_steps: 2 steps are left, and the first 2 are not profiled" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_on_cuda_the_history_of_the_allocator_is_written_and_ends(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append("waits"))
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        monkeypatch.setattr(torch.cuda.memory, name, lambda *a, name=name, **k: calls.append((name, *a, *k.items())))
+    run(tmp_path, 1, range(4), "cuda")
+    (begun, key, _), waits, dumped, ended = (call if isinstance(call, str) else (*call, "")[:3] for call in calls)
+    assert (begun, key[0], waits) == ("_record_memory_history", "max_entries", "waits")
+    assert dumped[:2] == ("_dump_snapshot", f"{tmp_path}/profile/memory-step-00000003-rank0.pickle")
+    assert ended[:2] == ("_record_memory_history", ("enabled", None))
+
+
+@pytest.mark.slow
+def test_a_profiled_run_has_the_losses_of_one_without(finetune):
+    plain, run = finetune.ok("plain", max_steps=4), finetune.ok("run", max_steps=4, profile_steps=2)
+    assert run.losses == plain.losses and not (plain.folder / "profile").exists()
+    names = sorted(path.name for path in (run.folder / "profile").iterdir())
+    assert names == ["operations.txt", "step-00000003-rank0.json.gz"]
+    assert all(row["tflops_per_second"] > 0 for row in run.rows if "loss" in row)
