@@ -172,6 +172,11 @@ ROWS = [
         "export/card export/final export/shards export/stops",
         "`final/`, which plain transformers and peft open, written shard by shard",
     ),
+    Row(
+        "compiled layers",
+        "model/compile strategy/compiler train/compilation",
+        "`--torch_compile`, and the refusal of a machine that cannot compile",
+    ),
     Row("exports and merges", "export/checkpoint", "a checkpoint as a model, an adapter merged into its base"),
     Row("drift of a merge", "export/drift", "`--measure_drift`"),
 ]

@@ -19,6 +19,7 @@ from kit.errors import Problem, Problems, first_line, raise_if
 from kit.memory.fit import explain_auto, memory_problems, plan_record, planned_workload, resolve_auto
 from kit.memory.workload import Workload
 from kit.model.attention import describe_long_rows
+from kit.model.compile import check_compile
 from kit.model.load import build_meta_model, check_model, fingerprint, folder_fingerprint, num_positions, open_config
 from kit.model.locate import open_adapter
 from kit.model.parts import aux_loss_coef
@@ -30,7 +31,7 @@ from kit.run.facts import compared_facts
 from kit.run.folder import RunFolder
 from kit.run.identity import identity
 from kit.run.resume import permutation_of_run
-from kit.strategy.accelerator import check_adapter_units, check_strategy
+from kit.strategy.accelerator import check_adapter_units, check_strategy, layer_classes
 from kit.strategy.agreement import Fact
 from kit.strategy.precision import describe_precision
 from kit.strategy.topology import Topology, check_router_loss
@@ -139,6 +140,8 @@ def check(
                 problems += [] if launch.skip_memory_check else memory_problems(workload, topology)
                 plan = plan_record(workload, topology)
             problems += check_strategy(topology, meta_model)
+            if recipe.torch_compile:
+                problems += check_compile(meta_model, layer_classes(topology, meta_model))
             if not problems:  # it needs adapters that fit
                 problems += check_adapter_units(topology, recipe, meta_model)
             notes += describe_precision(topology, launch.config, recipe.method)

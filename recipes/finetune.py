@@ -45,13 +45,15 @@ def main() -> None:
     from kit.export.stops import new_stops
     from kit.failures.guard import Guard
     from kit.failures.signals import Stopped, StopRequest
+    from kit.model.compile import CompiledLayers
     from kit.model.load import build_model
     from kit.model.parts import describe_parts
     from kit.run.log import Log
     from kit.run.profile import profiled
     from kit.run.shared import check_shared, launchers
-    from kit.strategy.accelerator import prepare, start
+    from kit.strategy.accelerator import layer_classes, prepare, start
     from kit.strategy.rendezvous import together
+    from kit.train.compilation import compile_first
     from kit.train.head_proof import prove_head
     from kit.train.isolation import check_isolation
     from kit.train.loop_state import EvaluationOutcome
@@ -108,11 +110,14 @@ def main() -> None:
     optimizer = build_optimizer(model, recipe, recipe.peak_learning_rate)
     rates = keep_rate_factors(optimizer, recipe.peak_learning_rate)
     guard.set_model(model, optimizer)
+    layers = CompiledLayers(model, layer_classes(topology, model)) if recipe.torch_compile else None
     prepared = prepare(accelerator, topology, model, optimizer)
     guard.set_model(prepared.model, prepared.optimizer)
     if recipe.packing:
         check_isolation(prepared, checked.vocab_size)
     parts += prove_head(prepared, checked.vocab_size)
+    if layers:
+        compile_first(prepared, layers, recipe)
     if recipe.precomputes_reference:  # with the weights from which the run begins
         guard.enter(phases.REFERENCE)
         add_references(prepared, recipe, data, total_steps, pad_id(tokenizer), guard.progress)

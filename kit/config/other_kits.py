@@ -31,7 +31,6 @@ GGUF = "a GGUF file holds weights for inference; take the model that it was made
 _MIXTURE = "use dataset: a list of {path: ..., weight: ...}"
 _OPTIMISERS = "not offered: optim lists the optimisers; adamw_8bit takes the least memory"
 _LORA = "not offered: adapters are LoRA, also with use_rslora or use_dora"
-_COMPILE = "not offered: nothing is compiled"
 _KERNELS = (
     "not offered: layers run as transformers has them; the loss is computed in chunks, without all logits at once"
 )
@@ -238,7 +237,9 @@ _ANSWERS = {
         gradient_checkpointing_kwargs activation_checkpointing_kwargs use_reentrant_gc use_reentrant""",
     "not offered: use gradient_checkpointing, or --config fsdp_offload": """
         activation_offloading enable_activation_offloading cpu_offload offload layer_offloading offload_folder""",
-    _COMPILE: "compile",
+    "use torch_compile": "compile use_compile compile_model enable_compile",
+    "use torch_compile: layers are compiled by inductor, in its default mode": """
+        torch_compile_backend torch_compile_mode torch_compile_options dynamo_backend dynamo_mode""",
     _KERNELS: """
         use_liger_kernel enable_liger_kernel use_liger liger liger_kernel_config use_unsloth use_unsloth_gc
         cut_cross_entropy
@@ -334,7 +335,6 @@ _ANSWERS = {
 _FAMILIES = {
     **dict.fromkeys(_OTHER_TRAINING, _REWARDS),
     "ref": _REFERENCE,
-    "torch_compile": _COMPILE,
     "dataloader": "leave it out: samples are tokenised ahead, and the next batch is read while a step runs",
     "hub": _UPLOAD,
     "wandb": _WANDB,

@@ -48,11 +48,11 @@ class Workload:
     async_save: bool = True
     save_only_model: bool = False
     num_checkpoints: int | None = 3  # on the disk at once; None: all are kept, of a number that depends on the data
+    fuses: bool = False  # compiled layers, which keep fewer tensors
     # What this kit does not do. With these the same formulas describe other kits' published runs.
     pure_bf16: bool = False  # weights, gradients and optimiser states in bf16, without a float32 copy
     # whole: all logits at once; kept chunks: bf16 logits of all chunks, for the backward pass
     loss: Literal["chunks", "whole", "kept chunks"] = "chunks"
-    fuses: bool = False  # compiled layers, which keep fewer tensors
 
     def __post_init__(self) -> None:
         assert self.strategy.replicates == (self.num_replicas > 1)
@@ -81,6 +81,7 @@ class Workload:
             micro_batches=max(1, recipe.global_batch_size // (recipe.micro_batch_size * num_gpus)),
             packing=recipe.packing,
             gradient_checkpointing=recipe.gradient_checkpointing != "auto" and recipe.gradient_checkpointing,
+            fuses=bool(recipe.torch_compile),  # a plan is for a GPU, where `auto` compiles
             objective=recipe.objective,
             precompute_reference=recipe.precompute_reference or bool(recipe.adapter_name_or_path),
             lora_r=recipe.lora_r,

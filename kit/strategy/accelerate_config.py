@@ -33,6 +33,10 @@ fsdp_sharding_strategy fsdp_offload_params fsdp_cpu_ram_efficient_loading fsdp_s
 fsdp_use_orig_params fsdp_sync_module_states fsdp_backward_prefetch fsdp_forward_prefetch
 fsdp_activation_checkpointing
 """.split()
+# The kit compiles by layer, in whole graphs and for all lengths, whatever the last three say.
+_DYNAMO_KEYS = (
+    "dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation".split()
+)
 # Accelerate's other ways to distribute a run, and the keys of its config that only they read.
 _DEEPSPEED = "DeepSpeed's ZeRO shards what FSDP2 shards, in a loop of its own; use --config {} (docs/parallelism.md)"
 _MEGATRON = (
@@ -62,6 +66,7 @@ class AccelerateConfig:
     groups: GroupSizes = field(default_factory=GroupSizes)  # of hybrid sharding
     main_process_ip: str | None = None  # by which other machines reach the one of rank 0
     main_process_port: int | None = None
+    compiles: bool = False  # whether it has a ``dynamo_config``, which asks for compiled layers
 
 
 def read_config(path: Path) -> AccelerateConfig:
@@ -165,8 +170,18 @@ def make_config(
             )
     if name == "fsdp1" and not switch("fsdp_use_orig_params", True):
         refuse("fsdp_config.fsdp_use_orig_params", False, "true", "frozen and trained weights share a unit")
-    if values.get("dynamo_config"):
-        refuse("dynamo_config", values["dynamo_config"], "nothing", "remove it: not offered")
+    dynamo = values.get("dynamo_config") or {}
+    if not isinstance(dynamo, dict):
+        refuse("dynamo_config", dynamo, "a mapping of dynamo_ keys")
+        dynamo = {}
+    for key in dynamo:
+        if key not in _DYNAMO_KEYS:
+            refuse(f"dynamo_config.{key}", dynamo[key], "dynamo_backend: INDUCTOR")
+    backend = str(dynamo.get("dynamo_backend") or "NO").upper()  # YAML reads an unquoted `NO` as false
+    if backend not in ("NO", "INDUCTOR"):
+        refuse("dynamo_config.dynamo_backend", dynamo["dynamo_backend"], "INDUCTOR or NO")
+    if str(dynamo.get("dynamo_mode", "default")) != "default":
+        refuse("dynamo_config.dynamo_mode", dynamo["dynamo_mode"], "default")
     groups = group_sizes(values.get("parallelism_config") or {}, name, refuse)
     count = values.get("num_processes")
     if count is not None and (type(count) is not int or count == 0 or count < -1):
@@ -202,6 +217,7 @@ def make_config(
         groups=groups,
         main_process_ip=str(values["main_process_ip"]) if values.get("main_process_ip") else None,
         main_process_port=None if port is None else int(port),
+        compiles=backend == "INDUCTOR",
     )
 
 
@@ -242,7 +258,8 @@ def config_from_environment() -> AccelerateConfig:
         "fsdp_config": fsdp,
     }
     if env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
-        values["dynamo_config"] = env["ACCELERATE_DYNAMO_BACKEND"]
+        names = {f"ACCELERATE_{key.upper()}": key for key in ("dynamo_backend", "dynamo_mode")}
+        values["dynamo_config"] = {names[name]: env[name] for name in names if name in env}
     if env.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         # The launcher passes 1 on for each size that its config does not have.
         sizes = {key.lower(): value for key, value in env.items() if key.startswith(PREFIX.upper()) and value != "1"}

@@ -33,6 +33,7 @@ from kit.errors import Problem, UserError, raise_if
 from kit.interrupt import OWN_TORCHRUN
 from kit.strategy import debugging
 from kit.strategy.accelerate_config import AccelerateConfig, config_from_environment, read_config
+from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
 from kit.strategy.failure_note import meets_at
 from kit.strategy.launch_problems import launch_problems, started_machines
 from kit.strategy.launcher import (
@@ -83,6 +84,11 @@ def resolve(
         raise_if(_problems_without_devices(request, config))
         check(recipe, not request.launch.dry_run)
     topology, launched, problems = _decide(request, recipe, config, config_name)
+    if trains:
+        notes = describe_auto(recipe, topology)
+        recipe = resolve_compile(recipe, config.compiles, topology)
+        say(*(notes if OWN_TORCHRUN not in os.environ else []))
+        problems += compile_problems(topology) if recipe.torch_compile else []
     raise_if(problems)
     raise_if(_batch_problems(recipe, topology.num_processes))
     recipe = recipe_after_restart(recipe)
@@ -135,6 +141,8 @@ def plan_launch(request: Request) -> LaunchPlan:
     _prepare_process()
     recipe, config, config_name = resolve_config(request, checks_batch=False)
     topology, _, problems = _decide(request, recipe, config, config_name)
+    recipe = resolve_compile(recipe, config.compiles, topology)
+    problems += compile_problems(topology) if recipe.torch_compile else []
     path = find_file(request.launch.config, ACCELERATE_CONFIGS, "config") if request.launch.config else None
     return LaunchPlan(recipe, config, path, topology, problems, _batch_problems(recipe, topology.num_processes))
 

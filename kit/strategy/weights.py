@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
-    """Yield the model's ``generate`` function. All ranks must call it the same number of times."""
+    """Yield the model's ``generate`` function. All ranks must call it the same number of times.
+
+    Layers run uncompiled: each token would need graphs that training does not have.
+    """
+    from kit.model.compile import uncompiled
+
+    with uncompiled(), _generating(accelerator, model) as generate:
+        yield generate
+
+
+@contextmanager
+def _generating(accelerator: "Accelerator", model: "torch.nn.Module") -> Iterator[Any]:
     inner = accelerator.unwrap_model(model)
     # Where a config asks for the loss of routers, `generate` would compute it and fail: it has logits of one token.
     asks_for_routers = getattr(inner.config.get_text_config(), "output_router_logits", False)

@@ -103,7 +103,7 @@ def test_a_value_that_asks_for_nothing_is_no_request(recipe_file, word, value, a
         ("ddp_comm_hook", "float32"),
         ("load_best_model_at_end", "use keep_best"),
         ("greater_is_better", "knows whether greater is better"),
-        ("torch_compile", "nothing is compiled"),
+        ("torch_compile_backend", "use torch_compile: layers"),
         ("neftune_noise_alpha", "no noise"),
         ("hub_model_id", "hf upload"),
         ("hub_token", "hf auth login"),

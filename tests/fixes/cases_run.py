@@ -28,6 +28,9 @@ UNTYPED = {
     "recipes/export.py:main#1": "weights of a run: tests/promises/test_export_roundtrip.py",
     "recipes/export.py:main#2": "weights of a run: tests/promises/test_export_roundtrip.py",
     "recipes/export.py:find_source": "weights of a run: tests/promises/test_export_roundtrip.py",
+    "kit/model/compile.py:check_compile": "no such family is known: tests/model/test_compile.py",
+    "kit/model/compile.py:CompiledLayers._call": "a compiler that fails: tests/model/test_compile.py",
+    "kit/train/compilation.py:compile_first": "a compiler that fails: tests/model/test_compile.py",
     "kit/preflight.py:check_bitsandbytes": "a package that is installed but broken",
     "kit/failures/exits.py:_explain_disk": "a full disk",
     "kit/cache.py:cannot_write": "a full disk, or one that cannot be written to",
@@ -295,10 +298,15 @@ def a_config_of_deepspeed(world):
     return "finetune --config mine.yaml"
 
 
-@case("kit/strategy/accelerate_config.py:make_config.refuse", says="dynamo", edit=corrected("dynamo_config", ""))
-def a_config_with_a_compiler(world):
-    config(world, distributed_type="NO", mixed_precision="no", dynamo_config={"dynamo_backend": "INDUCTOR"})
-    return "finetune --config mine.yaml"
+@case("kit/strategy/compiler.py:compile_problems")
+def compiling_under_fsdp1(world):
+    return "finetune --config fsdp1 --torch_compile true"
+
+
+@case("kit/strategy/compiler.py:compile_problems")
+def compiling_without_a_compiler(world):
+    world.monkeypatch.setenv("CXX", "no-such-compiler")
+    return "finetune --torch_compile true"
 
 
 def with_other_value(key, value):

@@ -1,6 +1,7 @@
 """Settings of the process."""
 
 from functools import partial
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -27,6 +28,9 @@ class ProcessSettings(BaseModel):
     seed: int = _identity(42, "seed of the data order, new adapters and dropout", ge=0, lt=2**31)
     tf32: bool | None = _option(
         None, "round inputs of float32 matrix products to TF32 on a GPU; default: only with mixed_precision bf16"
+    )
+    torch_compile: bool | Literal["auto"] = _option(
+        False, "compile the decoder layers with torch.compile: minutes before the first step; auto: on CUDA only"
     )
     deterministic: bool = _option(False, "deterministic kernels on a GPU: bit-exact reruns, slower")
     profile_steps: int = _option(

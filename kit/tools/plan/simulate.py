@@ -68,7 +68,9 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         raise UserError(Problem("--simulate", found, "another method or strategy"))
     if recipe and recipe.adapter_name_or_path:
         raise UserError(Problem("--simulate", "adapter_name_or_path, whose weights would be read", "leave it out"))
-    assert workload.loss != "kept chunks" and not workload.pure_bf16 and not workload.fuses  # the kit does not do that
+    if workload.fuses:  # what a graph keeps is decided by a compiler for the GPU
+        raise UserError(Problem("--simulate", "torch_compile, whose graphs are made on a GPU", "--torch_compile false"))
+    assert workload.loss != "kept chunks" and not workload.pure_bf16  # the kit does not do that
     # Unless each micro-batch does the same, what a further one adds is the difference of two steps. With sharded
     # weights the first one after passes without gradients finds embedding and head gathered.
     same = workload.strategy == SINGLE or (

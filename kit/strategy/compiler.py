@@ -1,0 +1,67 @@
+"""Whether a run compiles its layers, and whether it can: what torch's compiler needs of a machine. Imports no torch."""
+
+import os
+import shutil
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+from kit.config.recipe import Recipe
+from kit.errors import Problem
+from kit.strategy.topology import Topology
+
+
+def resolve_compile(recipe: Recipe, config_asks: bool, topology: Topology) -> Recipe:
+    """Return the recipe with ``torch_compile`` true or false.
+
+    ``auto`` compiles on CUDA if the run can. On a CPU compiling takes longer than it saves in a rehearsal.
+
+    Args:
+        config_asks: whether the Accelerate config has a ``dynamo_config``. It counts unless the recipe or a flag says
+            otherwise.
+    """
+    wanted = recipe.torch_compile
+    if config_asks and "torch_compile" not in recipe.model_fields_set:
+        wanted = True
+    if wanted == "auto":
+        wanted = topology.device_type == "cuda" and not compile_problems(topology)
+    return recipe.model_copy(update={"torch_compile": wanted})
+
+
+def describe_auto(recipe: Recipe, topology: Topology) -> list[str]:
+    """Return a line that says why ``auto`` does not compile; nothing where it does, or where it was not asked for."""
+    if recipe.torch_compile != "auto":
+        return []
+    if topology.device_type != "cuda":
+        return [f"torch_compile auto: nothing is compiled on {topology.device_type}"]
+    return [f"torch_compile auto: nothing is compiled: {problem.found}" for problem in compile_problems(topology)]
+
+
+def compile_problems(topology: Topology) -> list[Problem]:
+    """Return a problem if this machine, or the strategy, cannot compile."""
+    if not (missing := _missing(topology)):
+        return []
+    found, fix = missing
+    return [Problem("torch_compile", found, fix=f"{fix}; or --torch_compile false")]
+
+
+def _missing(topology: Topology) -> tuple[str, str] | None:
+    """What is missing to compile, and how to get it; None if nothing is."""
+    on_cpu = topology.device_type == "cpu"
+    if topology.strategy.name == "fsdp1":
+        return "under FSDP1, which wraps modules inside of layers that have adapters", "--config fsdp"
+    if topology.device_type == "mps":
+        return "on MPS, for which this kit was never compiled", "use a CUDA GPU"
+    if not on_cpu and find_spec("triton") is None:
+        return "needs triton, which is not installed", "pip install triton"
+    # Those that torch looks for on a CPU, and Triton on a GPU.
+    usual = ("clang++" if sys.platform == "darwin" else "g++",) if on_cpu else ("gcc", "clang")
+    own = os.environ.get("CXX" if on_cpu else "CC")
+    compilers = (own,) if own else usual
+    if not any(map(shutil.which, compilers)):
+        return f"needs a compiler, and there is no {' or '.join(compilers)}", "apt-get install g++"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        return f"needs Python's headers, and there is no {header}", "apt-get install python3-dev"
+    return None

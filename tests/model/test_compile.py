@@ -1,0 +1,104 @@
+"""Decoder layers compiled in place: the same numbers from few graphs, and a line where a layer is left uncompiled."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import kit.model.compile
+from kit.errors import UserError
+from kit.model.compile import CompiledLayers, check_compile, uncompiled
+
+CLASSES = ("LlamaDecoderLayer",)
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_others(monkeypatch):
+    monkeypatch.setattr(kit.model.compile, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def llama():
+    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=32, num_hidden_layers=3, max_position_embeddings=64, **shape, **heads)
+    return LlamaForCausalLM._from_config(config)
+
+
+def compiled(model):
+    layers = CompiledLayers(model, CLASSES)
+    layers.is_on = True
+    return layers
+
+
+def gradients(model, shapes):
+    for number, shape in enumerate(shapes):
+        torch.manual_seed(number)
+        model(torch.randint(32, shape), use_cache=False).logits.square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.slow
+def test_layers_and_lengths_share_one_graph_with_the_gradients_of_plain_layers(monkeypatch, capsys):
+    monkeypatch.setattr(kit.model.compile, "MAX_GRAPHS", 1)
+    model = llama()
+    names = list(model.state_dict())
+    layers = compiled(model)
+    shapes = [(2, 19), (2, 7), (4, 12), (3, 16)]
+    both = zip(gradients(model, shapes), gradients(llama(), shapes), strict=True)
+    assert all(torch.equal(own, plain) for own, plain in both)
+    assert layers.num_graphs == 1 and layers.num_layers == 3
+    assert list(model.state_dict()) == names and type(model.model.layers[0]).__name__ in CLASSES
+    gradients(model, [(1, 9), (1, 5)])  # a single row needs another graph
+    assert layers.num_graphs == 1
+    assert capsys.readouterr().out.count("more than 1 graphs") == 1
+
+
+def test_nothing_compiles_before_it_is_on_nor_where_it_is_switched_off():
+    model = llama()
+    layers = CompiledLayers(model, CLASSES)
+    gradients(model, [(1, 3)])
+    layers.is_on = True
+    with uncompiled():
+        model.generate(torch.ones(1, 3, dtype=torch.int64), max_new_tokens=2)
+    assert layers.num_graphs == 0
+
+
+@pytest.mark.slow
+def test_a_layer_that_is_not_one_graph_runs_plain_and_is_named(capsys):
+    model = llama()
+    layers = compiled(model)
+    plain = model.model.layers[0].mlp.forward
+
+    def breaking(hidden):
+        print("x", float(hidden.sum()) > 1e9, file=open("/dev/null", "w"))  # noqa: SIM115
+        return plain(hidden)
+
+    model.model.layers[0].mlp.forward = breaking
+    both = zip(gradients(model, [(2, 9)] * 2), gradients(llama(), [(2, 9)] * 2), strict=True)
+    assert all(torch.equal(own, other) for own, other in both)
+    said = capsys.readouterr().out
+    assert said.count("LlamaDecoderLayer runs uncompiled, since it is not one graph") == 1
+    assert layers.num_graphs == 0
+
+
+def test_a_compiler_that_fails_is_one_line_with_a_way_out(monkeypatch):
+    def fails(graph, inputs):
+        raise OSError("Python.h: No such file\nand more")
+
+    monkeypatch.setattr(kit.model.compile, "BACKEND", fails)
+    model = llama()
+    compiled(model)
+    with pytest.raises(UserError) as caught:
+        gradients(model, [(2, 9)])
+    (problem,) = caught.value.problems
+    assert "Python.h: No such file" in problem.found and problem.fix == "--torch_compile false"
+
+
+def test_a_model_whose_layers_are_not_known_is_refused():
+    assert not check_compile(llama(), CLASSES)
+    (problem,) = check_compile(llama(), ())
+    assert "LlamaForCausalLM does not say" in problem.found and problem.fix == "--torch_compile false"

@@ -1,0 +1,37 @@
+"""Compiled layers learn what plain ones do, under each strategy and with each method."""
+
+import pytest
+from helpers import matrix
+
+import kit.model.compile
+
+pytestmark = pytest.mark.slow
+
+PACKED = {"method": "lora", "packing": True, "gradient_checkpointing": True}
+CASES = [
+    ("fsdp", 2, PACKED),
+    ("ddp", 2, {"method": "full", "gradient_checkpointing": True}),
+    ("single", 1, {"method": "qlora", "packing": True, "gradient_checkpointing": True}),
+    ("fsdp", 2, {"method": "qlora", "packing": True}),
+]
+REST = [
+    (config, 1 if config == "single" else 2, {"method": method, "packing": packing, "gradient_checkpointing": keeps})
+    for config in ("single", "ddp", "fsdp")
+    for method in ("full", "lora", "qlora")
+    for packing in (False, True)
+    for keeps in (False, True)
+]
+
+
+def by_aot_eager(_rank):
+    """Each operator of a graph then runs as it would without the graph, so that every bit is the same."""
+    kit.model.compile.BACKEND = "aot_eager"
+
+
+@pytest.mark.parametrize(("config", "processes", "flags"), matrix(CASES, rest=REST))
+def test_compiled_layers_compute_the_same_digits(finetune, fp32, config, processes, flags):
+    flags = {"config": fp32[config], **flags}
+    plain = finetune.ok("plain", processes, **flags)
+    compiled = finetune.ok("compiled", processes, prepare=by_aot_eager, torch_compile=True, **flags)
+    assert compiled.losses == plain.losses and compiled.grad_norms == plain.grad_norms
+    assert "runs uncompiled" not in compiled.output

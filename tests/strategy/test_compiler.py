@@ -1,0 +1,83 @@
+"""What ``torch_compile`` means on a machine, and what is refused there."""
+
+import pytest
+
+from kit.strategy import compiler
+from kit.strategy.compiler import compile_problems, describe_auto, resolve_compile
+from kit.strategy.strategies import SINGLE, Strategy
+from kit.strategy.topology import Topology
+
+
+def on(device_type, strategy=SINGLE):
+    return Topology(strategy=strategy, config_name="x", num_processes=1, mixed_precision="no", device_type=device_type)
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    """A machine with everything that compiling needs."""
+    monkeypatch.setattr(compiler, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "config_asks", "device_type", "compiles"),
+    [
+        ({}, False, "cuda", False),
+        ({}, True, "cpu", True),
+        ({"torch_compile": False}, True, "cuda", False),
+        ({"torch_compile": True}, False, "cpu", True),
+        ({"torch_compile": "auto"}, False, "cuda", True),
+        ({"torch_compile": "auto"}, False, "cpu", False),
+        ({"torch_compile": "auto"}, False, "mps", False),
+    ],
+)
+def test_the_recipe_decides_before_the_config_and_auto_is_for_cuda(
+    complete, recipe, asked, config_asks, device_type, compiles
+):
+    assert resolve_compile(recipe(**asked), config_asks, on(device_type)).torch_compile is compiles
+    said = describe_auto(recipe(**asked), on(device_type))
+    assert bool(said) == (asked.get("torch_compile") == "auto" and not compiles)
+
+
+def test_auto_says_what_is_missing_on_cuda(complete, recipe, monkeypatch):
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    asked = recipe(torch_compile="auto")
+    assert resolve_compile(asked, False, on("cuda")).torch_compile is False
+    assert describe_auto(asked, on("cuda")) == [
+        "torch_compile auto: nothing is compiled: needs triton, which is not installed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "lacks", "words"),
+    [
+        ("cpu", "compiler", "no g++"),
+        ("cuda", "compiler", "no gcc or clang"),
+        ("cuda", "triton", "needs triton"),
+        ("xpu", "triton", "needs triton"),
+        ("cpu", "headers", "Python.h"),
+        ("mps", "", "on MPS"),
+    ],
+)
+def test_what_a_machine_lacks_is_named_with_a_way_out(complete, monkeypatch, tmp_path, device_type, lacks, words):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiler.sys, "platform", "linux")
+    if lacks == "compiler":
+        monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    if lacks == "triton":
+        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    if lacks == "headers":
+        monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
+    (problem,) = compile_problems(on(device_type))
+    assert problem.where == "torch_compile" and words in problem.found
+    assert problem.fix.endswith("or --torch_compile false")
+
+
+def test_a_complete_machine_has_no_problem(complete):
+    assert not compile_problems(on("cpu")) and not compile_problems(on("cuda"))
+
+
+def test_fsdp1_is_refused_and_the_fix_is_fsdp2(complete):
+    (problem,) = compile_problems(on("cuda", Strategy("fsdp1")))
+    assert "FSDP1" in problem.found and problem.fix == "--config fsdp; or --torch_compile false"
