@@ -23,6 +23,7 @@ from kit.tools.plan.table import (
     explanation,
     fitted,
     gib,
+    limits,
     needs,
     on_machines,
     parts,
@@ -108,7 +109,7 @@ def _show_plan(
     machines = on_machines(option)
     lines = ["", *machines] if machines else []
     show(fitted([*lines, "", "All ways:", *ways(found), "", "What takes it, in the recommended way:"]))
-    show(fitted(parts(option.memory)))
+    show(fitted([*parts(option.memory), *limits(option.workload)]))
 
 
 def _fix(found: list[Option]) -> str:

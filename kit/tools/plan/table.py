@@ -16,7 +16,7 @@ from typing import Any
 from kit.config.recipe import ACCELERATE_CONFIGS, Recipe
 from kit.config.scripts import command_of
 from kit.memory.fit import checkpointing_word
-from kit.memory.formulas import ASSUMED, Memory
+from kit.memory.formulas import ASSUMED, Memory, limits_of_rows
 from kit.memory.workload import Workload
 from kit.tools.plan.ask import Ask, Question
 from kit.tools.plan.hardware import Gpu
@@ -164,6 +164,13 @@ def parts(memory: Memory) -> list[str]:
     for title, sizes in (("memory of a machine:", memory.host), ("disk:", memory.disk)):
         lines += [title, *(f"  {name:<34} {gib(number):>10}" for name, number in sizes.items())]
     return lines
+
+
+def limits(own: Workload) -> list[str]:
+    """What limits how long rows can be, a line each, the largest first."""
+    sizes = sorted(limits_of_rows(own).items(), key=lambda entry: -entry[1])
+    lines = [f"  {name:<45} {gib(number):>10}" for name, number in sizes if number > GIB / 100]
+    return [f"what limits the length of rows, here {own.width:,} tokens, micro-batch {own.rows}:", *lines]
 
 
 def command(option: Option, question: Question) -> str:

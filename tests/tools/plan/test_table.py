@@ -10,6 +10,7 @@ import yaml
 from fake_gpu import SHAPES
 
 from kit.config.recipe import ACCELERATE_CONFIGS
+from kit.memory.formulas import predict
 from kit.strategy.parallelism import group_sizes
 from kit.tools.plan.ask import read_ask
 from kit.tools.plan.hardware import GPUS, parse_gpu
@@ -21,6 +22,7 @@ from kit.tools.plan.table import (
     explanation,
     fitted,
     gib,
+    limits,
     missing,
     needs,
     on_machines,
@@ -159,6 +161,20 @@ def test_parts_add_up_to_the_peak():
     assert lines[0] == f"a GPU at its peak ({option.memory.moment}), {gib(option.memory.peak)}:"
     numbers = [float(line.split()[-2]) for line in lines[1 : lines.index("memory of a machine:")]]
     assert sum(numbers) == pytest.approx(option.memory.peak / 2**30, abs=0.1 * len(numbers))
+
+
+def test_what_limits_the_length_of_rows_is_named_the_largest_first():
+    _, _, option = planned("--recipe", "llama-8b-lora", gpu="h100")
+    own = replace(option.workload, rows=1, length=131072, gradient_checkpointing=True)
+    title, *lines = limits(own)
+    assert "here 131,072 tokens, micro-batch 1" in title
+    assert lines[0].split() == "held by 32 layers for their backward pass 32.0 GiB".split()  # 8 KiB a token and layer
+    sizes = [float(line.split()[-2]) for line in lines]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes[:2]) == pytest.approx(predict(own).components["activations"] / 2**30, rel=0.02)
+    assert "masks" not in " ".join(lines)
+    eager = limits(replace(own, eager=True))
+    assert any(line.split()[:4] == "masks of eager attention".split() for line in eager)
 
 
 def test_time_is_a_range_with_its_assumption_and_its_cost():
