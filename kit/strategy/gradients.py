@@ -5,7 +5,7 @@ Promises: as ``kit.strategy.weights``, every function here works under all strat
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.strategy.topology import strategy_name
 
@@ -20,10 +20,36 @@ def clip_grad_norm(accelerator: "Accelerator", model: "torch.nn.Module", max_nor
     Returns:
         The global gradient norm before clipping, shape [].
     """
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        with torch.no_grad():
+            return _clip_shards([p.grad for p in model.parameters() if p.grad is not None], max_norm)
     # FSDP1 requires exactly the list of all its parameters.
     norm = accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf"))
     assert norm is not None
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return norm
+
+
+def _clip_shards(gradients: "list[Any]", max_norm: float) -> "torch.Tensor":
+    """Clip the gradients of FSDP2 as torch does, with every bit the same, but by this rank's shards.
+
+    The host spends a dozen milliseconds on an operation on some hundred DTensors, and one on that on their shards.
+    """
+    import torch
+
+    if not gradients:
+        return torch.zeros(())
+    shards = [gradient.to_local() for gradient in gradients]
+    squares = torch.stack(torch._foreach_norm(shards)) ** 2  # of each gradient's norm
+    for dim, placement in enumerate(gradients[0].placements):  # all have the same
+        if placement.is_shard():
+            torch.distributed.all_reduce(squares, group=gradients[0].device_mesh.get_group(dim))
+    norm = torch.linalg.vector_norm(squares**0.5)
+    if max_norm:
+        torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 @contextmanager

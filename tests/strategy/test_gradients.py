@@ -87,6 +87,42 @@ def test_between_copies_goes_one_share_of_the_gradients_once_a_step(model, monke
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_sharded_gradients_are_clipped_with_every_bit_of_torchs_own_way(alone_in_a_group, model, shape, max_norm):
+    names = ("replicate", "shard")[-len(shape) :]
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=names))
+    model(torch.arange(12.0).reshape(3, 4)).square().sum().backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.grad.clone() for p in trained]
+    norm = clip_grad_norm(None, model, max_norm)
+    clipped = [p.grad for p in trained]
+    for p, gradient in zip(trained, before, strict=True):
+        p.grad = gradient
+    assert norm.item() == torch.nn.utils.clip_grad_norm_(trained, max_norm).full_tensor().item() > 0.5
+    assert all(torch.equal(own.to_local(), p.grad.to_local()) for own, p in zip(clipped, trained, strict=True))
+
+
+def test_the_norm_of_shards_is_summed_over_the_ranks_that_share_a_copy(model, monkeypatch):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p) if p.requires_grad else None
+        groups = []
+        monkeypatch.setattr(
+            torch.distributed, "all_reduce", lambda tensor, group: groups.append(group) or tensor.mul_(4)
+        )
+        num_own = sum(p.to_local().numel() for p in model.parameters() if p.requires_grad)
+        assert clip_grad_norm(None, model, 0).item() == pytest.approx((4 * num_own) ** 0.5)
+        assert groups == [mesh.get_group("shard")]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_the_gradients_of_ddp_become_zero_where_they_lie(alone_in_a_group, model, monkeypatch):
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     wrapped(torch.ones(3, 4)).sum().backward()
