@@ -64,6 +64,10 @@ def main() -> None:
         found = f"{recipe.objective} compares a model with its reference, and {scored} is a whole model without one"
         fix = "--objective simpo compares the answers alone; or score an adapter, whose reference is its base"
         raise UserError(Problem("objective", found, fix=fix))
+    if recipe.declared.has_reference and (began_with := first_adapter(scored)):
+        found = f"{recipe.objective} compares a model with its reference, for {scored} the adapter {began_with}"
+        found += " with which its run began; score has only the base without an adapter"
+        raise UserError(Problem("objective", found, fix="--objective simpo compares the answers alone"))
     checked = preflight.check(recipe, topology, shorten=True)
     recipe, samples = checked.recipe, checked.data.evaluation
     assert samples is not None
@@ -137,6 +141,23 @@ def to_open(recipe: Recipe) -> tuple[Recipe, Path | None]:
     else:
         method = "qlora" if recipe.method == "qlora" else "lora"
     return recipe.model_copy(update={"method": method}), None
+
+
+def first_adapter(scored: str) -> str | None:
+    """Return the adapter that a preference run began with, its reference; None for new adapters and other models.
+
+    Args:
+        scored: may be ``final/`` or a checkpoint of that run.
+    """
+    from kit.run.record import RUN_FILE, read_run
+
+    path = Path(os.path.realpath(os.path.expanduser(scored)))
+    folders = {"final": path.parent, "checkpoints": path.parent.parent}
+    name = "final" if path.name == "final" else path.parent.name
+    if name not in folders or not (folders[name] / RUN_FILE).is_file():
+        return None
+    run, _ = read_run(folders[name] / RUN_FILE)
+    return run.adapter_name_or_path if run.declared.has_reference else None
 
 
 if __name__ == "__main__":

@@ -50,6 +50,10 @@ def test_a_few_steps_of_the_recipe_raise_margin_accuracy_and_exact_match(finetun
     assert before["eval_rewards/margins"] == before["eval_rewards/accuracies"] == 0  # the model is the reference
     assert after["eval_rewards/margins"] > 0.02 and after["eval_rewards/accuracies"] > 0.8
     assert after["eval_exact_match"] > before["eval_exact_match"] + 0.2
+    for path in ("final", "checkpoints/step-00000012"):  # the reference is the adapter it began with, not the base
+        flags = {"model_name_or_path": run.folder / path, "eval_dataset": TINY / "eval_pairs.jsonl"}
+        scored = finetune.score("scored", **flags, objective="dpo")
+        assert scored.status == 2 and f"the adapter {TINY / 'sft'}" in scored.output, scored.output
 
 
 @pytest.mark.parametrize("seed", matrix([0], always=0, rest=[1, 2]))
