@@ -221,7 +221,7 @@ def main() -> None:
         card = model_card(recipe, prepared.strategy, state, bool(tokenizer.chat_template), stops)
         save_final(prepared, tokenizer, folder.final, card, config.dtype, stops)
     folder.end(state.step, is_stopped, state.early_stop_reason(recipe, total_steps))
-    log.end(is_stopped, feed.closing_notes())
+    log.end(is_stopped, [*feed.closing_notes(), *(layers.closing_notes() if layers else [])])
     if HAS_TOOLS:
         from kit.tools.report.run_page import write_report_at_end
 

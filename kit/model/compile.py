@@ -85,6 +85,10 @@ class CompiledLayers:
 
         return counters["stats"]["unique_graphs"]
 
+    def closing_notes(self) -> list[str]:
+        """Return a line with the number of graphs that the whole run made."""
+        return [f"torch_compile: {self.num_layers} x {'/'.join(self.names)}, graphs in all: {self.num_graphs}"]
+
     def _call(self, name: str, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """The forward of ``layer``, whose class has that ``name``."""
         if not self.is_on or _switched_off or name in self._uncompiled:

@@ -47,7 +47,7 @@ def compile_first(prepared: "Prepared", layers: CompiledLayers, recipe: "Recipe"
         raise UserError(Problem("torch_compile", found, fix="--torch_compile false")) from error
     finally:
         drop_gradients(model)
-    say(f"compiled: {layers.num_graphs} graphs in {time.perf_counter() - began:.1f} s, with the pass that needed them")
+    say(f"compiled in {time.perf_counter() - began:.1f} s, with the pass that needed it; graphs: {layers.num_graphs}")
 
 
 def _example(recipe: "Recipe") -> MicroBatch:

@@ -111,6 +111,7 @@ def _key_of_model(prepared: "Prepared", recipe: "Recipe") -> list[Any]:
         prepared.accelerator.device.type,
         plain.config.get_text_config()._attn_implementation,
         [metadata.version(name) for name in ("torch", "transformers", "peft")],
+        *(["compiled"] if recipe.torch_compile else []),  # fused operations do not round in between
     ]
 
 
