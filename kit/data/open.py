@@ -242,7 +242,7 @@ def open_data(
         items = "packs" if settings.packing else "samples"
         few = f"{num_items} {items} are fewer than global_batch_size {global_batch_size}"
         notes.append(f"{few}: every step sees some of them more than once")
-    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, (_summary(train), *notes))
+    return Data(settings, train, evaluation, order, train_datasets, encoder, seed, (*_summary(train), *notes))
 
 
 def _format_problems(dataset: Dataset, generates: bool, excess_length_strategy: str) -> list[Problem]:
@@ -286,15 +286,19 @@ def _check_masks(store: Store, dataset: Dataset) -> None:
         )
 
 
-def _summary(train: Samples) -> str:
+def _summary(train: Samples) -> list[str]:
     num_tokens = int(train.lengths.sum(dtype=np.int64))
     num_targets = int(train.num_targets.sum(dtype=np.int64))
     share = num_targets / num_tokens
     line = f"training data: {len(train)} samples, {num_tokens} tokens, {num_targets} of them supervised ({share:.1%})"
-    if train.are_rated and train.labels is not None:
-        num_good = int(train.labels.sum())
-        line += f"; {num_good} good answers, {len(train) - num_good} bad ones"
-    return line
+    if not train.are_rated or train.labels is None:
+        return [line]
+    num_good = int(train.labels.sum())
+    lines = [f"{line}; good answers: {num_good}, bad ones: {len(train) - num_good}"]
+    if num_good in (0, len(train)):
+        missing = "bad" if num_good else "good"
+        lines.append(f"warning: there is no {missing} answer, and kto learns from what tells good answers from bad ones")
+    return lines
 
 
 def describe_rendering(model: str, chat_template: str | None, datasets: Sequence[Dataset], tokenizer: Any) -> list[str]:

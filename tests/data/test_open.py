@@ -414,8 +414,10 @@ def test_the_rendering_of_preferences_is_described(tmp_path):
 def test_good_and_bad_answers_are_counted_and_a_single_one_is_refused(tmp_path, tokenizer):
     write(tmp_path / "train.jsonl", *RATED)
     opened = open_all(tokenizer, objective="kto")
-    assert opened.notes[0].endswith("; 6 good answers, 3 bad ones")
+    assert opened.notes[0].endswith("; good answers: 6, bad ones: 3")
     assert opened.train.are_rated and opened.mismatched(opened.train) is not None
+    write(tmp_path / "train.jsonl", *(row for row in RATED if row["label"]))
+    assert open_all(tokenizer, objective="kto").notes[1].startswith("warning: there is no bad answer")
     write(tmp_path / "train.jsonl", RATED[0])
     with pytest.raises(UserError, match=r"train.jsonl: a single sample; expected two: kto sets each prompt beside"):
         open_all(tokenizer, objective="kto")
