@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--global_batch_size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--theirs", type=json.loads, default={}, help="more settings of TRL, as JSON")
     parser.add_argument("--out", type=Path, help="append the table to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -182,9 +183,8 @@ def train_with_trl(folder: str, args: argparse.Namespace) -> None:
     from trl import SFTConfig, SFTTrainer
 
     _, *options = args.case.split("+")
-    config = SFTConfig(
-        packing="packing" in options, completion_only_loss="all" not in options, **settings_of_trl(folder, args)
-    )
+    settings = settings_of_trl(folder, args) | args.theirs
+    config = SFTConfig(packing="packing" in options, completion_only_loss="all" not in options, **settings)
     data = load_dataset("json", data_files=args.data, split="train")
     train(folder, args, SFTTrainer, config, data)
 
