@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --out gpu                    # all parts; the same command again goes on where it stopped
     python benchmarks/gpu.py --out gpu --part varlen syncs   # these, also if they are done
     python benchmarks/gpu.py --list
-    python benchmarks/gpu.py --out /tmp/gpu --rehearse    # tiny shapes on a CPU: do all parts run?
+    python benchmarks/gpu.py --out /tmp/gpu --rehearse    # tiny shapes on a CPU: does it all run?
 
 Each part runs in a process of its own for at most ten minutes, and writes ``OUT/<part>.json`` and ``OUT/<part>.log``.
 A part that has its JSON is done; one that failed is tried again. ``OUT/<date>-gpu.md`` holds the tables: each figure
@@ -55,6 +55,13 @@ def parts() -> dict[str, Callable[[Bench], Any]]:
     return found
 
 
+def rehearsed() -> list[str]:
+    """The parts that a rehearsal runs: all but those that differ from another one in the model's size alone."""
+    alike = {(case.method, case.kind, case.lever): case.name for case in reversed(cases())}
+    others = {case.name for case in cases()} - set(alike.values())
+    return [name for name in parts() if name not in others]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for results, models and data")
@@ -71,7 +78,7 @@ def main() -> int:
         parser.error("no NVIDIA GPU answers nvidia-smi; --rehearse runs all parts with tiny shapes on a CPU")
     bench = Bench(args.out / "work", args.rehearse)
     bench.folder.mkdir(parents=True, exist_ok=True)
-    for name in args.part or parts():
+    for name in args.part or (rehearsed() if args.rehearse else parts()):
         path = args.out / f"{name}.json"
         if not args.part and path.exists() and json.loads(path.read_text())["state"] != "failed":
             continue
@@ -94,16 +101,17 @@ def run(name: str, bench: Bench, log: Path) -> dict[str, Any]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run_here, args=(name, bench, log, sender))
     began = time.perf_counter()
-    process.start()
     record = {"state": "failed", "why": f"longer than {PART_SECONDS} s; {log} has its output", "result": None}
-    if receiver.poll(PART_SECONDS):
-        try:
+    process.start()
+    try:
+        if receiver.poll(PART_SECONDS):
             record = receiver.recv()
-        except EOFError:
-            record["why"] = f"the process died; {log} has its output"
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid or 0, signal.SIGKILL)  # and what it started
-    process.join()
+    except EOFError:
+        record["why"] = f"the process died; {log} has its output"
+    finally:  # also after Ctrl-C
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)  # and what it started
+        process.join()
     return {"part": name, **record, "seconds": time.perf_counter() - began}
 
 
@@ -121,7 +129,6 @@ def _run_here(name: str, bench: Bench, log: Path, sender: Any) -> None:
             traceback.print_exc()
             record = {"state": "failed", "why": f"{type(error).__name__}: {error}"[:500], "result": None}
     sender.send(record)
-    sender.close()
     time.sleep(PART_SECONDS)  # until the other process ends this one, with all that it started
 
 
@@ -150,7 +157,7 @@ def report(records: dict[str, Any], bench: Bench) -> list[str]:
     if rest := [record for record in records.values() if record["state"] != "done"]:
         lines += ["", "## Without a result", ""]
         lines += [f"- {record['part']}: {record['state']}: {record['why']}" for record in rest]
-    if missing := [name for name in parts() if name not in records]:
+    if missing := [name for name in (rehearsed() if bench.rehearse else parts()) if name not in records]:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     return [*lines, ""]
 

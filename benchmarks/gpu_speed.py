@@ -3,6 +3,7 @@
 import argparse
 import copy
 import json
+import multiprocessing
 import random
 import statistics
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_bench import ROOT, Bench, Skipped, train
+from gpu_bench import ROOT, Bench, Broken, Skipped, train
 from throughput import make_model
 
 from kit.config.recipe import Recipe
@@ -115,8 +116,16 @@ def _inputs(bench: Bench, size: str) -> tuple[Path, Path, list[int]]:
 
     model, data = bench.folder / f"model-{size}", bench.folder / f"rows-{size}.jsonl"
     longest = 64 if bench.rehearse else 4096
-    if not (model / "config.json").exists():
-        make_model(model, "tiny" if bench.rehearse else f"llama-{size}")
+    if not model.exists():
+        # In a process of its own, which leaves nothing on the GPU; in a folder of another name until it is whole.
+        partial = model.with_suffix(".partial")
+        shape = "tiny" if bench.rehearse else f"llama-{size}"
+        process = multiprocessing.get_context("fork").Process(target=make_model, args=(partial, shape))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise Broken(f"no model of shape {shape}: status {process.exitcode}")
+        partial.rename(model)
     rng = random.Random(0)
     counts = [min(longest, max(8, int(rng.lognormvariate(6.2, 1.0) * longest / 4096))) for _ in range(2000)]
     texts = [" ".join(rng.choices(("Maria", "Oslo", "honey"), k=count)) for count in counts]
@@ -292,6 +301,8 @@ def beside_trl(bench: Bench, size: str, method: str, levers: bool) -> dict[str, 
         out=None,
         theirs={"use_liger_kernel": True, "torch_compile": True} if levers else {},
     )
+    if method == "lora" and not bench.rehearse:  # the kit's frozen weights are in bf16 too
+        args.theirs["model_init_kwargs"] = {"dtype": "bfloat16"}
     args.data = against_trl.write_data(bench.folder / f"trl-{size}.jsonl", args)
     ours = LEVERS[list(LEVERS)[-1]] if levers else {}
     return {"row": against_trl.row(method, args, **ours)}
