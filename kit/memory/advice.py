@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit.config.recipe import IDENTITY
 from kit.errors import Problem, UserError
-from kit.memory.fit import fits, gpu_memory, planned_workload
+from kit.memory.fit import fits, planned_workload
 from kit.memory.shortage import Shortage, find_shortage
 from kit.memory.sizes import format_bytes, has_8_bit_moments
 from kit.phases import COMPARING, EVALUATING, GENERATING, LOADING, REFERENCE
-from kit.strategy.topology import takes_optimizer, ways_to_share
+from kit.strategy.topology import gpu_memory, takes_optimizer, ways_to_share
 from kit.visible import Layout, joined
 
 if TYPE_CHECKING:

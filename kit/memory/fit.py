@@ -17,7 +17,7 @@ from kit.memory.formulas import Memory, predict
 from kit.memory.operations import model_operations_per_token
 from kit.memory.workload import Workload, uncovered
 from kit.model.checkpointing import Checkpointing
-from kit.strategy.topology import Topology
+from kit.strategy.topology import Topology, gpu_memory
 
 GIB = 2**30
 # Share of a GPU's memory that a plan leaves free: by this much the formulas may be wrong.
@@ -111,16 +111,6 @@ def checkpointing_word(how: bool | str) -> str:
     return how if isinstance(how, str) else "on" if how else "off"
 
 
-def gpu_memory(topology: Topology) -> int | None:
-    """Return the bytes of the smallest GPU of this machine; None if the run does not use GPUs."""
-    if topology.device_type != "cuda":
-        return None
-    import torch
-
-    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
-    return min(sizes, default=None)
-
-
 def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workload | None:
     """Return what the run does as a workload; None if the formulas do not describe it.
 
@@ -132,7 +122,7 @@ def planned_workload(recipe: Recipe, topology: Topology, config: Any) -> Workloa
     shape = shape_of(config.to_dict(), recipe.model_name_or_path)
     num_gpus, num_replicas = topology.num_processes, topology.num_replicas
     workload = Workload.of(recipe, shape, topology.strategy, num_gpus, num_replicas=num_replicas)
-    return replace(workload, bf16=topology.mixed_precision == "bf16")
+    return replace(workload, bf16=topology.mixed_precision == "bf16", device_memory=gpu_memory(topology))
 
 
 def _not_described(settings: MethodSettings, topology: Topology, config: Any) -> str:

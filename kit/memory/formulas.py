@@ -172,7 +172,8 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
 
 def chunk_tokens(workload: Workload) -> int:
     """Tokens of a chunk of the loss head, as ``install_loss_head`` chooses it."""
-    size = chunk_size(workload.shape.vocab_size, workload.shape.hidden_size, head_trains=workload.method == "full")
+    shape, trains = workload.shape, workload.method == "full"
+    size = chunk_size(shape.vocab_size, shape.hidden_size, trains, workload.device_memory)
     return min(size, workload.tokens)
 
 
@@ -235,12 +236,12 @@ def _loss_head(workload: Workload) -> Iterator["Counter[str]"]:
         return
     forward = copies + (head if autocast else 0)
     yield Counter({ACTIVATIONS: kept_bytes + forward, LOGITS: 8 * logits, GATHERED: gathered})
-    # Backward: the sum over chunks so far, this chunk's part, and their sum or, before, the weight cast anew.
+    # Backward: the sum over chunks so far in float32, the weights as autocast has cast them, and this chunk's part.
     gathered = head + _gathered_layer(workload) if workload.sharded else 0
     logits_left = 2 * logits if autocast else 0
-    yield Counter({ACTIVATIONS: kept_bytes + copies + 3 * head, LOGITS: logits_left, GATHERED: gathered})
-    weights = head if workload.sharded else 2 * head  # what was gathered is not cast anew
-    yield Counter({ACTIVATIONS: kept_bytes + copies + weights, LOGITS: 12 * logits, GATHERED: gathered})
+    sums = 4 * shape.embedding_parameters + (head if autocast else 0)
+    yield Counter({ACTIVATIONS: kept_bytes + copies + sums + head, LOGITS: logits_left, GATHERED: gathered})
+    yield Counter({ACTIVATIONS: kept_bytes + copies + sums, LOGITS: 12 * logits, GATHERED: gathered})
 
 
 def _backward(workload: Workload, to_come: float) -> Iterator["Counter[str]"]:

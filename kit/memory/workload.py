@@ -42,6 +42,7 @@ class Workload:
     lora_targets: tuple[str, ...] | None = None  # None: all linear modules
     lora_dropout: bool = False
     optim: str = "adamw_torch_fused"
+    device_memory: int | None = None  # bytes of a GPU, which decide the chunks of the loss head; None: not known
     bf16: bool = True  # the mixed_precision of the Accelerate config; else float32
     eager: bool = False  # attention that holds the scores of all pairs of tokens
     sync_each_batch: bool | None = None  # None: with FSDP, not with DDP

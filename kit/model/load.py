@@ -243,7 +243,7 @@ def build_model(
     if settings.method == "full":  # everything was loaded in float32
         _cast_frozen(model, getattr(torch, plan.compute_dtype))
     router_coef = aux_loss_coef(base, router_aux_loss_coef)
-    install_loss_head(base, router_aux_loss_coef=router_coef)
+    install_loss_head(base, router_aux_loss_coef=router_coef, device_memory=plan.device_memory)
     turn_off_cudnn_if_masked(config, attention, packing, router_loss=router_coef > 0)
     model.train()
     return model

@@ -8,7 +8,8 @@ the backward pass:
   backward pass multiplies each by the gradient that arrives for its loss. This is exact, because the loss of a target
   depends on one hidden state only.
 - If the head is trained, the backward pass computes the logits again. The gradient of the head's weights is a sum over
-  all targets, so it needs the gradients that arrive for their losses, which only the backward pass knows.
+  all targets, so it needs the gradients that arrive for their losses, which only the backward pass knows. The parts of
+  the chunks are added up in float32, so that more chunks round no more than one.
 
 A caller may give a function of the logits, whose values take the place of the losses. Then the backward pass computes
 the logits again, whether the head trains or not: one path, and any number of values for a target.
@@ -45,7 +46,12 @@ BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 TargetValues = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
-def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_loss_coef: float = 0.0) -> None:
+def install_loss_head(
+    model: Any,
+    chunk_tokens: int | None = None,
+    router_aux_loss_coef: float = 0.0,
+    device_memory: int | None = None,
+) -> None:
     """Change a causal language model so that it can return the loss of each target.
 
     Call this before the model is wrapped, when it is known which weights train. It sets ``model.uses_own_logits``:
@@ -62,12 +68,16 @@ def install_loss_head(model: Any, chunk_tokens: int | None = None, router_aux_lo
     Args:
         chunk_tokens: positions per chunk of logits; None: see ``chunk_size``.
         router_aux_loss_coef: the coefficient; 0: no auxiliary loss.
+        device_memory: bytes of the GPU; None: not a GPU.
     """
     head = model.get_output_embeddings()
     plain_head_forward = head.forward
     plain_model_forward = model.forward
     transform = _logit_transform(model)
-    head_losses = _HeadLosses(head, model.config.get_text_config(), transform, chunk_tokens)
+    if chunk_tokens is None:
+        vocab_size, trains = model.config.get_text_config().vocab_size, _trains(head)
+        chunk_tokens = chunk_size(vocab_size, head.weight.shape[-1], trains, device_memory)
+    head_losses = _HeadLosses(head, transform, chunk_tokens)
     model_losses = _ModelLosses(model, router_aux_loss_coef)
     model.uses_own_logits = transform is None or _decoder(model) is None
 
@@ -114,13 +124,13 @@ class _Wanted(NamedTuple):
 class _HeadLosses:
     """The losses that an output head computes from hidden states."""
 
-    def __init__(self, head: Any, config: Any, transform: Any, chunk_tokens: int | None) -> None:
-        """``config``: of the text model; ``transform``: what its forward applies to the head's output."""
+    def __init__(self, head: Any, transform: Any, chunk_tokens: int) -> None:
+        """``transform``: what the model's forward applies to the head's output."""
+        self._head = head
         self._plain_forward = head.forward
         self._transform = transform
-        self._trains = any(parameter.requires_grad for parameter in head.parameters())
-        if chunk_tokens is None:
-            chunk_tokens = chunk_size(config.vocab_size, head.weight.shape[-1], self._trains)
+        self._is_linear = getattr(head.forward, "__func__", None) is torch.nn.Linear.forward
+        self._trains = _trains(head)
         self._chunk_tokens = chunk_tokens
 
     def __call__(
@@ -136,19 +146,80 @@ class _HeadLosses:
         losses = []
         start = 0
         with _weights_cast_once(hidden.device.type):
+            head_forward = self._plain_forward
+            if torch.is_grad_enabled() and self._is_linear and self._head.weight.requires_grad:
+                head_forward = _LinearWithSum(self._head, hidden.device.type)
             # Without targets there is one empty chunk, so that this rank still takes part in the backward pass.
             for chunk in hidden.split(self._chunk_tokens):
                 rows = slice(start, start + len(chunk))
                 start = rows.stop
+                arguments = (chunk, rows, target_values, head_forward)
                 if torch.is_grad_enabled():
-                    losses.append(checkpoint(self.chunk_loss, chunk, rows, target_values, use_reentrant=False))
+                    losses.append(checkpoint(self.chunk_loss, *arguments, use_reentrant=False))
                 else:
-                    losses.append(self.chunk_loss(chunk, rows, target_values))
+                    losses.append(self.chunk_loss(*arguments))
         return torch.cat(losses)
 
-    def chunk_loss(self, hidden: torch.Tensor, rows: slice, target_values: TargetValues) -> torch.Tensor:
+    def chunk_loss(
+        self, hidden: torch.Tensor, rows: slice, target_values: TargetValues, head_forward: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
         """Return the loss of each target [C] of a chunk, or its values, by way of its logits [C, V]."""
-        return _checked_values(target_values, self._transform(self._plain_forward(hidden).float()), rows)
+        return _checked_values(target_values, self._transform(head_forward(hidden).float()), rows)
+
+
+class _LinearWithSum:
+    """The products of one call with a trained linear head, whose parts of the gradient are added up in float32.
+
+    Autograd would add them up in the dtype of the products. In bf16 the gradient of 128 chunks would have seven times
+    the error of one chunk's.
+    """
+
+    def __init__(self, head: Any, device_type: str) -> None:
+        self._head = head
+        self._sums: list[torch.Tensor] = []  # float32 [V, h], once there is one
+        self._stand_in = _GradientOfSum.apply(head.weight, self._sums)
+        self._cast: torch.Tensor | None = None  # once for all chunks, also for those that the backward pass computes
+        if torch.is_autocast_enabled(device_type):
+            self._cast = head.weight.detach().to(torch.get_autocast_dtype(device_type))
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [C, V] of hidden states [C, h]."""
+        weight = self._head.weight.detach() if self._cast is None else self._cast
+        return F.linear(hidden, _WithSum.apply(self._stand_in, weight, self._sums), self._head.bias)
+
+
+class _GradientOfSum(torch.autograd.Function):
+    """Stands for a weight in the graph, and gives it the sum as its gradient when all chunks have added their parts."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, sums: list[torch.Tensor]) -> torch.Tensor:
+        ctx.sums, ctx.dtype = sums, weight.dtype
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any) -> Any:
+        return ctx.sums.pop().to(ctx.dtype), None
+
+
+class _WithSum(torch.autograd.Function):
+    """Returns a weight, and adds the gradient that arrives for it to the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: torch.Tensor, weight: torch.Tensor, sums: list[torch.Tensor]) -> torch.Tensor:
+        ctx.sums = sums
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any) -> Any:
+        if ctx.sums:
+            ctx.sums[0].add_(arriving[0])
+        else:
+            ctx.sums.append(arriving[0].to(torch.float32, copy=True))
+        return None, None, None
+
+
+def _trains(head: Any) -> bool:
+    return any(parameter.requires_grad for parameter in head.parameters())
 
 
 def _decoder(model: Any) -> Any:

@@ -11,4 +11,5 @@ class LoadPlan:
     compute_dtype: Literal["float32", "bfloat16"]  # of frozen weights, and the storage dtype of 4-bit weights
     device: str  # the device to load weights to
     quantise_on: str | None = None  # the device on which 4-bit weights are made; None: that to which they are loaded
+    device_memory: int | None = None  # bytes of the GPU that computes; None: it is not a GPU
     reads_weights: bool = True  # False: build the model on the meta device, the weights come from rank 0

@@ -28,7 +28,7 @@ from kit.strategy.precision import check_precision
 from kit.strategy.rendezvous import comparison, join_group
 from kit.strategy.sending import Sender
 from kit.strategy.strategies import SINGLE, Strategy
-from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, strategy_name
+from kit.strategy.topology import ActualStrategy, ShardedLayers, Topology, gpu_memory, strategy_name
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +134,7 @@ def start(recipe: Recipe, topology: Topology, facts: Sequence[Fact] = ()) -> "tu
         compute_dtype="bfloat16" if topology.mixed_precision == "bf16" else "float32",
         device="cpu" if stays_on_cpu else str(accelerator.device),
         quantise_on=str(accelerator.device),
+        device_memory=gpu_memory(topology),
         reads_weights=accelerator.is_main_process or not topology.load_on_rank0,
     )
 

@@ -212,3 +212,13 @@ def ways_to_share(topology: Topology, settings: OptimSettings, on_cpu: bool) -> 
     if not topology.strategy.offloads:
         ways.append(offload)
     return ways
+
+
+def gpu_memory(topology: Topology) -> int | None:
+    """Return the bytes of the smallest GPU of this machine; None if the run does not use GPUs."""
+    if topology.device_type != "cuda":
+        return None
+    import torch
+
+    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    return min(sizes, default=None)

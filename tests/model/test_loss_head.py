@@ -228,6 +228,29 @@ def test_the_size_of_a_chunk_does_not_matter(chunk_tokens, freezes):
     assert_same_loss_and_gradients(model, reference, *batch())
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_many_chunks_round_the_gradient_of_a_trained_head_no_more_than_one(autocast):
+    """In bf16, of weights that FSDP2 has gathered, and of float32 weights that autocast casts."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1024, 64), 0.1 * torch.randn(VOCABULARY, 64)
+    hidden, weight, targets = hidden.bfloat16(), weight.bfloat16(), torch.randint(VOCABULARY, (1024,))
+    exact = weight.double().requires_grad_()
+    F.cross_entropy(hidden.double() @ exact.T, targets).backward()
+
+    def error(chunk_tokens):
+        model = tiny(tie_word_embeddings=False, hidden_size=64)
+        model.lm_head.weight = torch.nn.Parameter(weight.float() if autocast else weight.clone())
+        install_loss_head(model, chunk_tokens)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+            losses = model.lm_head(hidden, targets=targets)
+        losses.mean().backward()
+        found = model.lm_head.weight.grad.double()
+        return float((found - exact.grad).norm() / exact.grad.norm())
+
+    one = error(1024)
+    assert one < 3e-3 and error(8) < 1.6 * one  # added up in bf16, the error is seven times that of one chunk
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "phi"])
 def test_a_frozen_head_computes_its_logits_once(family):
     model, reference = pair(family, tie_word_embeddings=False)

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -127,7 +128,12 @@ class AtOnce:
 class FakeRun:
     """A run on rank 0. Use it inside ``FakeTensorMode`` and the meter."""
 
-    def __init__(self, recipe: Recipe, topology: Topology, meter: Meter) -> None:
+    def __init__(self, recipe: Recipe, topology: Topology, meter: Meter, device_memory: int | None = None) -> None:
+        """
+        Args:
+            device_memory: bytes of the GPU for which the CPU device stands; None: it stands for none.
+        """
+        self._device_memory = device_memory
         self._recipe, self._topology, self._meter = recipe, topology, meter
         self._buckets_are_rebuilt = False
         kit.strategy.accelerator.join_group = lambda *_: dist.init_process_group(
@@ -141,6 +147,7 @@ class FakeRun:
         self.vocab_size = config.get_text_config().vocab_size
         attention_of(recipe, config, recipe.packing)
         accelerator, plan = kit.strategy.accelerator.start(recipe, topology)
+        plan = replace(plan, device_memory=self._device_memory or plan.device_memory)
         model = build_model(
             recipe,
             config,
@@ -278,7 +285,7 @@ def main() -> None:
     answer: dict[str, Any] = {}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), meter:
-            run = FakeRun(recipe, topology, meter)
+            run = FakeRun(recipe, topology, meter, request["device_memory"])
             with meter.on_host() if topology.strategy.offloads else nullcontext():
                 run.build()
                 say("model built")

@@ -63,7 +63,7 @@ class Option:
 
 def try_out(workload: Workload, gpu: Gpu) -> Option:
     """Predict memory and time of ``workload`` on ``gpu``, in float32 on one without bf16."""
-    workload = replace(workload, bf16=workload.bf16 and gpu.bf16)
+    workload = replace(workload, bf16=workload.bf16 and gpu.bf16, device_memory=gpu.memory)
     return Option(workload=workload, gpu=gpu, memory=predict(workload), step=step(workload, gpu))
 
 

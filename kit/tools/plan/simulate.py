@@ -83,6 +83,7 @@ def simulate(workload: Workload, recipe: Recipe | None = None, *, deadline_secon
         "recipe": _settings(workload, recipe),
         "topology": asdict(_topology(workload)),
         "gpus_per_machine": workload.gpus_per_machine,
+        "device_memory": workload.device_memory,
         "primes": same,
         "accumulates": workload.micro_batches > 1,
         "steps": [1] if same else [1, min(2, workload.micro_batches)],

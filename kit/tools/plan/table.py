@@ -425,7 +425,7 @@ def explanation(option: Option) -> list[str]:
         "  optimiser              8 bytes, two moments in float32; 2 with the 8-bit ones",
         f"  gathered weights       of FSDP, two layers in {dtype}, and the head while the loss is computed",
         f"  dequantised weights    of qlora, the largest matrix of a layer in {dtype}",
-        "  logits                 of one chunk of 128 MiB in float32, with its gradient: kit/model/loss_head.py",
+        "  logits                 of one chunk in float32, with its gradient: kit/model/chunks.py",
         "  activations            what autograd keeps of each layer, by kit/memory/activations.py; of autocast also "
         "the bf16 copies of the weights",
         *(f"  {name:<22} assumed {reason}" for name, reason in ASSUMED.items()),
