@@ -6,13 +6,19 @@ The weights are as many as LoRA has on an 8B model, 448, but of 16 x 16, so that
 is one kernel launch or, of a call for all weights (``_foreach``, ``_fused``), one for some 30 to 100 of them.
 """
 
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.distributed import HashStore
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kit.strategy.gradients import clip_grad_norm
+from kit.train.optim import AdamW
 
 NUM_WEIGHTS, ROUNDS = 448, 25
 
@@ -61,7 +67,11 @@ def main() -> None:
             "fused": {"fused": True},
         }.items():
             works[f"AdamW, {name}"] = torch.optim.AdamW(weights, **options).step
-        if not is_sharded:
+        if is_sharded:
+            works["clip, the kit's"] = lambda model=model: clip_grad_norm(None, model, 1e9)
+            works["AdamW, foreach, the kit's"] = AdamW(weights, foreach=True).step
+            works["AdamW, fused, the kit's"] = AdamW(weights, fused=True).step
+        else:
             works["zero, one by one"] = lambda model=model: model.zero_grad(set_to_none=False)
             works["zero, all at once"] = lambda gradients=gradients: torch._foreach_zero_(gradients)
         for name, work in works.items():

@@ -167,6 +167,9 @@ def _moments(workload: Workload) -> Iterator[tuple[str, "Counter[str]"]]:
         yield "backward pass", parts
     if workload.method == "full":
         yield "embedding's gradient", _embedding(workload, to_come[GRADIENTS])
+    if workload.optim == "adamw_torch" and not workload.strategy.offloads:
+        # On a GPU torch computes the roots of all second moments before it updates the first weight.
+        to_come = to_come + Counter({ACTIVATIONS: WEIGHT_BYTES * workload.trainable_parameters // workload.num_shards})
     yield "optimiser step", to_come
 
 
