@@ -84,8 +84,19 @@ def masks(workload: Workload) -> int:
 
 
 def _fused(workload: Workload) -> int:
-    """What compiled layers do not keep: the norms' float32 copies, and one of the feed-forward part's four tensors."""
-    return workload.shape.num_norms * 4 * workload.shape.hidden_size + 2 * workload.shape.intermediate_size
+    """What compiled layers do not keep, as counted in graphs of inductor (benchmarks/results/2026-11-24-compile.md).
+
+    That is one of the feed-forward part's four tensors, the float32 copies of the norms, in place of which their inputs
+    are kept, and under autocast all but one of the casts of each norm's result.
+    """
+    h = workload.shape.hidden_size
+    if workload.method != "full":
+        norm, casts = 2 * h if workload.bf16 else 0, 0
+    elif is_autocast(workload):
+        norm, casts = 3 * h, 10 * h
+    else:
+        norm, casts = 4 * h, 0
+    return workload.shape.num_norms * norm + casts + workload.compute_bytes * workload.shape.intermediate_size
 
 
 def stream(workload: Workload) -> int:

@@ -66,6 +66,21 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     assert kept(workload) == pytest.approx(found, rel=0.002)
 
 
+@pytest.mark.parametrize(("how", "less"), [("lora", 2432), ("autocast", 5504), ("sharded", 3456)])
+def test_compiled_layers_keep_less_as_was_counted_in_their_graphs(how, less, tmp_path):
+    from transformers import LlamaConfig
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    LlamaConfig(vocab_size=64, hidden_size=256, intermediate_size=704, **heads).save_pretrained(tmp_path)
+    plain = Workload(
+        shape=read_shape(tmp_path / "config.json", "tiny"),
+        method="lora" if how == "lora" else "full",
+        strategy=FSDP2 if how == "sharded" else SINGLE,
+        num_gpus=8 if how == "sharded" else 1,
+    )
+    assert kept(plain) - kept(replace(plain, fuses=True)) == less
+
+
 def test_dropout_and_fewer_modules_change_what_is_kept():
     shape = find_shape("llama-1b")
     plain = kept(Workload(shape=shape, method="lora"))
