@@ -71,7 +71,7 @@ ROWS = [
     ),
     Row(
         "adapters",
-        "model/adapter model/patterns model/targets model/serving",
+        "model/adapter model/lora_linear model/patterns model/targets model/serving",
         "`lora`, with targets that peft can open again; which adapters servers refuse",
     ),
     Row("4-bit weights", "model/four_bit", "`qlora`, also where the model does not fit on one GPU"),

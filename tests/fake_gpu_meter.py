@@ -20,7 +20,7 @@ from kit.tools.plan.storages import device_of
 _WAITS_FOR_SHAPE = {"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim"}
 _COPIES = {"_to_copy", "copy_"}
 # Matrix products, whose dtype decides which units of a GPU work.
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+_PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm"}
 
 
 @dataclass

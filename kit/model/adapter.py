@@ -38,6 +38,8 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    from kit.model.lora_linear import install_lora_linear
+
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     # Every rank must create the same matrices, because sharding keeps a part of each rank's own copy.
@@ -57,6 +59,7 @@ def attach_adapter(model: Any, settings: MethodSettings, seed: int = 0) -> torch
             # Else peft copies each input to float32, and autocast copies it back to bfloat16 for the product. Without
             # autocast, weights and inputs have one dtype anyway.
             module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
+    install_lora_linear(adapted)
     return adapted
 
 

@@ -15,8 +15,10 @@ from kit.model.load import build_meta_model, check_model, open_config
 
 
 def test_inputs_of_adapters_are_not_copied_to_float32_and_back(recipe):
-    """The frozen weights are bfloat16, the adapters float32, and autocast computes in bfloat16."""
-    model = build(recipe(method="lora", lora_target_modules=["q_proj"]), BF16)
+    """The frozen weights are bfloat16, the adapters float32, and autocast computes in bfloat16.
+
+    With dropout, since without it `kit.model.lora_linear` computes them."""
+    model = build(recipe(method="lora", lora_target_modules=["q_proj"], lora_dropout=0.1), BF16)
     q_proj = next(module for name, module in model.named_modules() if name.endswith("q_proj"))
     seen = []
     q_proj.lora_A["default"].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))

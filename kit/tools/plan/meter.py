@@ -31,9 +31,10 @@ _NO_LAUNCH = {
     "resize_",
     "set_",
 }
-# torch has no formulas for attention on a CPU.
+# torch has no formulas for a product that is added in place, and for attention on a CPU.
 _FLOPS = {
     **flop_registry,
+    torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm],
     **{
         getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{way}"): flop_registry[
             getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{way}")
