@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import kit.model.compile
 from kit.errors import UserError
+from kit.model.attention import VARLEN, register_varlen
 from kit.model.compile import CompiledLayers, check_compile, uncompiled
 
 CLASSES = ("LlamaDecoderLayer",)
@@ -20,12 +21,12 @@ def _no_graphs_of_others(monkeypatch):
     torch.compiler.reset()
 
 
-def llama():
+def llama(implementation="sdpa"):
     shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=32, num_hidden_layers=3, max_position_embeddings=64, **shape, **heads)
-    return LlamaForCausalLM._from_config(config)
+    return LlamaForCausalLM._from_config(config, attn_implementation=implementation)
 
 
 def compiled(model):
@@ -65,6 +66,19 @@ def test_nothing_compiles_before_it_is_on_nor_where_it_is_switched_off():
     with uncompiled():
         model.generate(torch.ones(1, 3, dtype=torch.int64), max_new_tokens=2)
     assert layers.num_graphs == 0
+
+
+@pytest.mark.slow
+def test_a_padded_batch_of_packed_attention_is_one_graph():
+    """As in the evaluation of a packed run. Its mask is only built when a layer asks for it."""
+    register_varlen()
+    model = llama(VARLEN).eval()
+    inputs = {"input_ids": torch.arange(22).view(2, 11), "attention_mask": torch.tensor([[1] * 11, [1] * 7 + [0] * 4])}
+    with torch.no_grad():
+        plain = model(**inputs, use_cache=False).logits
+        layers = compiled(model)
+        assert torch.equal(model(**inputs, use_cache=False).logits, plain)
+    assert layers.num_graphs == 1
 
 
 @pytest.mark.slow
