@@ -3,7 +3,7 @@
     python benchmarks/plan_memory.py [--method full lora] [--topology fsdp2] [--layers 4] [--hidden 256] [--length 256]
 
 Makes a random Llama, trains it with recipes/finetune.py, full, lora and qlora, on one process and with FSDP2 on two,
-with gradient checkpointing and without, counts the bytes of tensors in the third step (kit/tools/plan/meter.py), and
+with each kind of gradient checkpointing, counts the bytes of tensors in the third step (kit/tools/plan/meter.py), and
 simulates the same runs on fake tensors. "saved" are the activations that a forward pass has left for the backward
 pass, "gathered" the bytes that FSDP2 gathers in a step, "peak" all tensors at the fullest moment.
 """
@@ -23,6 +23,7 @@ from live_bytes import real_step
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from kit.memory.workload import Workload  # noqa: E402
+from kit.model.checkpointing import Checkpointing  # noqa: E402
 from kit.strategy.strategies import Strategy  # noqa: E402
 from kit.tools.plan.models import read_shape  # noqa: E402
 from kit.tools.plan.simulate import simulate  # noqa: E402
@@ -44,11 +45,13 @@ def main() -> None:
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), options.layers, options.hidden)
-        for method, strategy, checkpointing in itertools.product(options.method, options.topology, (False, True)):
+        for method, strategy, checkpointing in itertools.product(
+            options.method, options.topology, (False, "selective", True)
+        ):
             pairs = list(compare(model, method, strategy, checkpointing, options.length))
             cells = [f"{real / 1e6:.2f} | {predicted / 1e6:.2f}, {error:+.1%}" for real, predicted, error in pairs]
             worst = max(worst, *(abs(error) for *_, error in pairs))
-            print(f"| {method} | {strategy} | {'on' if checkpointing else 'off'} | {' | '.join(cells)} |", flush=True)
+            print(f"| {method} | {strategy} | {str(checkpointing).lower()} | {' | '.join(cells)} |", flush=True)
     print(f"\nThe largest error is {worst:.1%}.")
 
 
@@ -75,7 +78,7 @@ def compare(
     model: Path,
     method: Literal["full", "lora", "qlora"],
     strategy: Literal["single", "fsdp2"],
-    checkpointing: bool,
+    checkpointing: Checkpointing,
     length: int,
 ) -> Iterator[tuple[float, float, float]]:
     """Yield what was measured and predicted of saved, gathered and peak bytes, and the error of the prediction."""

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=4096, help="tokens per sample")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--global_batch_size", type=int, default=2)
-    parser.add_argument("--gradient_checkpointing", choices=("true", "false"), default="true")
+    parser.add_argument("--gradient_checkpointing", choices=("true", "selective", "false"), default="true")
     parser.add_argument("--out", type=Path, help="append the table to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

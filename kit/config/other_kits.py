@@ -232,7 +232,8 @@ _ANSWERS = {
     "nothing is generated for training; vLLM opens final/ afterwards": "use_vllm",
     "use gradient_checkpointing": """
         activation_checkpointing enable_activation_checkpointing use_gradient_checkpointing
-        disable_gradient_checkpointing activation_checkpoint selective_checkpointing""",
+        disable_gradient_checkpointing activation_checkpoint""",
+    "use gradient_checkpointing: selective": "selective_checkpointing",
     "leave it out: checkpointing is never reentrant": """
         gradient_checkpointing_kwargs activation_checkpointing_kwargs use_reentrant_gc use_reentrant""",
     "not offered: use gradient_checkpointing, or --config fsdp_offload": """
