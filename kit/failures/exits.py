@@ -81,6 +81,8 @@ def reporting_errors() -> Iterator[None]:
         text = visible(redacted(text))
         show_error(f"\n{text}{_written_to_run_folder(text)}")
         _reason[:] = [visible(redacted(reason))]
+        # Before the others know: when rank 0 has left, the launcher here loses the store, and looks for this.
+        record_exit(status, is_final=status in _FINAL, text=_reason[0])
         report_to_others(status, _reason[0])
         leave(status)  # the interpreter's shutdown would wait for threads that wait for other ranks
 

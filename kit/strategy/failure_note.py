@@ -70,9 +70,10 @@ def find_note(store: Any, run: str = "") -> FailureNote | None:
 
 
 def leave_note(store: Any, note: FailureNote, readers: int, seconds: float = READ_SECONDS, run: str = "") -> None:
-    """Write ``note``, unless there is one, and wait at most ``seconds`` until as many processes have read it."""
+    """Write ``note``, and wait at most ``seconds`` until as many processes have read it; or read the one that is there."""
     text = json.dumps(asdict(note))
     if store.compare_set(_KEY + run, "", text).decode() != text:
+        find_note(store, run)  # counts this process, for which who wrote it would wait
         return
     end = time.monotonic() + seconds
     while store.add(f"{_KEY}{run}/read", 0) < readers and time.monotonic() < end:
