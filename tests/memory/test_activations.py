@@ -25,15 +25,15 @@ def test_a_layer_keeps_what_autograd_saves(how, tmp_path):
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from kit.model.lora_linear import install_lora_linear
+
     config = LlamaConfig(vocab_size=16, num_hidden_layers=2, **SIZES)
     config._attn_implementation = "eager" if how == "eager" else "sdpa"
     config.save_pretrained(tmp_path)
     model = LlamaForCausalLM(config)
     if how == "lora":
         model = get_peft_model(model.bfloat16(), LoraConfig(r=3, target_modules="all-linear"))
-        for module in model.modules():
-            if hasattr(module, "lora_A"):
-                module.cast_input_dtype_enabled = False
+        install_lora_linear(model)
         model = model.get_base_model()
     elif how in ("sharded", "eager"):
         model = model.bfloat16()
